@@ -1,0 +1,1 @@
+"""Adapters to environments, one file each. Add yours to ENVIRONMENTS."""

@@ -1,0 +1,48 @@
+"""How an action is written in the policy's text: the instruction, the strict parser, and the expert's rendering."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_REACT = re.compile(r"Thought:[ \t]*(?P<thought>[^\n]*(?:\n(?!Action:)[^\n]*)*)\nAction:[ \t]*(?P<action>[^\n]+)")
+_ACTION = re.compile(r"Action:[ \t]*(?P<action>[^\n]+)")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write an action."""
+
+    instruction: str
+    """What the system text says about it."""
+    reminder: str
+    """What a policy that broke it is told."""
+    parse: Callable[[str], str | None]
+    """Text of a turn -> the environment's action, or None where the text breaks the format."""
+    write: Callable[[str, str], str]
+    """(thought, action) -> the text of a turn."""
+
+
+def _parser(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    def parse(text: str) -> str | None:
+        match = pattern.fullmatch(text.strip())
+        action = match["action"].strip() if match else ""
+        return action or None
+
+    return parse
+
+
+FORMATS = {
+    "react": Format(
+        instruction="Answer with one thought and one action, each on its own line:\nThought: ...\nAction: ...",
+        reminder="That was not understood. Answer with the two lines 'Thought: ...' and 'Action: ...'.",
+        parse=_parser(_REACT),
+        write=lambda thought, action: f"Thought: {thought}\nAction: {action}",
+    ),
+    "action": Format(
+        instruction="Answer with one action on one line:\nAction: ...",
+        reminder="That was not understood. Answer with the one line 'Action: ...'.",
+        parse=_parser(_ACTION),
+        write=lambda thought, action: f"Action: {action}",
+    ),
+}
+"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out."""

@@ -1,0 +1,240 @@
+"""What flows through the loop: tasks, prompts, actions, turns, trajectories, pairs; and the two Protocols.
+
+Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from turnwise.errors import DataError
+
+Message = dict[str, Any]
+"""A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
+
+
+class Status(StrEnum):
+    """How the recording of an episode ended."""
+
+    COMPLETED = "completed"
+    """The episode ran to its end, or to a limit of ours."""
+    FAILED = "failed"
+    """The environment or the engine raised; `Trajectory.error` says what."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem an environment can pose."""
+
+    id: str
+    """Unique within the environment, such as `find-plant/12`."""
+    kind: str = ""
+    """Task type, the unit that scores are broken down by."""
+    split: str = "train"
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the environment needs to pose it."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the policy wrote in one turn."""
+
+    text: str
+    """The message content, without the end-of-turn token."""
+    token_ids: tuple[int, ...] | None = None
+    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that came as text."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each sampled id under the behavior policy, in nats [tokens]."""
+    ended: bool = True
+    """Whether the policy ended its turn itself, rather than being cut at a token limit."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Native tool calls, in the chat-template form."""
+
+    def message(self) -> Message:
+        """The action as an assistant message."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [dict(call) for call in self.tool_calls]
+        return message
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One observation and the action that answered it."""
+
+    observation: tuple[Message, ...]
+    """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
+    action: Action
+    reward: float = 0.0
+    """Reward the environment gave for this action."""
+    valid: bool = True
+    """Whether the action could be parsed and the environment understood it."""
+    state_key: str | None = None
+    """Key of the environment state the action was taken in; equal keys are the same state."""
+
+    @property
+    def observation_text(self) -> str:
+        """The observation as one text."""
+        return "\n".join(str(message.get("content") or "") for message in self.observation)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode of one task, as recorded."""
+
+    task: Task
+    turns: tuple[Turn, ...]
+    environment: str = ""
+    """Name and version, such as `scienceworld-1.2.3`."""
+    protocol: str = ""
+    """Name of the protocol it was played under."""
+    prompt: tuple[Message, ...] = ()
+    """Messages before the first observation: system text, worked examples. They never carry loss."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tool schemas given to the chat template."""
+    total_reward: float = 0.0
+    success: bool = False
+    terminated: bool = False
+    """The environment ended the episode."""
+    truncated: bool = False
+    """A limit of ours ended the episode."""
+    status: Status = Status.COMPLETED
+    error: str | None = None
+    sample: int = 0
+    """Index among the trajectories of the same task and policy."""
+    seed: int = 0
+    policy: str = ""
+    """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
+
+    def __post_init__(self) -> None:
+        for name, value in [("total_reward", self.total_reward)] + [
+            (f"turns[{index}].reward", turn.reward) for index, turn in enumerate(self.turns)
+        ]:
+            if not math.isfinite(value):
+                raise DataError(f"{name} of task {self.task.id!r} must be a finite number, got {value}.")
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(task id, sample): what exactly-once collection counts."""
+        return self.task.id, self.sample
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation in order."""
+        conversation = list(self.prompt)
+        for turn in self.turns:
+            conversation += [*turn.observation, turn.action.message()]
+        return conversation
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two trajectories of one task, one preferred to the other."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an engine is asked to continue: the conversation up to and with the newest observation."""
+
+    messages: tuple[Message, ...]
+    """Messages before the first turn."""
+    turns: tuple[Turn, ...]
+    """The turns played so far."""
+    observation: tuple[Message, ...]
+    """The newest observation."""
+    seed: int
+    """Seed of this action; equal prompts with equal seeds are answered alike whatever else is in the batch."""
+    conversation: str
+    """Identity of the conversation, by which an engine may keep its keys and values."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How actions are decoded."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    max_new_tokens: int = 64
+    """Token limit of one action, the end-of-turn token included."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}.")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment answers: to `reset` and to each `step`."""
+
+    text: str
+    reward: float = 0.0
+    """Reward of the action just taken. The rewards of an episode sum to its total reward."""
+    terminated: bool = False
+    success: bool = False
+    """Whether the task is solved. Ending is not success."""
+    valid: bool = True
+    """Whether the environment understood the action."""
+    state_key: str | None = None
+
+
+class Environment(Protocol):
+    """A world that poses tasks; it plays one episode at a time."""
+
+    name: str
+    """Name and version, stamped on every trajectory."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, in an order that never changes."""
+        ...
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode; the text poses the task."""
+        ...
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds."""
+        ...
+
+
+class Expert(Protocol):
+    """An environment that can also show how its tasks are solved."""
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions that solve the task, to be verified by playing them."""
+        ...
+
+
+class Engine(Protocol):
+    """Something that answers prompts."""
+
+    name: str
+    """Identity of the policy it serves, stamped on every trajectory."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
+        """One action a prompt, in order."""
+        ...
+
+    def forget(self, conversation: str) -> None:
+        """The conversation has ended: release what is kept for it."""
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+        ...
