@@ -1,0 +1,22 @@
+"""Checks on settings: each raises ValueError saying what was expected and what was got."""
+
+import math
+from collections.abc import Collection
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise unless the value is a finite number above zero."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be > 0, got {value}.")
+
+
+def check_unit_interval(name: str, value: float) -> None:
+    """Raise unless the value lies in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be between 0 and 1, got {value}.")
+
+
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """Raise unless the value is one of the known names, and list them."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")

@@ -1,0 +1,323 @@
+"""TurnLogprobs: one side of a batch of pairs, flat and ragged, with its reductions by segment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
+"""Log-probabilities in nats [trajectories][turns][tokens]; the innermost level may be a tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class TurnLogprobs:
+    """Log-probabilities of the tokens that carry loss, with the turn and trajectory of each.
+
+    Only tokens that carry loss are present, so there is no padding to mask. A turn ends wherever
+    (trajectory, turn) changes between neighbouring tokens: turn ids may restart in each trajectory
+    or count through the batch. The end-of-turn token belongs to its turn. T counts the turns given.
+
+    Reductions compute in float32 at least: bfloat16 and float16 are raised, float64 is kept. All
+    counts are known after construction, so no later call waits for the device.
+    """
+
+    policy: Tensor
+    """log pi of each token, in nats [tokens]. Carries the gradient."""
+
+    reference: Tensor | None
+    """log pi_ref of each token, in nats [tokens]; None where no reference is used. Carries no gradient."""
+
+    turn: Tensor
+    """Turn id of each token, >= 0 and not decreasing inside a trajectory [tokens]."""
+
+    trajectory: Tensor
+    """Trajectory id of each token, 0..n-1 and not decreasing [tokens]."""
+
+    num_turns: int = field(init=False, repr=False)
+    """Number of turns in the batch."""
+
+    num_trajectories: int = field(init=False, repr=False)
+    """Number of trajectories in the batch."""
+
+    turn_index: Tensor = field(init=False, repr=False)
+    """Turn of each token, counted through the batch [tokens]."""
+
+    turn_trajectory: Tensor = field(init=False, repr=False)
+    """Trajectory of each turn [turns]."""
+
+    turn_position: Tensor = field(init=False, repr=False)
+    """Position t of each turn inside its trajectory, from 0 [turns]."""
+
+    tokens_per_turn: Tensor = field(init=False, repr=False)
+    """Number of tokens n_i of each turn [turns]."""
+
+    tokens_per_trajectory: Tensor = field(init=False, repr=False)
+    """Number of tokens n of each trajectory [trajectories]."""
+
+    turns_per_trajectory: Tensor = field(init=False, repr=False)
+    """Number of turns T of each trajectory [trajectories]."""
+
+    def __post_init__(self) -> None:
+        """Check the segments and count them; the only place that waits for the device."""
+        self._check_tensors()
+        for name, value in _segments(self.turn.long(), self.trajectory.long()).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_nested(cls, policy: NestedLogprobs, reference: NestedLogprobs | None = None) -> Self:
+        """Build from nested lists [trajectories][turns][tokens].
+
+        Args:
+            policy: log pi, in nats. Lists of numbers take torch's default dtype; a tensor in place of an
+                innermost list keeps its dtype and its gradient.
+            reference: log pi_ref, in nats, nested alike; or None.
+
+        Returns:
+            The flat batch.
+        """
+        lengths = _turn_lengths("policy", policy)
+        if reference is not None:
+            _check_same_nesting(lengths, _turn_lengths("reference", reference))
+        flat = _flatten(policy)
+        turn = [i for turns in lengths for i, n in enumerate(turns) for _ in range(n)]
+        trajectory = [k for k, turns in enumerate(lengths) for _ in range(sum(turns))]
+        return cls(
+            policy=flat,
+            reference=None if reference is None else _flatten(reference),
+            turn=torch.tensor(turn, device=flat.device),
+            trajectory=torch.tensor(trajectory, device=flat.device),
+        )
+
+    @classmethod
+    def from_padded(cls, policy: Tensor, reference: Tensor | None, turn: Tensor) -> Self:
+        """Build from padded rows, one trajectory each.
+
+        Tokens are selected by indexing, so whatever stands in the other positions, NaN included, reaches
+        neither a value nor a gradient. Tokens of one turn that enclose tokens without loss stay one turn.
+
+        Args:
+            policy: log pi, in nats [trajectories, positions].
+            reference: log pi_ref, in nats [trajectories, positions]; or None.
+            turn: Turn id [trajectories, positions]; -1 where a token carries no loss.
+
+        Returns:
+            The flat batch.
+        """
+        _check_padded(policy, reference, turn)
+        loss_mask = turn >= 0
+        rows = torch.arange(turn.shape[0], device=turn.device).unsqueeze(1).expand_as(turn)
+        return cls(
+            policy=policy[loss_mask],
+            reference=None if reference is None else reference[loss_mask],
+            turn=turn[loss_mask],
+            trajectory=rows[loss_mask],
+        )
+
+    def log_ratio(self) -> Tensor:
+        """Return u = log pi - log pi_ref of each token, in nats [tokens]."""
+        return _raise_precision(self.policy) - self.frozen_reference()
+
+    def frozen_reference(self) -> Tensor:
+        """Return log pi_ref of each token without gradient, in nats [tokens]; an error where there is none."""
+        if self.reference is None:
+            raise ValueError(
+                "this loss needs reference log-probabilities, got reference=None. "
+                "Pass reference= when building TurnLogprobs, or choose a loss that needs none (sft)."
+            )
+        return _raise_precision(self.reference.detach())
+
+    def log_confidence(self) -> Tensor:
+        """Return log p_i, the mean of log pi_ref over the tokens of a turn, in nats [turns]."""
+        return self.mean_by_turn(self.frozen_reference())
+
+    def confidence(self) -> Tensor:
+        """Return p_i, the geometric mean of pi_ref over the tokens of a turn, in [0, 1] [turns]."""
+        return self.log_confidence().exp()
+
+    def sum_by_turn(self, values: Tensor) -> Tensor:
+        """Sum token values [tokens] over each turn [turns]."""
+        self._check_length(values, self.turn.shape[0], "tokens")
+        return _segment_sum(values, self.turn_index, self.num_turns)
+
+    def mean_by_turn(self, values: Tensor) -> Tensor:
+        """Average token values [tokens] over each turn [turns]."""
+        return self.sum_by_turn(values) / self.tokens_per_turn
+
+    def sum_by_trajectory(self, values: Tensor) -> Tensor:
+        """Sum token values [tokens] over each trajectory [trajectories]."""
+        self._check_length(values, self.turn.shape[0], "tokens")
+        return _segment_sum(values, self.trajectory.long(), self.num_trajectories)
+
+    def mean_by_trajectory(self, values: Tensor) -> Tensor:
+        """Average token values [tokens] over each trajectory, every token counting alike [trajectories]."""
+        return self.sum_by_trajectory(values) / self.tokens_per_trajectory
+
+    def sum_over_turns(self, values: Tensor) -> Tensor:
+        """Sum turn values [turns] over each trajectory [trajectories]."""
+        self._check_length(values, self.num_turns, "turns")
+        return _segment_sum(values, self.turn_trajectory, self.num_trajectories)
+
+    def mean_over_turns(self, values: Tensor) -> Tensor:
+        """Average turn values [turns] over each trajectory, every turn counting alike [trajectories]."""
+        return self.sum_over_turns(values) / self.turns_per_trajectory
+
+    def _check_tensors(self) -> None:
+        """Raise unless the four tensors have one length, one device and the right kinds of dtype."""
+        tensors = {"policy": self.policy, "turn": self.turn, "trajectory": self.trajectory}
+        if self.reference is not None:
+            tensors["reference"] = self.reference
+        for name, tensor in tensors.items():
+            if tensor.dim() != 1 or tensor.shape != self.policy.shape:
+                expected = f"[{self.policy.shape[0]}]" if self.policy.dim() == 1 else "[tokens]"
+                raise ValueError(f"{name} must have shape {expected}, got {list(tensor.shape)}.")
+            if tensor.device != self.policy.device:
+                raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
+            _check_dtype(name, tensor, floating=name in ("policy", "reference"))
+        if self.policy.shape[0] == 0:
+            raise ValueError("a batch must hold at least one token that carries loss, got none.")
+
+    @staticmethod
+    def _check_length(values: Tensor, length: int, axis: str) -> None:
+        """Raise unless the values are one per token or one per turn, as the reduction expects."""
+        if values.shape != (length,):
+            raise ValueError(f"values must have shape [{length}] ({axis}), got {list(values.shape)}.")
+
+
+def check_pairs(chosen: TurnLogprobs, rejected: TurnLogprobs) -> None:
+    """Raise unless both sides hold the same number of trajectories, one of each to a pair."""
+    if chosen.num_trajectories != rejected.num_trajectories:
+        raise ValueError(
+            "chosen and rejected must hold one trajectory for each pair, "
+            f"got {chosen.num_trajectories} chosen and {rejected.num_trajectories} rejected."
+        )
+
+
+def _raise_precision(values: Tensor) -> Tensor:
+    """Return the values in float32 where they have less, unchanged otherwise."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _segment_sum(values: Tensor, segment: Tensor, count: int) -> Tensor:
+    """Sum the values of each segment; segment ids are 0..count-1."""
+    values = _raise_precision(values)
+    return values.new_zeros(count).index_add(0, segment, values)
+
+
+def _segments(turn: Tensor, trajectory: Tensor) -> dict[str, int | Tensor]:
+    """Check the ids of all tokens and derive every count and map from them."""
+    trajectory_change, turn_change = trajectory.diff(), turn.diff()
+    starts_turn = (trajectory_change != 0) | (turn_change != 0)
+    turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
+    facts = [
+        (trajectory[0] != 0) | ((trajectory_change < 0) | (trajectory_change > 1)).any(),
+        turn.min(),
+        ((turn_change < 0) & (trajectory_change == 0)).any(),
+        turn_index[-1] + 1,
+        trajectory[-1] + 1,
+    ]
+    # One transfer for all facts: each would otherwise wait for the device on its own.
+    gap, lowest_turn, unsorted, num_turns, num_trajectories = torch.stack([f.long() for f in facts]).tolist()
+    if gap:
+        raise ValueError("trajectory ids must be 0..n-1, not decreasing, each with at least one token.")
+    if lowest_turn < 0:
+        raise ValueError(
+            f"turn ids must be >= 0, got {lowest_turn}. "
+            "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
+        )
+    if unsorted:
+        raise ValueError("turn ids must not decrease inside a trajectory: the tokens of a turn stand together.")
+    return {"num_turns": num_turns, "num_trajectories": num_trajectories} | _maps(
+        turn_index, trajectory, num_turns, num_trajectories
+    )
+
+
+def _maps(turn_index: Tensor, trajectory: Tensor, num_turns: int, num_trajectories: int) -> dict[str, Tensor]:
+    """Return the maps between tokens, turns and trajectories, and the counts in each."""
+    one_per_token = torch.ones_like(turn_index)
+    turn_trajectory = trajectory.new_zeros(num_turns).scatter(0, turn_index, trajectory)
+    one_per_turn = torch.ones_like(turn_trajectory)
+    turns_per_trajectory = _segment_sum(one_per_turn, turn_trajectory, num_trajectories)
+    first_turn = turns_per_trajectory.cumsum(0) - turns_per_trajectory
+    return {
+        "turn_index": turn_index,
+        "turn_trajectory": turn_trajectory,
+        "turn_position": torch.arange(num_turns, device=turn_index.device) - first_turn[turn_trajectory],
+        "tokens_per_turn": _segment_sum(one_per_token, turn_index, num_turns),
+        "tokens_per_trajectory": _segment_sum(one_per_token, trajectory, num_trajectories),
+        "turns_per_trajectory": turns_per_trajectory,
+    }
+
+
+def _check_dtype(name: str, tensor: Tensor, *, floating: bool) -> None:
+    """Raise unless log-probabilities are floating point and ids are integers."""
+    integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    if floating and not tensor.dtype.is_floating_point:
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
+    if not floating and not integer:
+        raise ValueError(f"{name} must hold integer ids, got {tensor.dtype}.")
+
+
+def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> None:
+    """Raise unless the rows agree in shape and each holds a token that carries loss."""
+    if turn.dim() != 2:
+        raise ValueError(f"turn must have shape [trajectories, positions], got {list(turn.shape)}.")
+    _check_dtype("turn", turn, floating=False)
+    for name, tensor in (("policy", policy), ("reference", reference)):
+        if tensor is not None and tensor.shape != turn.shape:
+            raise ValueError(f"{name} must have shape {list(turn.shape)} as turn has, got {list(tensor.shape)}.")
+    empty = (turn < 0).all(dim=1).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
+    if turn.numel() and int(turn.min()) < -1:
+        raise ValueError(f"turn must be -1 (no loss) or a turn id >= 0, got {int(turn.min())}.")
+
+
+def _turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
+    """Return the number of tokens of each turn [trajectories][turns]; none may be empty."""
+    lengths: list[list[int]] = []
+    for k, turns in enumerate(nested):
+        if not hasattr(turns, "__len__") or len(turns) == 0:
+            raise ValueError(f"{name} must hold at least one turn in trajectory {k}, got none.")
+        lengths.append([_turn_length(f"{name}, trajectory {k}, turn {i}", turn) for i, turn in enumerate(turns)])
+    if not lengths:
+        raise ValueError(f"{name} must hold at least one trajectory, got none.")
+    return lengths
+
+
+def _turn_length(where: str, turn: Sequence[float] | Tensor) -> int:
+    """Return the number of tokens of one turn."""
+    if not hasattr(turn, "__len__") or (isinstance(turn, Tensor) and turn.dim() != 1):
+        raise ValueError(f"{where}: expected the log-probabilities [tokens], got {turn!r}.")
+    if len(turn) == 0:
+        raise ValueError(f"{where}: expected at least one token, got none.")
+    return len(turn)
+
+
+def _check_same_nesting(policy: list[list[int]], reference: list[list[int]]) -> None:
+    """Raise unless reference is nested as policy is; name the first place that differs."""
+    if len(policy) != len(reference):
+        raise ValueError(f"policy holds {len(policy)} trajectories, but reference {len(reference)}.")
+    for k, (policy_turns, reference_turns) in enumerate(zip(policy, reference, strict=True)):
+        for i in range(max(len(policy_turns), len(reference_turns))):
+            in_policy = policy_turns[i] if i < len(policy_turns) else 0
+            in_reference = reference_turns[i] if i < len(reference_turns) else 0
+            if in_policy != in_reference:
+                raise ValueError(
+                    f"trajectory {k}, turn {i}: policy holds {in_policy} tokens, but reference {in_reference}."
+                )
+
+
+def _flatten(nested: NestedLogprobs) -> Tensor:
+    """Join all turns into one tensor [tokens]."""
+    return torch.cat([_as_tensor(turn) for turns in nested for turn in turns])
+
+
+def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
+    """Return one turn as a tensor [tokens]; tensors, and lists of tensors, keep their gradient."""
+    if isinstance(turn, Tensor):
+        return turn
+    if any(isinstance(value, Tensor) for value in turn):
+        return torch.stack([torch.as_tensor(value) for value in turn])
+    return torch.tensor(turn, dtype=torch.get_default_dtype())

@@ -1,0 +1,1 @@
+"""The policy as tensors: load a model, turn trajectories into tokens, compute log-probabilities."""
