@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, EngineFailure
 
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
@@ -48,7 +48,7 @@ class Action:
     token_ids: tuple[int, ...] | None = None
     """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that came as text."""
     logprobs: tuple[float, ...] | None = None
-    """Log-probability of each sampled id under the behavior policy, in nats [tokens]."""
+    """Log-probability of each sampled id under the policy that sampled it, at temperature 1, in nats [tokens]."""
     ended: bool = True
     """Whether the policy ended its turn itself, rather than being cut at a token limit."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
@@ -176,6 +176,29 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class EpisodeProtocol:
+    """The rules an episode is played by; scores are comparable only under equal rules."""
+
+    name: str
+    format: str = "react"
+    """How an action is written: `react` or `action` (see `formats.py`)."""
+    system: str = ""
+    """System text, before the format's instruction."""
+    max_turns: int = 30
+    """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
+    max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for limit in (self.max_turns, *self.max_turns_by_kind.values()):
+            if limit < 1:
+                raise ValueError(f"max_turns must be >= 1, got {limit}.")
+
+    def limit(self, task: Task) -> int:
+        """Turn limit of a task."""
+        return self.max_turns_by_kind.get(task.kind, self.max_turns)
+
+
+@dataclass(frozen=True)
 class Observation:
     """What an environment answers: to `reset` and to each `step`."""
 
@@ -227,8 +250,8 @@ class Engine(Protocol):
     name: str
     """Identity of the policy it serves, stamped on every trajectory."""
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """One action a prompt, in order."""
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, in order; a prompt that cannot be answered gets its failure instead."""
         ...
 
     def forget(self, conversation: str) -> None:

@@ -111,7 +111,7 @@ class BCE:
     """
 
     max_log_ratio: float = 20.0
-    """What counts as clamped in the diagnostics and bounds log C_w, in nats; > 0. This kernel needs no clamp."""
+    """Bounds log C, and what the diagnostics count as clamped, in nats; > 0. This kernel needs no clamp."""
 
     growth: ClassVar[float] = 1.0
 
@@ -192,8 +192,8 @@ def make_kernel(name: str, *, alpha: float, max_log_ratio: float) -> Kernel:
     largest = LARGEST_EXPONENT / max(2.0, kernel.growth)
     if max_log_ratio > largest and not math.isclose(max_log_ratio, largest):
         raise ValueError(
-            f"max_log_ratio must be <= {largest:g} with kernel {name} (alpha {alpha:g}), got {max_log_ratio}: "
-            "float32 could not hold the loss."
+            f"max_log_ratio must be <= {largest:g} for kernel {name} with alpha {alpha:g}, "
+            f"got {max_log_ratio}. Beyond it float32 cannot hold the loss."
         )
     return kernel
 
@@ -215,7 +215,9 @@ def bregman_divergence(kernel: Kernel, true_ratio: Tensor, ratio: Tensor) -> Ten
         Divergence, without unit [ratios].
     """
     log_ratio = ratio.log()
-    return kernel.generator(true_ratio) + kernel.conjugate(log_ratio) - kernel.derivative(log_ratio) * true_ratio
+    return (
+        kernel.generator(true_ratio) + kernel.conjugate(log_ratio) - kernel.derivative(log_ratio) * true_ratio
+    )
 
 
 def _clamp(log_ratio: Tensor, max_log_ratio: float) -> Tensor:

@@ -120,7 +120,7 @@ class TurnLogprobs:
         return _raise_precision(self.policy) - self.frozen_reference()
 
     def frozen_reference(self) -> Tensor:
-        """Return log pi_ref of each token without gradient, in nats [tokens]; an error where there is none."""
+        """Return log pi_ref of each token without gradient, in nats [tokens]; an error without one."""
         if self.reference is None:
             raise ValueError(
                 "this loss needs reference log-probabilities, got reference=None. "
@@ -227,7 +227,9 @@ def _segments(turn: Tensor, trajectory: Tensor) -> dict[str, int | Tensor]:
             "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
         )
     if unsorted:
-        raise ValueError("turn ids must not decrease inside a trajectory: the tokens of a turn stand together.")
+        raise ValueError(
+            "turn ids must not decrease inside a trajectory: the tokens of a turn stand together."
+        )
     return {"num_turns": num_turns, "num_trajectories": num_trajectories} | _maps(
         turn_index, trajectory, num_turns, num_trajectories
     )
@@ -266,7 +268,9 @@ def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> Non
     _check_dtype("turn", turn, floating=False)
     for name, tensor in (("policy", policy), ("reference", reference)):
         if tensor is not None and tensor.shape != turn.shape:
-            raise ValueError(f"{name} must have shape {list(turn.shape)} as turn has, got {list(tensor.shape)}.")
+            raise ValueError(
+                f"{name} must have shape {list(turn.shape)} as turn has, got {list(tensor.shape)}."
+            )
     empty = (turn < 0).all(dim=1).nonzero().flatten().tolist()
     if empty:
         raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
@@ -280,7 +284,9 @@ def _turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
     for k, turns in enumerate(nested):
         if not hasattr(turns, "__len__") or len(turns) == 0:
             raise ValueError(f"{name} must hold at least one turn in trajectory {k}, got none.")
-        lengths.append([_turn_length(f"{name}, trajectory {k}, turn {i}", turn) for i, turn in enumerate(turns)])
+        lengths.append(
+            [_turn_length(f"{name}, trajectory {k}, turn {i}", turn) for i, turn in enumerate(turns)]
+        )
     if not lengths:
         raise ValueError(f"{name} must hold at least one trajectory, got none.")
     return lengths
@@ -305,7 +311,7 @@ def _check_same_nesting(policy: list[list[int]], reference: list[list[int]]) -> 
             in_reference = reference_turns[i] if i < len(reference_turns) else 0
             if in_policy != in_reference:
                 raise ValueError(
-                    f"trajectory {k}, turn {i}: policy holds {in_policy} tokens, but reference {in_reference}."
+                    f"trajectory {k}, turn {i}: policy has {in_policy} tokens, but reference {in_reference}."
                 )
 
 

@@ -1,0 +1,40 @@
+"""An environment of your own, whole: guess a number by hearing 'higher' or 'lower'.
+
+turnwise check-env docs/examples/own_environment.py:GuessNumber
+"""
+
+from collections.abc import Sequence
+
+from turnwise.types import Observation, Task
+
+RANGES = {"train": range(1, 9), "test": range(9, 13)}
+
+
+class GuessNumber:
+    """One task a secret number from 1 to 12; the secret decides everything, so the seed is not needed."""
+
+    name = "guess-number-1.0"
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task for each secret number of the split."""
+        return [Task(id=f"guess/{n}", kind="guess", split=split, data={"secret": n}) for n in RANGES[split]]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Choose the secret and pose the task."""
+        self.secret = task.data["secret"]
+        return Observation("I think of a whole number from 1 to 12. Guess it.")
+
+    def step(self, action: str) -> Observation:
+        """Compare a guess with the secret."""
+        if not action.strip().isdecimal():
+            return Observation("Write a whole number, such as 7.", valid=False)
+        if (guess := int(action)) == self.secret:
+            return Observation("Right!", reward=1.0, terminated=True, success=True)
+        return Observation("higher" if guess < self.secret else "lower")
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions that solve the task; optional, it makes this an `Expert` too."""
+        return [str(task.data["secret"])]
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,276 @@
+"""Recipes: nested dataclasses, read from YAML and from key=value words; an unknown key is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.types import Sampling
+
+T = TypeVar("T")
+
+Section = dict[str, Any]
+"""A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The pretrained policy."""
+
+    name: str
+    """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
+    dtype: str = "auto"
+    """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
+    max_length: int | None = None
+    """Longest training sequence in tokens; whole turns are dropped from the end. None: the model's own limit."""
+    chat_template: str | None = None
+    """File with a Jinja chat template to use instead of the tokenizer's own."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """A panel of tasks: a seeded choice from a split, equally many of each kind."""
+
+    split: str = "train"
+    per_kind: int | None = None
+    """Tasks of each kind; None: all of them."""
+    skip: int = 0
+    """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
+
+    def __post_init__(self) -> None:
+        _check(self.per_kind is None or self.per_kind >= 1, f"per_kind must be >= 1, got {self.per_kind}.")
+        _check(self.skip >= 0, f"skip must be >= 0, got {self.skip}.")
+
+
+@dataclass(frozen=True)
+class ProtocolSettings:
+    """The rules of an episode: a named protocol, or your own under a name of yours."""
+
+    name: str
+    """A named protocol, or any name for your own rules."""
+    format: str = "react"
+    """How an action is written: react or action."""
+    system: str | None = None
+    """System text; None: the named protocol's."""
+    max_turns: int | None = None
+    """Turn limit of every task; None: the named protocol's."""
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Let the SFT policy play the tasks it will be corrected on."""
+
+    tasks: Tasks = field(default_factory=Tasks)
+    samples: int = 1
+    """Episodes of each task."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    concurrency: int = 16
+    """Episodes played at the same time."""
+
+    def __post_init__(self) -> None:
+        _check(self.samples >= 1, f"samples must be >= 1, got {self.samples}.")
+        _check(self.concurrency >= 1, f"concurrency must be >= 1, got {self.concurrency}.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Make preference pairs: the expert over the policy's own failure."""
+
+    threshold: float = 0.4
+    """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
+    max_extra_turns: int | None = None
+    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Train low-rank adapters instead of all weights."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True)
+class Train:
+    """One training stage."""
+
+    loss: Section
+    """`name` of a loss and its settings."""
+    tasks: Tasks | None = None
+    """Tasks whose expert episodes are trained on (SFT only)."""
+    epochs: float = 1.0
+    batch_size: int = 4
+    """Trajectories or pairs in one optimizer step."""
+    micro_batch_size: int = 1
+    """Of these, how many go through the model together; changes memory, not the result."""
+    learning_rate: float = 1e-6
+    warmup_ratio: float = 0.03
+    scheduler: str = "cosine"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    shared_prefix: str = "keep"
+    """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
+    save_steps: int = 20
+    """Optimizer steps between checkpoints to resume from."""
+
+    def __post_init__(self) -> None:
+        _check("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
+        _check(self.epochs > 0, f"epochs must be > 0, got {self.epochs}.")
+        _check(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}.")
+        _check(self.save_steps >= 1, f"save_steps must be >= 1, got {self.save_steps}.")
+        _check(
+            self.micro_batch_size >= 1 and self.batch_size % self.micro_batch_size == 0,
+            f"batch_size must be a multiple of micro_batch_size, got {self.batch_size} and {self.micro_batch_size}.",
+        )
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score every policy of the run on one panel of held-out tasks."""
+
+    tasks: Tasks = field(default_factory=lambda: Tasks(split="test"))
+    sampling: Sampling = field(default_factory=Sampling)
+    concurrency: int = 16
+
+    def __post_init__(self) -> None:
+        _check(self.concurrency >= 1, f"concurrency must be >= 1, got {self.concurrency}.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run needs to be repeated."""
+
+    name: str
+    """The run's folder under `output`."""
+    model: ModelSettings
+    environment: Section
+    """`name` of an environment and its settings."""
+    protocol: ProtocolSettings
+    sft: Train
+    align: Train
+    explore: Explore = field(default_factory=Explore)
+    pair: Pair = field(default_factory=Pair)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    seed: int = 0
+    output: str = "runs"
+
+    def __post_init__(self) -> None:
+        _check(bool(re.fullmatch(r"[\w.-]+", self.name)), f"name must be usable as a folder name, got {self.name!r}.")
+        _check("name" in self.environment, "environment.name is missing; `turnwise list environments` shows them.")
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file and apply `key=value` words.
+
+    Raises:
+        ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"recipe {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
+    for word in overrides:
+        _override(data, word)
+    return parse(Recipe, data)
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that `read_recipe` reads back."""
+    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Mapping -> a settings dataclass, nested ones included.
+
+    Args:
+        kind: The dataclass.
+        data: Its keys and values, as YAML gives them.
+        where: Dotted path of the mapping in the recipe, for messages.
+
+    Raises:
+        ConfigError: The first thing that is wrong, in one line.
+    """
+    settings = {item.name: item for item in dataclasses.fields(kind) if item.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    for key in data:
+        if key not in settings:
+            known = [_join(where, name) for name in settings]
+            raise ConfigError(f"unknown key {_join(where, key)!r}.{did_you_mean(_join(where, key), known)}")
+    for name, item in settings.items():
+        if name not in data and item.default is item.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
+    values = {key: _value(hints[key], value, _join(where, key)) for key, value in data.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(_join(where, str(error))) from None
+
+
+def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> Any:
+    """Section -> the object its `name` picks from a table, made with its other keys.
+
+    Args:
+        table: Name -> dataclass.
+        section: `name` and settings.
+        where: Dotted path of the section in the recipe.
+    """
+    name = section.get("name")
+    if name not in table:
+        raise ConfigError(f"unknown {where}.name {str(name)!r}.{did_you_mean(str(name), table)}")
+    settings = {key: value for key, value in section.items() if key != "name"}
+    return parse(table[name], settings, where)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """One value -> the type its field declares."""
+    for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part) and isinstance(part, type) and isinstance(value, Mapping):
+            return parse(part, value, where)
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise ConfigError(f"{where} must be {expected}, got {value!r}.") from None
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _override(data: dict[str, Any], word: str) -> None:
+    """Apply one `a.b=value` word to the recipe's mapping; the value is YAML."""
+    path, equals, text = word.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2.")
+    *parents, last = path.split(".")
+    section: Any = data
+    for parent in parents:
+        section = section.setdefault(parent, {}) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"override {word!r}: {'.'.join(parents)} is a value, not a section.")
+    try:
+        section[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {word!r}: the value is not YAML: {' '.join(str(error).split())}") from error

@@ -1,0 +1,72 @@
+"""Reference log-probabilities: computed once without gradient, kept on disk by content hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.tokens import Encoded
+
+Track = Callable[[Iterable[Any]], Iterable[Any]]
+"""Wraps an iterable to show progress."""
+
+
+def reference_logprobs(
+    model: Any,
+    sequences: Sequence[Encoded],
+    *,
+    folder: Path,
+    identity: str,
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    track: Track = iter,
+) -> list[Tensor]:
+    """Log-probabilities of every sequence's loss tokens under a frozen policy.
+
+    Args:
+        model: The reference, on the device to compute on.
+        sequences: Trajectories as tokens.
+        folder: Where results are kept; a second call with the same content reads them back.
+        identity: Hash of the reference's weights and of the precision it runs in.
+        precision: Context that sets the precision, such as autocast.
+        track: Wraps the work to show progress.
+
+    Returns:
+        One tensor a sequence, in nats, float32 on the CPU [loss tokens].
+    """
+    file = folder / f"{_content_hash(sequences, identity)}.safetensors"
+    if file.is_file():
+        stored = load_file(file)
+        return list(stored["logprobs"].split(stored["lengths"].tolist()))
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), precision():
+        found = [_logprobs(model, sequence) for sequence in track(sequences)]
+    model.train(was_training)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    lengths = torch.tensor([len(logprobs) for logprobs in found])
+    save_file({"logprobs": torch.cat(found), "lengths": lengths}, partial)
+    partial.replace(file)
+    return found
+
+
+def _logprobs(model: Any, sequence: Encoded) -> Tensor:
+    batch = {name: tensor.to(model.device) for name, tensor in lay_out([sequence]).items()}
+    return action_logprobs(model, batch).float().cpu()
+
+
+def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
+    """Hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
+    digest = hashlib.blake2b(identity.encode(), digest_size=16)
+    for sequence in sequences:
+        digest.update(torch.tensor([sequence.ids, sequence.turn]).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,220 @@
+"""What a run folder holds, read once for the report. What is absent is listed, not an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnwise.errors import RunError
+from turnwise.store import read_pairs, read_trajectories
+from turnwise.types import PreferencePair, Status, Trajectory
+
+Row = dict[str, Any]
+"""One line of a metrics file."""
+
+_EXPECTED = {
+    "recipe.yaml": "the recipe",
+    "manifest.json": "versions, counts and cost",
+    "trajectories/expert.jsonl": "expert trajectories",
+    "trajectories/explore.jsonl": "explored trajectories",
+    "pairs.jsonl": "preference pairs",
+    "metrics/sft.jsonl": "training curves of SFT",
+    "metrics/align.jsonl": "training curves of the alignment",
+    "metrics/confidence.jsonl": "confidence of each turn",
+    "evaluation/base.jsonl": "evaluation of the base model",
+    "evaluation/sft.jsonl": "evaluation of the SFT policy",
+    "evaluation/protocol.json": "the protocol of the evaluation",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder in memory."""
+
+    path: Path
+    recipe: str | None
+    pivot: float | None
+    """The confidence above which a turn gets the low weight, as the recipe has it."""
+    manifest: Mapping[str, Any]
+    protocol: Mapping[str, Any] | None
+    expert: list[Trajectory]
+    explored: list[Trajectory]
+    pairs: list[PreferencePair]
+    confidence: list[Row]
+    """One row a pair; empty if the file is absent or does not match the pairs."""
+    sft: list[Row]
+    align: list[Row]
+    evaluation: dict[str, list[Trajectory]]
+    """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
+    notes: list[str]
+    """What is missing or does not fit together, a sentence each."""
+
+    @property
+    def stages(self) -> Mapping[str, Mapping[str, Any]]:
+        """Seconds, peak memory and counts of each stage."""
+        stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
+        return stages
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        All it holds, with a note on each part that is missing.
+
+    Raises:
+        RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
+    """
+    if not path.is_dir():
+        raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `turnwise run` made.")
+    manifest = _json(path / "manifest.json") or {}
+    evaluation = _evaluation(path, manifest)
+    notes = _missing(path, evaluation)
+    if len(notes) == len(_EXPECTED) + 1:
+        raise RunError(f"{str(path)!r} holds nothing of a run, such as manifest.json or evaluation/.")
+    pairs = read_pairs(path / "pairs.jsonl") if (path / "pairs.jsonl").exists() else []
+    recipe = _text(path / "recipe.yaml")
+    confidence = _confidence(path / "metrics" / "confidence.jsonl")
+    if confidence and len(confidence) != len(pairs):
+        notes.append(
+            f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
+            "confidences are left out. Run the alignment again to write them anew."
+        )
+        confidence = []
+    return Run(
+        path=path,
+        recipe=recipe,
+        pivot=_pivot(recipe, path / "recipe.yaml"),
+        manifest=manifest,
+        protocol=_json(path / "evaluation" / "protocol.json"),
+        expert=_trajectories(path / "trajectories" / "expert.jsonl"),
+        explored=_trajectories(path / "trajectories" / "explore.jsonl"),
+        pairs=pairs,
+        confidence=confidence,
+        sft=_rows(path / "metrics" / "sft.jsonl"),
+        align=_rows(path / "metrics" / "align.jsonl"),
+        evaluation=evaluation,
+        notes=notes + _panel_notes(evaluation),
+    )
+
+
+def score(trajectory: Trajectory) -> float:
+    """What a trajectory counts in a score: its total reward, and 0 if it FAILED."""
+    return 0.0 if trajectory.status is Status.FAILED else trajectory.total_reward
+
+
+def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
+    """The last policy that was evaluated, if it is one beyond base and SFT."""
+    aligned = [name for name in evaluation if name not in ("base", "sft")]
+    return aligned[-1] if aligned else None
+
+
+def _evaluation(path: Path, manifest: Mapping[str, Any]) -> dict[str, list[Trajectory]]:
+    """Evaluated policies: base, sft, then in the order of the manifest's stages, then by name."""
+    stages = [stage.removeprefix("evaluate-") for stage in manifest.get("stages") or {}]
+    order = ["base", "sft", *(stage for stage in stages if stage not in ("base", "sft"))]
+    files = {file.stem: file for file in sorted((path / "evaluation").glob("*.jsonl"))}
+    names = [name for name in order if name in files] + [name for name in files if name not in order]
+    evaluation = {name: _trajectories(files[name]) for name in names}
+    return {name: trajectories for name, trajectories in evaluation.items() if trajectories}
+
+
+def _missing(path: Path, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    notes = [
+        f"This run has no {what} ({name})."
+        for name, what in _EXPECTED.items()
+        if not (path / name).exists() or (path / name).stat().st_size == 0
+    ]
+    if aligned_policy(evaluation) is None:
+        notes.append("This run has no evaluation of an aligned policy (evaluation/<loss>.jsonl).")
+    return notes
+
+
+def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    panels = {frozenset(item.task.id for item in trajectories) for trajectories in evaluation.values()}
+    if len(panels) < 2:
+        return []
+    return ["The policies were not evaluated on the same tasks; only the paired comparison allows for that."]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _trajectories(path: Path) -> list[Trajectory]:
+    return list(read_trajectories(path)) if path.exists() else []
+
+
+def _json(path: Path) -> Row | None:
+    text = _text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{str(path)!r} is not JSON: {error}. Run the stage that writes it again.") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{str(path)!r} must hold a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def _rows(path: Path) -> list[Row]:
+    """Rows of a metrics file. A last line without its end is one being written, and left out."""
+    rows = []
+    for number, line in enumerate((_text(path) or "").split("\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RunError(f"line {number} of {str(path)!r} is not JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise RunError(f"line {number} of {str(path)!r} must be a JSON object, got {line[:40]!r}.")
+        rows.append(row)
+    return rows
+
+
+def _confidence(path: Path) -> list[Row]:
+    rows = _rows(path)
+    for number, row in enumerate(rows, start=1):
+        if not (_is_side(row.get("chosen")) and _is_side(row.get("rejected"))):
+            raise RunError(
+                f"line {number} of {str(path)!r} must give chosen and rejected a confidence and a weight "
+                "a turn. Run the alignment again to write it anew."
+            )
+    return rows
+
+
+def _is_side(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    confidence, weight = value.get("confidence"), value.get("weight")
+    return isinstance(confidence, list) and isinstance(weight, list) and len(confidence) == len(weight)
+
+
+def _pivot(recipe: str | None, path: Path) -> float | None:
+    try:
+        pivot = _find(yaml.safe_load(recipe or ""), "pivot")
+    except yaml.YAMLError as error:
+        raise RunError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from error
+    return float(pivot) if isinstance(pivot, int | float) else None
+
+
+def _find(settings: Any, key: str) -> Any:
+    """First value of a key at any depth of the recipe, or None."""
+    if not isinstance(settings, Mapping):
+        return None
+    if key in settings:
+        return settings[key]
+    return next(
+        (value for value in (_find(part, key) for part in settings.values()) if value is not None), None
+    )

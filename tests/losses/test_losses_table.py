@@ -1,0 +1,66 @@
+"""The table of losses: names, defaults, and what each offers to a trainer."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from turnwise.losses import LOSSES, TurnLogprobs
+
+TURN_WEIGHTS = {"pivot": 0.9, "low": 0.2, "high": 1.0}
+DENSITY_RATIO = {"kernel": "ukl", "alpha": 0.5, "reduction": "token_mean", "max_log_ratio": 20.0}
+DEFAULTS = {
+    "sft": {},
+    "dpo": {"beta": 0.1, "reduction": "sum"},
+    "dmpo": {"beta": 0.1, "gamma": 0.7, "discount": "derived"},
+    "dil": DENSITY_RATIO,
+    "tlm-dpo": {"beta": 0.1} | TURN_WEIGHTS,
+    "tlm-dre": DENSITY_RATIO | TURN_WEIGHTS | {"coefficient": "reference"},
+}
+every_loss = pytest.mark.parametrize("name", DEFAULTS)
+
+
+def test_the_table_holds_these_losses_and_no_other():
+    assert list(LOSSES) == list(DEFAULTS)
+
+
+@every_loss
+def test_defaults_are_the_documented_ones(name):
+    assert dataclasses.asdict(LOSSES[name]()) == DEFAULTS[name]
+
+
+@every_loss
+def test_a_loss_is_immutable_and_refuses_unknown_settings(name):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LOSSES[name]().beta = 1.0
+    with pytest.raises(TypeError, match="bata"):
+        LOSSES[name](bata=1.0)
+
+
+@every_loss
+def test_every_setting_has_a_docstring_under_it(name):
+    """The docstring is the help text of the setting: a string expression after the field."""
+    lines = [line.strip() for line in inspect.getsource(LOSSES[name]).splitlines()]
+
+    for setting in dataclasses.fields(LOSSES[name]):
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{setting.name}: ")]
+        assert lines[at + 1].startswith('"""')
+
+
+@every_loss
+def test_facts_tell_which_inputs_are_read(name):
+    """A loss that needs neither works without; the others say what is missing."""
+    loss, bare = LOSSES[name](), TurnLogprobs.from_nested([[[-1.0]]])
+
+    assert (loss.needs_reference, loss.needs_rejected) == ((False, False) if name == "sft" else (True, True))
+    if loss.needs_reference:
+        with pytest.raises(ValueError, match="reference=None"):
+            loss(bare, bare)
+    else:
+        assert loss(bare, None).tolist() == [1.0]
+
+
+@every_loss
+def test_losses_compare_by_their_settings(name):
+    assert LOSSES[name]() == LOSSES[name]()
+    assert dataclasses.replace(LOSSES[name]()) == LOSSES[name]()

@@ -1,0 +1,308 @@
+"""Intervals and comparisons: values by hand, agreement with scipy, coverage, and identities."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as reference
+
+from turnwise.stats import cluster_interval, mean_interval, paired_comparison, rate_interval
+
+scores = st.floats(0, 1).map(lambda x: round(x, 3))
+panels = st.lists(scores, min_size=1, max_size=40)
+
+
+def test_rate_by_hand():
+    """8 of 10, z = 1.96: centre (0.8 + 0.19207)/1.38415 = 0.71674, half 0.22659."""
+    estimate = rate_interval(8, 10)
+
+    assert (estimate.mean, estimate.n) == (0.8, 10)
+    assert estimate.low == pytest.approx(0.49016, abs=1e-4)
+    assert estimate.high == pytest.approx(0.94333, abs=1e-4)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (20, 20), (3, 7), (400, 1000)])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+def test_rate_agrees_with_scipy(successes, n, confidence):
+    expected = reference.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+
+    estimate = rate_interval(successes, n, confidence)
+
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_mean_of_few_values_by_hand():
+    """0.4, 0.5, 0.6: mean 0.5, sd 0.1, t(2) = 4.30265, half = 4.30265 * 0.1 / sqrt(3) = 0.24842."""
+    estimate = mean_interval([0.4, 0.5, 0.6])
+
+    assert estimate.mean == pytest.approx(0.5)
+    assert (estimate.low, estimate.high) == pytest.approx((0.25158, 0.74842), abs=1e-5)
+
+
+def test_mean_of_few_values_agrees_with_scipy_and_is_cut_at_the_bounds():
+    values = [0.05, 0.9, 1.0, 0.7, 1.0]
+
+    expected = reference.ttest_1samp(values, 0).confidence_interval()
+    free, cut = mean_interval(values, bounds=None), mean_interval(values)
+
+    assert (free.low, free.high) == pytest.approx((expected.low, expected.high))
+    assert expected.high > 1
+    assert (cut.low, cut.high) == (pytest.approx(expected.low), 1.0)
+
+
+@pytest.mark.parametrize("n", [20, 50, 200])
+def test_mean_agrees_with_scipy_bootstrap(n):
+    """It is scipy's percentile bootstrap at the widened level; resamples differ, so to 4 % of its width."""
+    values = np.random.default_rng(n).beta(0.5, 0.8, n)
+    level = 1 - 2 * reference.norm.sf(math.sqrt(n / (n - 1)) * reference.t.ppf(0.975, n - 1))
+    expected = reference.bootstrap(
+        (values,), np.mean, confidence_level=level, n_resamples=20_000, method="percentile", rng=1
+    ).confidence_interval
+
+    estimate = mean_interval(values.tolist())
+
+    close = 0.04 * (expected.high - expected.low)
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=close)
+
+
+@pytest.mark.parametrize("n", [1, 5, 30])
+def test_equal_values_still_have_an_interval(n):
+    """All ones: the Clopper-Pearson interval; 5 of 5 gives 0.025^(1/5) = 0.4782."""
+    expected = reference.binomtest(n, n).proportion_ci(0.95, method="exact")
+
+    estimate = mean_interval([1.0] * n)
+
+    assert (estimate.mean, estimate.high) == (1.0, 1.0)
+    assert estimate.low == pytest.approx(expected.low)
+
+
+def test_one_value_in_the_middle_leaves_nearly_everything_open():
+    """Unseen share q = 0.975: from 0.4 - 0.975 * 0.4 = 0.01 to 0.4 + 0.975 * 0.6 = 0.985."""
+    estimate = mean_interval([0.4])
+
+    assert (estimate.low, estimate.high) == pytest.approx((0.01, 0.985))
+
+
+def test_one_value_without_bounds_has_no_interval():
+    estimate = mean_interval([3.0], bounds=None)
+
+    assert (estimate.low, estimate.high) == (-math.inf, math.inf)
+
+
+def test_rounding_is_not_spread():
+    values = [0.1 + 0.2] * 10 + [0.3] * 10
+
+    assert mean_interval(values).low == pytest.approx(mean_interval([0.3] * 20).low)
+
+
+@pytest.mark.parametrize("n", [5, 12, 30, 80])
+def test_coverage_of_the_mean(n):
+    """A third of ones, the rest Beta(2, 2): nominal 95 %; over 400 repeats its standard error is 1.1 %."""
+    generator = np.random.default_rng(7)
+    truth = 1 / 3 + 2 / 3 * 0.5
+    panel = np.where(generator.random((400, n)) < 1 / 3, 1.0, generator.beta(2, 2, (400, n)))
+
+    hits = [estimate.low <= truth <= estimate.high for estimate in map(mean_interval, panel.tolist())]
+
+    assert 0.92 <= np.mean(hits) <= 0.985
+
+
+def test_comparison_by_hand():
+    """Differences 0.5, 0.25, -0.25, 0: mean 0.125. Signs of (0.5, 0.25, 0.25) with |sum| >= 0.5: 6 of 8."""
+    a = {"t1": 1.0, "t2": 0.75, "t3": 0.25, "t4": 0.5, "only-a": 0.0}
+    b = {"t1": 0.5, "t2": 0.5, "t3": 0.5, "t4": 0.5, "only-b": 1.0}
+
+    result = paired_comparison(a, b)
+
+    assert (result.n, result.wins, result.losses, result.ties) == (4, 2, 1, 1)
+    assert result.mean_difference == 0.125
+    assert result.p_value == 6 / 8
+
+
+def test_comparison_is_exact_when_few_tasks_differ():
+    """Ten wins of one size: 2 of 2^10 flips are as extreme; ties change nothing."""
+    a = {str(i): 1.0 if i < 10 else 0.5 for i in range(50)}
+    b = {str(i): 0.5 for i in range(50)}
+
+    assert paired_comparison(a, b).p_value == 2 / 2**10
+
+
+@pytest.mark.parametrize("n", [8, 60])
+def test_comparison_agrees_with_scipy(n):
+    """Exact for 8 tasks; for 60, two estimates of p = 0.008 from 10 000 flips agree to 3 standard errors."""
+    generator = np.random.default_rng(n)
+    a, b = generator.beta(2, 1, n), generator.beta(1.6, 1.1, n)
+    expected = reference.permutation_test(
+        (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", vectorized=True,
+        n_resamples=9999, rng=3,
+    )  # fmt: skip
+
+    result = paired_comparison(_by_task(a), _by_task(b))
+
+    assert result.mean_difference == pytest.approx(expected.statistic)
+    assert result.p_value == pytest.approx(expected.pvalue, abs=1e-12 if n == 8 else 0.004)
+
+
+def test_comparison_never_gives_a_p_value_of_zero():
+    a, b = _by_task([1.0] * 100), _by_task([0.0] * 100)
+
+    assert paired_comparison(a, b).p_value == 1 / 10_000
+
+
+def test_comparison_of_equal_scores_says_how_little_is_known():
+    """20 ties: a difference may be hiding in 1 - 0.025^(1/20) = 0.16843 of the tasks."""
+    result = paired_comparison(_by_task([0.3] * 20), _by_task([0.3] * 20))
+
+    assert (result.mean_difference, result.p_value, result.ties) == (0.0, 1.0, 20)
+    assert (result.low, result.high) == pytest.approx((-0.16843, 0.16843), abs=1e-5)
+
+
+def test_comparison_rejects_at_its_level():
+    """Without a difference, p <= 0.1 comes up in at most about 10 % of 400 panels."""
+    generator = np.random.default_rng(5)
+    a, b = generator.random((400, 12)), generator.random((400, 12))
+
+    below = [paired_comparison(_by_task(x), _by_task(y)).p_value <= 0.1 for x, y in zip(a, b, strict=True)]
+
+    assert 0.06 <= np.mean(below) <= 0.14
+
+
+def test_clusters_by_hand():
+    """Clusters (1, 0) and (0, 0, 0, 1): m = 1/3, e = 1/3 and -1/3, error = sqrt(2 * 2/9)/6 = 0.1111."""
+    estimate = cluster_interval([1, 0, 0, 0, 0, 1], ["a", "a", "b", "b", "b", "b"], bounds=None)
+
+    half = 12.7062 / 9
+    assert (estimate.mean, estimate.n) == (pytest.approx(1 / 3), 2)
+    assert (estimate.low, estimate.high) == pytest.approx((1 / 3 - half, 1 / 3 + half), abs=1e-4)
+
+
+def test_clusters_of_one_value_are_independent_values():
+    values = [0.1, 0.9, 0.4, 0.6, 0.7]
+
+    estimate, expected = cluster_interval(values, list(range(5))), mean_interval(values)
+
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_coverage_with_clusters():
+    """Turns share most of their trajectory's noise: ours covers 95 %, the naive interval about half."""
+    generator = np.random.default_rng(11)
+    clusters = np.repeat(np.arange(40), 10).tolist()
+    hits, naive = [], []
+    for _ in range(300):
+        values = generator.normal(0, 1, 40).repeat(10) + generator.normal(0, 0.5, 400)
+        estimate = cluster_interval(values.tolist(), clusters, bounds=None)
+        hits.append(estimate.low <= 0 <= estimate.high)
+        naive.append(abs(values.mean()) <= 1.96 * values.std() / 20)
+
+    assert 0.92 <= np.mean(hits) <= 0.98
+    assert np.mean(naive) < 0.7
+
+
+@pytest.mark.parametrize("values", [[0.2, 0.8], [0.5, 0.5, 0.5]])
+def test_one_cluster_counts_once(values):
+    estimate = cluster_interval(values, ["only"] * len(values))
+
+    assert (estimate.low, estimate.high) == pytest.approx((0.0125, 0.9875))
+
+
+@given(panels)
+@settings(max_examples=60, deadline=None)
+def test_interval_contains_the_mean_and_stays_in_bounds(values):
+    for estimate in (mean_interval(values), cluster_interval(values, [i // 3 for i in range(len(values))])):
+        assert 0 <= estimate.low <= estimate.mean <= estimate.high <= 1
+
+
+@given(panels, st.sampled_from([0.25, 3.0, 100.0]))
+@settings(max_examples=40, deadline=None)
+def test_interval_scales_with_its_values(values, factor):
+    small = mean_interval(values)
+    large = mean_interval([factor * value for value in values], bounds=(0, factor))
+
+    assert (large.low, large.high) == pytest.approx((factor * small.low, factor * small.high), abs=1e-9)
+
+
+@given(panels)
+@settings(max_examples=40, deadline=None)
+def test_higher_confidence_is_wider(values):
+    narrow, wide = mean_interval(values, 0.8), mean_interval(values, 0.99)
+
+    assert wide.low <= narrow.low
+    assert narrow.high <= wide.high
+
+
+@given(st.lists(st.tuples(scores, scores), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_comparison_is_antisymmetric(pairs):
+    a, b = (_by_task(side) for side in zip(*pairs, strict=True))
+
+    forth, back = paired_comparison(a, b), paired_comparison(b, a)
+
+    assert (forth.wins, forth.losses, forth.ties, forth.n) == (back.losses, back.wins, back.ties, back.n)
+    assert forth.p_value == back.p_value
+    assert (forth.mean_difference, forth.low, forth.high) == pytest.approx(
+        (-back.mean_difference, -back.high, -back.low), abs=1e-12
+    )
+
+
+@given(st.lists(st.tuples(scores, scores), min_size=1, max_size=30), st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_comparison_does_not_depend_on_the_order_of_tasks(pairs, random):
+    a, b = (_by_task(side) for side in zip(*pairs, strict=True))
+    tasks = list(a)
+    random.shuffle(tasks)
+
+    assert paired_comparison({task: a[task] for task in tasks}, b) == paired_comparison(a, b)
+
+
+def test_large_panels_are_drawn_in_chunks(monkeypatch):
+    """Chunks draw the same numbers as one draw would: memory changes, results do not."""
+    values = np.random.default_rng(0).random(50)
+    a, b = _by_task(values), _by_task(values[::-1])
+    whole = mean_interval(values.tolist()), paired_comparison(a, b)
+
+    monkeypatch.setattr("turnwise.stats._CHUNK", 7_000)
+
+    assert (mean_interval(values.tolist()), paired_comparison(a, b)) == whole
+
+
+def test_the_global_generator_is_left_alone():
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()
+
+    mean_interval([0.1 * (i % 7) for i in range(30)])
+
+    assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mean_interval([]), "values must hold at least one number, got none"),
+        (lambda: mean_interval([0.5, math.nan]), "values must be finite, got nan"),
+        (lambda: mean_interval([0.5, math.inf], bounds=None), "values must be finite, got inf"),
+        (lambda: mean_interval([[0.5]]), "flat list"),
+        (lambda: mean_interval([0.5, 70]), r"values must lie in \[0.0, 1.0\], got 70.0"),
+        (lambda: mean_interval([0.5], 95), "confidence must be between 0 and 1, got 95"),
+        (lambda: rate_interval(0, 0), "at least one trial"),
+        (lambda: rate_interval(3, 2), "between 0 and n = 2, got 3"),
+        (lambda: rate_interval(-1, 2), "between 0 and n = 2, got -1"),
+        (lambda: rate_interval(1, 2, 1.0), "confidence must be"),
+        (lambda: paired_comparison({"x": 1}, {"y": 1}), "none shared"),
+        (lambda: paired_comparison({"x": 1}, {"x": math.nan}), "scores of b must be finite"),
+        (lambda: paired_comparison({"x": 2}, {"x": 1}), "scores of a must lie in"),
+        (lambda: cluster_interval([], []), "at least one number"),
+        (lambda: cluster_interval([0.1], ["a", "b"]), "got 2 for 1 values"),
+        (lambda: cluster_interval([math.nan], ["a"]), "must be finite"),
+        (lambda: cluster_interval([0.1], ["a"], 0), "confidence must be"),
+    ],
+)
+def test_errors_say_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def _by_task(values):
+    return {f"task/{index:03d}": float(value) for index, value in enumerate(values)}
