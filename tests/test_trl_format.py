@@ -265,6 +265,13 @@ def test_a_prompt_that_ends_with_a_question_moves_to_the_first_observation():
     assert read == trajectory(turn([user("rules"), user("u")], "a"), prompt=[system("s")])
 
 
+def test_an_answer_given_twice_is_no_repeated_prompt():
+    """Only a prompt that opens with a question can be told from one."""
+    original = trajectory(turn([], "a"), prompt=[said("a")])
+
+    assert from_trl(to_trl(original), task_id="t") == original
+
+
 def test_worked_examples_are_exported_as_prompt():
     """In `messages` TRL would train on them."""
     row = to_trl(trajectory(turn("u", "a"), prompt=[user("example"), said("answer")]))

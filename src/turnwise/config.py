@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -202,24 +203,24 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
-    """Mapping -> a settings dataclass, nested ones included.
+    """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
 
     Args:
-        kind: The dataclass.
+        kind: The class.
         data: Its keys and values, as YAML gives them.
         where: Dotted path of the mapping in the recipe, for messages.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
     """
-    settings = {item.name: item for item in dataclasses.fields(kind) if item.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
+    settings = inspect.signature(kind).parameters
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
     for key in data:
         if key not in settings:
             known = [_join(where, name) for name in settings]
             raise ConfigError(f"unknown key {_join(where, key)!r}.{did_you_mean(_join(where, key), known)}")
     for name, item in settings.items():
-        if name not in data and item.default is item.default_factory is dataclasses.MISSING:
+        if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
     values = {key: _value(hints[key], value, _join(where, key)) for key, value in data.items()}
     try:
@@ -232,7 +233,7 @@ def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> A
     """Section -> the object its `name` picks from a table, made with its other keys.
 
     Args:
-        table: Name -> dataclass.
+        table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
     """

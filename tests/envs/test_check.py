@@ -1,6 +1,7 @@
 """check_environment says what is wrong with an environment, and nothing about a sound one."""
 
 import importlib.util
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -48,19 +49,18 @@ def raising(*arguments):
     raise RuntimeError("out of luck")
 
 
-class Counting:
-    """Something that says another thing at each call."""
+numbers = itertools.count()
 
-    calls = 0
 
-    def shuffled(self, split):
-        Counting.calls += 1
-        tasks = GuessNumber.tasks(self, split)
-        return tasks[Counting.calls % 2 :] + tasks[: Counting.calls % 2]
+def shuffled(self, split):
+    """`tasks` that begins with another one at each call."""
+    tasks = GuessNumber.tasks(self, split)
+    return tasks[next(numbers) % 2 :] + tasks[:1]
 
-    def restless(self, task, seed):
-        Counting.calls += 1
-        return replace(GuessNumber.reset(self, task, seed), text=f"Guess number {Counting.calls}.")
+
+def restless(self, task, seed):
+    """`reset` that poses another text at each call."""
+    return replace(GuessNumber.reset(self, task, seed), text=f"Guess number {next(numbers)}.")
 
 
 def still_ended(self, task, seed):
@@ -109,12 +109,12 @@ def test_example_answers_higher_and_lower():
         (broken(tasks=listing(TASK, TASK)), "repeats the id 'guess/1'"),
         (broken(tasks=listing(replace(TASK, data={"secret": 1, "at": Path()}))), "does not survive JSON"),
         (broken(tasks=listing(replace(TASK, data={"secret": 1, 2: "key"}))), "does not survive JSON"),
-        (broken(tasks=Counting.shuffled), "changed between two calls"),
+        (broken(tasks=shuffled), "changed between two calls"),
         (broken(reset=raising), r"reset\('guess/1', seed=0\) raised RuntimeError"),
         (broken(reset=lambda self, task, seed: "Guess."), "not an Observation"),
         (broken(reset=posing(text=" ")), "returned no text"),
         (broken(reset=posing(reward=0.5)), "belongs to no action"),
-        (broken(reset=Counting.restless), "posed two texts"),
+        (broken(reset=restless), "posed two texts"),
         (broken(reset=still_ended), "ended before it began"),
         (broken(step=raising), r"step\('xyzzy .*raised RuntimeError.*valid=False"),
         (broken(step=lambda self, action: None), "returned None, not an Observation"),

@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import itertools
 import json
 import os
 import random
@@ -142,7 +143,7 @@ def test_reward_is_the_increase_of_the_highest_score(world):
 
     assert min(rewards) == 0.0
     assert sum(rewards) == pytest.approx(max(scores))
-    assert any(later < earlier for earlier, later in zip(scores, scores[1:], strict=False))
+    assert any(later < earlier for earlier, later in itertools.pairwise(scores))
 
 
 def test_wrong_focus_ends_the_episode_unrewarded(world):

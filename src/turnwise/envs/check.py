@@ -120,7 +120,7 @@ def _check_episode(problems: list[str], environment: Environment, task: Task) ->
     if again is not None and _words(again.text) != _words(first.text):
         problems.append(
             f"reset({task.id!r}, seed=0) posed two texts: {_show(first.text)} and {_show(again.text)}; "
-            "probably it draws from a global generator or keeps state. Remedy: derive all chance from the seed."
+            "probably it draws from a global generator or keeps state. Remedy: derive chance from the seed."
         )
 
 

@@ -1,0 +1,18 @@
+"""Named protocols: the rules under which published scores were made."""
+
+from turnwise.envs._scienceworld_eto import ETO_MAX_TURNS, ETO_PROTOCOL
+from turnwise.types import EpisodeProtocol
+
+_SCIENCEWORLD = (
+    "You are in a small house with a laboratory and do an experiment there by text commands. Some commands: "
+    "look around, examine OBJ, go to LOC, open OBJ, close OBJ, pick up OBJ, move OBJ to OBJ, use OBJ on OBJ, "
+    "pour OBJ into OBJ, activate OBJ, focus on OBJ, wait1."
+)
+
+PROTOCOLS = {
+    ETO_PROTOCOL: EpisodeProtocol(name=ETO_PROTOCOL, system=_SCIENCEWORLD, max_turns=100, max_turns_by_kind=ETO_MAX_TURNS),
+}
+"""Turn limits as in Song et al. 2024, arXiv:2403.02502; kinds it leaves out have ScienceWorld's own 100.
+
+The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper.
+"""

@@ -1,0 +1,165 @@
+"""Show which token carries which weight: the audit of masks before a GPU hour is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from turnwise.config import build
+from turnwise.errors import ConfigError, DataError
+from turnwise.losses import LOSSES, TurnLogprobs
+from turnwise.policy.examples import Example, encode_example
+from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.models import load_model, load_tokenizer
+from turnwise.policy.tokens import NO_TURN, Encoded, Renderer
+from turnwise.store import read_pairs, read_trajectories
+from turnwise.trl_format import from_trl
+from turnwise.types import PreferencePair, Trajectory
+
+_STYLES = {"high": "bold white on dark_red", "low": "black on light_goldenrod2", "one": "black on pale_green3"}
+
+
+def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
+    """Rows of a JSONL file: Turnwise trajectories or pairs, or TRL's conversational formats.
+
+    Raises:
+        DataError: Naming file and line.
+    """
+    if data.is_dir():
+        data = data / "pairs.jsonl"
+    first = next(_objects(data), (0, {}))[1]
+    if "turns" in first:
+        yield from read_trajectories(data)
+    elif isinstance(first.get("chosen"), dict):
+        yield from read_pairs(data)
+    else:
+        for number, row in _objects(data):
+            try:
+                yield from_trl(row, task_id=f"row-{number}")
+            except DataError as error:
+                raise DataError(f"{data}:{number}: {error}") from error
+
+
+def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbered JSON objects of a file."""
+    try:
+        with data.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise DataError(f"{data}:{number}: expected a JSON object, got {type(row).__name__}.")
+                yield number, row
+    except OSError as error:
+        raise DataError(f"{data} cannot be read: {error.strerror}; give a JSONL file or a run folder.") from error
+    except ValueError as error:
+        raise DataError(f"{data}:{number}: expected JSON, got something else ({error}).") from error
+
+
+def inspect_json(data: Path, model: str, max_length: int | None = None, limit: int | None = None) -> Iterator[str]:
+    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
+    tokenizer = load_tokenizer(model)
+    renderer = Renderer(tokenizer)
+    for row in islice(read_rows(data), limit):
+        example = encode_example(row, renderer, max_length)
+        sides = {"chosen": example.chosen, "rejected": example.rejected}
+        yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
+
+
+def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token,
+            "text": tokenizer.decode([token]),
+            "role": role,
+            "turn": None if turn == NO_TURN else turn,
+            "loss": turn != NO_TURN,
+        }
+        for token, role, turn in zip(side.ids, side.role, side.turn, strict=True)
+    ]
+
+
+def inspect(
+    data: Path, model_name: str, loss_name: str, console: Console, max_length: int | None = None, limit: int = 3
+) -> None:
+    """Print rows in colour, each turn with its confidence and weight, and totals.
+
+    Args:
+        data: JSONL file or run folder.
+        model_name: Reference policy and tokenizer.
+        loss_name: Loss whose turn weights are shown.
+        console: Where to print.
+        max_length: As in training.
+        limit: Rows to print; totals count all rows.
+
+    Raises:
+        ConfigError: If there is no such loss.
+    """
+    loss = build(LOSSES, {"name": loss_name}, "loss")
+    if limit < 0:
+        raise ConfigError(f"limit must be >= 0, got {limit}.")
+    tokenizer = load_tokenizer(model_name)
+    renderer = Renderer(tokenizer)
+    examples = [encode_example(row, renderer, max_length) for row in read_rows(data)]
+    model = load_model(model_name) if limit else None
+    for number, example in enumerate(examples[:limit]):
+        for name, side in zip(("chosen", "rejected"), example.sides, strict=False):
+            console.rule(f"row {number} {name}")
+            console.print(_coloured(side, _weights(model, side, loss), tokenizer))
+    _legend(console)
+    _totals(console, examples)
+
+
+def _weights(model: Any, side: Encoded, loss: Any) -> list[tuple[float, float]]:
+    """(confidence, weight) of each turn."""
+    batch = lay_out([side])
+    with torch.no_grad():
+        logprobs = action_logprobs(model, batch)
+    turn = batch["turn"][batch["turn"] != NO_TURN]
+    both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
+    return list(zip(both.confidence().tolist(), loss.turn_weights(both).tolist(), strict=True))
+
+
+def _coloured(side: Encoded, weights: list[tuple[float, float]], tokenizer: Any) -> Text:
+    text = Text()
+    highest, lowest = max(weight for _, weight in weights), min(weight for _, weight in weights)
+    last = NO_TURN
+    for token, turn in zip(side.ids, side.turn, strict=True):
+        piece = tokenizer.decode([token])
+        if turn == NO_TURN:
+            text.append(piece, style="dim")
+        else:
+            confidence, weight = weights[turn]
+            if turn != last:
+                text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}]", style="cyan")
+            kind = "one" if highest == lowest else "high" if weight == highest else "low"
+            text.append(piece.replace("\n", "⏎\n"), style=_STYLES[kind])
+        last = turn
+    return text
+
+
+def _legend(console: Console) -> None:
+    console.print(
+        Text.assemble(
+            ("no loss", "dim"), "  ", ("highest weight", _STYLES["high"]), "  ", ("lower weight", _STYLES["low"]), "  ",
+            ("one weight for all", _STYLES["one"]), "  [turn: p=confidence w=weight]",
+        )
+    )
+
+
+def _totals(console: Console, examples: list[Example]) -> None:
+    found = [side for example in examples for side in example.sides]
+    tokens = sum(len(side.ids) for side in found)
+    carrying = sum(turn != NO_TURN for side in found for turn in side.turn)
+    console.print(
+        f"{len(examples)} rows, {len(found)} trajectories, {sum(side.turns for side in found)} turns; "
+        f"{tokens} tokens, {carrying} carry loss ({carrying / max(tokens, 1):.1%}); "
+        f"longest {max((len(side.ids) for side in found), default=0)} tokens; "
+        f"{sum(side.dropped_turns for side in found)} turns dropped by the length limit"
+    )

@@ -1,0 +1,212 @@
+"""What the workflows share: from a recipe to its world, rules, tasks and engine, and to recorded episodes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.config import ModelSettings, ProtocolSettings, Section, Tasks, build
+from turnwise.engines import LocalEngine
+from turnwise.envs import ENVIRONMENTS
+from turnwise.envs.protocols import PROTOCOLS
+from turnwise.errors import ConfigError, RunError, did_you_mean
+from turnwise.formats import FORMATS
+from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer, weights_digest
+from turnwise.policy.tokens import Renderer
+from turnwise.progress import bar, console
+from turnwise.rollout import Job, play
+from turnwise.store import TrajectoryStore
+from turnwise.types import Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
+from turnwise.workspace import Run
+
+
+def environment_maker(section: Section) -> Callable[[], Environment]:
+    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS or is `module:Class`.
+
+    Raises:
+        ConfigError: If there is no such environment or a setting is wrong.
+    """
+    name = str(section["name"])
+    table: dict[str, Any] = dict(ENVIRONMENTS)
+    if ":" in name:
+        table[name] = load_object(name)
+    build(table, section, "environment").close()  # a wrong setting shows now, not in the middle
+    return lambda: build(table, section, "environment")  # type: ignore[no-any-return]
+
+
+def load_object(name: str) -> Any:
+    """`module:attribute` -> the attribute; the current folder is searched too.
+
+    Raises:
+        ConfigError: If the module or the attribute is not there.
+    """
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name!r} cannot be loaded: {error}; write it as module:Class.") from error
+
+
+def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
+    """Settings -> rules; a named protocol with changed rules is marked as custom.
+
+    Raises:
+        ConfigError: If the format is unknown, or an unnamed protocol lacks its rules.
+    """
+    if settings.format not in FORMATS:
+        raise ConfigError(f"unknown protocol.format {settings.format!r}.{did_you_mean(settings.format, FORMATS)}")
+    named = PROTOCOLS.get(settings.name)
+    if named is None:
+        if settings.max_turns is None or settings.system is None:
+            hint = did_you_mean(settings.name, PROTOCOLS)
+            raise ConfigError(
+                f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
+            )
+        return EpisodeProtocol(settings.name, settings.format, settings.system, settings.max_turns)
+    if settings.system is None and settings.max_turns is None:
+        return replace(named, format=settings.format)
+    changed = replace(named, name=f"{named.name}-custom", format=settings.format)
+    if settings.system is not None:
+        changed = replace(changed, system=settings.system)
+    if settings.max_turns is not None:
+        changed = replace(changed, max_turns=settings.max_turns, max_turns_by_kind={})
+    return changed
+
+
+def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
+    """The tasks of a panel: of each kind, `per_kind` tasks after `skip`, in a fixed shuffled order.
+
+    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
+
+    Raises:
+        ConfigError: If the panel is empty or a kind has too few tasks.
+    """
+    by_kind: dict[str, list[Task]] = defaultdict(list)
+    for task in env.tasks(panel.split):
+        by_kind[task.kind].append(task)
+    chosen: list[Task] = []
+    for kind, tasks in by_kind.items():
+        random.Random(f"{panel.split}/{kind}").shuffle(tasks)
+        wanted = tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
+        if panel.per_kind is not None and len(wanted) < panel.per_kind:
+            raise ConfigError(
+                f"kind {kind!r} has {len(tasks)} tasks in split {panel.split!r}, but per_kind={panel.per_kind} "
+                f"and skip={panel.skip} ask for {panel.skip + panel.per_kind}."
+            )
+        chosen += wanted
+    if not chosen:
+        raise ConfigError(f"split {panel.split!r} has no task.")
+    return chosen
+
+
+def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1) -> list[Job]:
+    """Episodes to play; the seed of each depends on the run's seed, its task and its sample alone."""
+    return [
+        Job(task, _seed(seed, task.id, sample), sample) for sample in range(samples) for task in tasks
+    ]
+
+
+def _seed(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
+
+
+def panel_digest(tasks: Sequence[Task]) -> str:
+    """SHA-256 of the panel's task ids: equal digests are equal panels."""
+    return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()
+
+
+def policy_path(run: Run, policy: str) -> str:
+    """What a policy of the run is loaded from: `base`, or the name of a trained checkpoint.
+
+    Raises:
+        RunError: If it has not been trained yet.
+    """
+    if policy == "base":
+        return run.recipe.model.name
+    folder = run.checkpoint(policy)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"policy {policy!r} is not trained yet ({folder} is missing); run: turnwise train {run.folder}")
+    return str(folder)
+
+
+def device() -> torch.device:
+    """Where models run: the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def chat_template(settings: ModelSettings) -> str | None:
+    """Text of the chat template the recipe names, if any."""
+    if settings.chat_template is None:
+        return None
+    try:
+        return Path(settings.chat_template).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"model.chat_template {settings.chat_template!r} cannot be read: {error}") from error
+
+
+def open_engine(run: Run, policy: str) -> LocalEngine:
+    """Serve a policy of the run."""
+    settings = run.recipe.model
+    path = policy_path(run, policy)
+    where = device()
+    model = load_model(path, dtype=compute_dtype(settings.dtype, where), say=console.print)
+    name = f"{policy}@{weights_digest(model)[:12]}"
+    renderer = Renderer(load_tokenizer(path), chat_template(settings))
+    return LocalEngine(model.to(where), renderer, name=name, context=context_length(model))
+
+
+def record(
+    run: Run, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
+) -> dict[str, int]:
+    """Play the episodes that a file lacks, and store each as it ends.
+
+    Args:
+        run: The run.
+        file: Where the trajectories are kept.
+        jobs: All episodes the file should hold in the end.
+        policy: Who plays.
+        sampling: How actions are decoded.
+        concurrency: Episodes running at the same time.
+        what: Name of the episodes, for the progress bar.
+
+    Returns:
+        Counts of what the file holds.
+    """
+    protocol = make_protocol(run.recipe.protocol)
+    make = environment_maker(run.recipe.environment)
+    with TrajectoryStore(file) as store:
+        missing = [job for job in jobs if (job.task.id, job.sample) not in store.keys()]  # noqa: SIM118
+        if missing:
+            engine = open_engine(run, policy)
+            with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:
+                for trajectory in play(
+                    missing, engine, make, protocol=protocol, sampling=sampling, concurrency=concurrency
+                ):
+                    store.append(trajectory)
+                    shown.advance()
+            engine.close()
+        return outcomes(store.read())
+
+
+def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """How many episodes ended in which way, and what they cost."""
+    counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
+    for one in trajectories:
+        counts["episodes"] += 1
+        counts["success"] += one.success
+        counts["failed"] += one.status is Status.FAILED
+        counts["turns"] += len(one.turns)
+        counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
+        counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
+    return dict(counts)

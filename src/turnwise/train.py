@@ -1,0 +1,222 @@
+"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from turnwise.config import Lora, Tasks, Train
+from turnwise.errors import RunError
+from turnwise.losses import TurnLogprobs
+from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer
+from turnwise.progress import bar, console, track
+from turnwise.stage import chat_template, choose_tasks, device, environment_maker, policy_path
+from turnwise.store import read_pairs, read_trajectories
+from turnwise.trainer import Examples, TurnConfig, TurnTrainer
+from turnwise.workspace import Run, write_atomically
+
+
+def train_sft(run: Run) -> None:
+    """Teach the base model the expert's episodes."""
+    if not run.trajectories("expert").is_file():
+        raise RunError(f"{run.trajectories('expert')} is missing; run: turnwise collect {run.folder}")
+    env = environment_maker(run.recipe.environment)()
+    try:
+        taught = {task.id for task in choose_tasks(env, run.recipe.sft.tasks or Tasks())}
+    finally:
+        env.close()
+    episodes = [one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught]
+    if not episodes:
+        raise RunError(f"{run.trajectories('expert')} holds no successful episode to teach.")
+    _train(run, "sft", run.recipe.sft, episodes, "base")
+
+
+def train_align(run: Run) -> None:
+    """Align the SFT policy on its preference pairs."""
+    if not run.pairs.is_file():
+        raise RunError(f"{run.pairs} is missing; run: turnwise pair {run.folder}")
+    _train(run, str(run.recipe.align.loss["name"]), run.recipe.align, read_pairs(run.pairs), "sft")
+
+
+def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str) -> None:
+    """Train one policy, going on from the last complete checkpoint, and save it whole.
+
+    Args:
+        run: The run.
+        name: Of the policy.
+        settings: Of the stage.
+        rows: Trajectories or pairs.
+        start: Policy to start from, which is also the reference.
+    """
+    stage = "sft" if name == "sft" else "align"
+    with run.stage(stage) as counts:
+        partial = run.checkpoint(f"{name}.partial")
+        path = policy_path(run, start)
+        model = load_model(path, say=console.print)
+        progress = _Progress(run.metrics(stage), f"training {name}")
+        trainer = TurnTrainer(
+            model,
+            args=make_config(run, settings, partial, limit=context_length(model)),
+            train_dataset=rows,
+            processing_class=load_tokenizer(path),
+            peft_config=_lora(settings.lora),
+            track=lambda work: track(work, "reference", total=len(rows) * 2),
+            callbacks=[progress],
+        )
+        trainer.remove_callback(PrinterCallback)
+        assert isinstance(trainer.train_dataset, Examples)
+        counts |= count_tokens(trainer.train_dataset)
+        if trainer.loss.needs_reference:
+            _write_confidence(run, trainer)
+        trainer.train(resume_from_checkpoint=last_checkpoint(partial))
+        _save_whole(trainer, run.checkpoint(name))
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def make_config(run: Run, settings: Train, output: Path, limit: int | None) -> TurnConfig:
+    """A stage's settings -> the trainer's."""
+    where = device()
+    return TurnConfig(
+        output_dir=str(output),
+        loss=dict(settings.loss),
+        max_length=run.recipe.model.max_length or limit,
+        shared_prefix=settings.shared_prefix,
+        chat_template=chat_template(run.recipe.model),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.micro_batch_size,
+        gradient_accumulation_steps=settings.batch_size // settings.micro_batch_size,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_ratio,
+        lr_scheduler_type=settings.scheduler,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        bf16=compute_dtype(run.recipe.model.dtype, where) is torch.bfloat16,
+        use_cpu=where.type == "cpu",
+        save_steps=settings.save_steps,
+        save_total_limit=1,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        seed=run.recipe.seed,
+    )
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end; what a kill left half-written is removed."""
+    complete = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:  # the trainer writes its state last
+            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            complete.append(checkpoint)
+        except (OSError, ValueError):
+            console.print(f"removing half-written {checkpoint}")
+            shutil.rmtree(checkpoint)
+    newest = max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
+    return str(newest) if newest else None
+
+
+def count_tokens(examples: Examples) -> dict[str, int]:
+    """What training sees: tokens, those that carry loss, turns, and turns cut by the length limit."""
+    found = [side for example in examples.rows for side in example.sides]
+    return {
+        "examples": len(examples),
+        "tokens": sum(len(side.ids) for side in found),
+        "loss_tokens": sum(turn >= 0 for side in found for turn in side.turn),
+        "turns": sum(side.turns for side in found),
+        "dropped_turns": sum(side.dropped_turns for side in found),
+    }
+
+
+def _lora(settings: Lora | None) -> Any:
+    if settings is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _write_confidence(run: Run, trainer: TurnTrainer) -> None:
+    """Keep each turn's confidence under the reference and the weight the loss gives it."""
+    lines = []
+    assert isinstance(trainer.train_dataset, Examples)
+    for example in trainer.train_dataset.rows:
+        entry = {}
+        for name, side, logprobs in zip(("chosen", "rejected"), example.sides, example.reference, strict=True):
+            turn = torch.tensor([index for index in side.turn if index >= 0])
+            both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
+            entry[name] = {
+                "confidence": [round(value, 6) for value in both.confidence().tolist()],
+                "weight": trainer.loss.turn_weights(both).tolist(),
+            }
+        lines.append(json.dumps(entry))
+    write_atomically(run.metrics("confidence"), "\n".join(lines) + "\n")
+
+
+def _save_whole(trainer: TurnTrainer, target: Path) -> None:
+    """Save a plain model folder in one step; adapters are merged into the weights."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    partial = target.with_name(f"{target.name}.saving")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    trainer.renderer.tokenizer.save_pretrained(partial)
+    partial.rename(target)
+
+
+class _Progress(TrainerCallback):
+    """A bar on the screen, and the metrics in a file that survives a kill."""
+
+    def __init__(self, file: Path, what: str) -> None:
+        self._file, self._what = file, what
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # After a resume, entries past the checkpoint will be made again.
+        self._file.write_text("".join(_line(entry) for entry in state.log_history), encoding="utf-8")
+        self._context = bar(self._what, total=state.max_steps, done=state.global_step)
+        self._bar = self._context.__enter__()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._bar.set(state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        entry = {**(logs or {}), "step": state.global_step}
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
+        if not math.isfinite(entry.get("loss", 0.0)):
+            raise RunError(f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate.")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._context.__exit__(None, None, None)
+
+
+def _line(entry: Iterable[Any]) -> str:
+    return json.dumps(entry) + "\n"

