@@ -4,12 +4,14 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from turnwise.errors import RunError
 from turnwise.report import summarize, write_report
+from turnwise.report_html import script_json
 from turnwise.store import TrajectoryStore, write_pairs
 from turnwise.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
@@ -421,6 +423,68 @@ def test_empty_evaluation_counts_as_missing(run):
     assert "no evaluation of an aligned policy" in page_of(run).text
 
 
+def test_empty_metrics_count_as_missing(run):
+    (run / "metrics" / "sft.jsonl").write_text("")
+
+    assert "This run has no training curves of SFT (metrics/sft.jsonl)." in page_of(run).text
+
+
+def test_samples_of_a_task_are_averaged_before_they_are_compared(run):
+    """Task t1: (1.0 + 0.5)/2 = 0.75 against 0.5."""
+    (run / "evaluation" / "tlm-dre.jsonl").unlink()
+    samples = [trajectory("t1", 1.0), replace(trajectory("t1", 0.5), sample=1)]
+    put(run / "evaluation" / "tlm-dre.jsonl", samples)
+
+    comparison = summarize(run)["comparison"]
+
+    assert (comparison["n"], comparison["mean_difference"]) == (1, 0.25)
+
+
+def test_policies_without_a_task_in_common_are_not_compared(run):
+    (run / "evaluation" / "tlm-dre.jsonl").unlink()
+    put(run / "evaluation" / "tlm-dre.jsonl", [trajectory("elsewhere", 1.0)])
+
+    assert summarize(run)["comparison"] is None
+    assert page_of(run).text
+
+
+def test_numbers_that_are_none_do_not_stop_the_report(run):
+    (run / "evaluation" / "protocol.json").write_text('{"temperature": NaN}')
+
+    assert summarize(run)["protocol"] == {"temperature": None}
+    assert json.loads((write_report(run).parent / "summary.json").read_text())
+
+
+def test_turns_show_weight_validity_calls_and_length(run):
+    """Of the pair shown, turn 2 of the rejected side has the high weight. The others here are edge cases."""
+    call = {"name": "search", "arguments": {"query": "tin"}}
+    turn = Turn(({"role": "user", "content": "x" * 4500},), Action("", tool_calls=(call,)), valid=False)
+    rejected = replace(trajectory("p1", 0.0), turns=(turn, turn, turn))
+    write_pairs(run / "pairs.jsonl", [PreferencePair(trajectory("p1", 1.0), rejected)] * 2)
+
+    page = page_of(run)
+
+    classes = [attrs["class"] for tag, attrs in page.elements if attrs.get("class", "").startswith("turn ")]
+    assert classes[:5] == ["turn low", "turn low", "turn low", "turn high", "turn low"]
+    assert "x" * 4000 + " … (500 more characters)" in page.text
+    assert "x" * 4001 not in page.text
+    assert '{"name": "search", "arguments": {"query": "tin"}}' in page.text
+    assert page.text.count("· invalid") == 3 + 1  # and the one of sft on t3
+
+
+def test_only_ratios_are_drawn_on_a_logarithmic_axis(run):
+    put_rows(run / "metrics" / "sft.jsonl", [{"step": i, "learning_rate": 10.0**-i} for i in range(6)])
+
+    assert "type" not in page_of(run).figure("sft-2")["layout"]["yaxis"]
+
+
+def test_embedded_json_cannot_leave_its_element():
+    """Each of these ends a script element, opens a comment, or ends a line for a script."""
+    assert script_json('"</script><!--&\u2028\u2029"'.encode().decode("unicode_escape")) == (
+        '"\\u003c/script\\u003e\\u003c!--\\u0026\\u2028\\u2029"'
+    )
+
+
 def test_policies_come_in_the_order_they_were_evaluated(run):
     for name in ("another", "zeta", "dpo"):
         put(run / "evaluation" / f"{name}.jsonl", [trajectory("t1", 0.5)])
@@ -476,7 +540,7 @@ def test_a_line_being_written_is_left_out(run):
         ("metrics/confidence.jsonl", '{"chosen": {}}\n', "line 1 of .* must give chosen and rejected"),
         (
             "metrics/confidence.jsonl",
-            '{"chosen": {"confidence": [1], "weight": []}, "rejected": 1}\n',
+            '{"chosen": {"confidence": [1], "weight": []}, "rejected": {"confidence": [], "weight": []}}\n',
             "line 1 of",
         ),
         ("manifest.json", "{", "manifest.json' is not JSON"),

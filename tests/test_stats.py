@@ -63,7 +63,9 @@ def test_mean_agrees_with_scipy_bootstrap(n):
 
     estimate = mean_interval(values.tolist())
 
-    close = 0.04 * (expected.high - expected.low)
+    width = expected.high - expected.low
+    close = 0.04 * width
+    assert estimate.high - estimate.low == pytest.approx(width, rel=0.015)
     assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high), abs=close)
 
 
@@ -119,6 +121,28 @@ def test_comparison_by_hand():
     assert (result.n, result.wins, result.losses, result.ties) == (4, 2, 1, 1)
     assert result.mean_difference == 0.125
     assert result.p_value == 6 / 8
+
+
+def test_comparison_resamples_tasks_in_the_order_of_their_names():
+    """So that the interval is the same in every process, whatever order a set has there."""
+    a, b = _by_task(np.random.default_rng(1).random(40)), _by_task([0.5] * 40)
+
+    expected = mean_interval([a[task] - b[task] for task in sorted(a)], bounds=(-1, 1))
+
+    assert (paired_comparison(a, b).low, paired_comparison(a, b).high) == (expected.low, expected.high)
+
+
+def test_rounding_is_not_a_difference():
+    result = paired_comparison({"x": 0.1 + 0.2, "y": 0.5}, {"x": 0.3, "y": 0.25})
+
+    assert (result.wins, result.losses, result.ties) == (1, 0, 1)
+
+
+def test_rounding_does_not_make_a_flip_less_extreme():
+    """Differences 0.1, 0.2, 0.3, -0.4, 0.7: |sum| is 0.9. In exact tenths, 14 of 32 flips reach it."""
+    result = paired_comparison(_by_task([0.1, 0.2, 0.3, 0.0, 0.7]), _by_task([0.0, 0.0, 0.0, 0.4, 0.0]))
+
+    assert result.p_value == 14 / 32
 
 
 def test_comparison_is_exact_when_few_tasks_differ():

@@ -127,7 +127,7 @@ def page(run: Run, summary: Mapping[str, Any]) -> str:
         provenance=flat({key: value for key, value in run.manifest.items() if key != "stages"}),
         commit=str(run.manifest.get("commit") or ""),
         recipe=run.recipe,
-        themes=_script_json(json.dumps(_THEMES)),
+        themes=script_json(json.dumps(_THEMES)),
         library=Markup(library),
         boot=Markup(boot),
         script_hashes=[_hash(library), _hash(boot)],
@@ -235,11 +235,11 @@ def _others(rows: Sequence[Row], drawn: set[str]) -> Iterator[Chart]:
 
 def _figure(name: str, chart: Chart, figure: Any) -> Figure:
     return Figure(
-        f"figure-{name}", chart.title, chart.caption, figure.layout.height, _script_json(to_json(figure))
+        f"figure-{name}", chart.title, chart.caption, figure.layout.height, script_json(to_json(figure))
     )
 
 
-def _script_json(text: str) -> Markup:
+def script_json(text: str) -> Markup:
     """JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -161,7 +161,7 @@ def _json(path: Path) -> Row | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON, and says nothing
     except ValueError as error:
         raise RunError(f"{str(path)!r} is not JSON: {error}. Run the stage that writes it again.") from error
     if not isinstance(value, dict):

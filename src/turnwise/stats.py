@@ -214,7 +214,7 @@ def cluster_interval(
     residuals = np.zeros(len(index))
     np.add.at(residuals, [index[cluster] for cluster in clusters], sample - mean)
     count = len(index)
-    if count == 1 or _no_spread(residuals):
+    if _no_spread(residuals):  # which one cluster alone never has
         low, high = _interval_without_spread(mean, count, confidence, bounds)
     else:
         error = math.sqrt(count / (count - 1) * float((residuals**2).sum())) / len(sample)

@@ -145,3 +145,19 @@ def test_a_clamped_ratio_has_no_gradient_where_it_is_exponentiated(name):
 
     assert (rejected.grad.item() == 0) == (name != "bce")
     assert (chosen.grad.item() == 0) == (name in ("lsif", "basu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ukl", math.exp(2)),
+        ("lsif", math.expm1(4) / 2),
+        ("bce", math.log1p(math.exp(10))),
+        ("basu", math.exp(3)),
+    ],
+)
+def test_the_clamp_stands_where_the_setting_puts_it(name, expected):
+    """At log r = 10 and a clamp of 2: e^2, (e^4 - 1) / 2, the unclamped log(1 + e^10), e^(1.5 * 2)."""
+    value = kernel(name, max_log_ratio=2.0).conjugate(torch.tensor([10.0]))
+
+    assert_close(value, torch.tensor([expected]))

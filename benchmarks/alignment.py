@@ -1,0 +1,114 @@
+"""Compare alignment losses from one SFT policy and one set of pairs a seed, on one held-out panel.
+
+    python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \\
+        --align "{loss: {name: tlm-dre, reduction: token_mean}}" "{loss: {name: dpo}}" --set evaluate.tasks.per_kind=24
+
+Each `--align` is a YAML mapping laid over the recipe's `align` section. Prints and writes, for each variant, the
+score of every seed, its paired difference to SFT of the same seed, and the difference over all seeds with an
+interval from a bootstrap over tasks (a task's seeds stay together).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turnwise.config import Recipe, Train, parse, read_recipe
+from turnwise.evaluate import evaluate
+from turnwise.run import loop
+from turnwise.stats import paired_comparison
+from turnwise.store import read_trajectories
+from turnwise.train import train_align
+from turnwise.workspace import Run
+
+
+def prepare(recipe: Recipe) -> Run:
+    """Run the loop up to the pairs, and score the SFT policy."""
+    run = Run(recipe)
+    for step in loop(run):
+        if step.name in ("expert", "sft", "evaluate-sft", "explore", "pair") and not run.is_done(step.name):
+            step.work(run)
+    return run
+
+
+def align(base: Run, changes: dict[str, Any]) -> Run:
+    """Train and score one variant from the prepared run."""
+    settings = {**dataclasses.asdict(base.recipe.align), **changes}
+    label = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:8]
+    recipe = dataclasses.replace(
+        base.recipe, name=f"{base.recipe.name}-{label}", align=parse(Train, settings, "align")
+    )
+    run = Run(recipe)
+    shutil.copy(base.pairs, run.pairs)
+    link = run.checkpoint("sft")
+    if not link.exists():
+        link.symlink_to(base.checkpoint("sft").resolve())
+    policy = str(recipe.align.loss["name"])
+    if not run.is_done("align"):
+        train_align(run)
+    if not run.is_done(f"evaluate-{policy}"):
+        evaluate(run, policy)
+    shutil.rmtree(run.checkpoint(policy), ignore_errors=True)
+    return run
+
+
+def scores(run: Run, policy: str) -> dict[str, float]:
+    """Score of each task."""
+    return {one.task.id: one.total_reward for one in read_trajectories(run.evaluation(policy))}
+
+
+def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str, Any]:
+    """One variant over all seeds, against SFT of the same seeds."""
+    policy = str(runs[0][1].recipe.align.loss["name"])
+    ours = [scores(run, policy) for _, run in runs]
+    sft = [scores(base, "sft") for base, _ in runs]
+    tasks = sorted(ours[0])
+    a = {task: sum(one[task] for one in ours) / len(ours) for task in tasks}
+    b = {task: sum(one[task] for one in sft) / len(sft) for task in tasks}
+    comparison = paired_comparison(a, b)
+    last = [json.loads(run.metrics("align").read_text().splitlines()[-2]) for _, run in runs]
+    return {
+        "align": changes,
+        "seeds": [base.recipe.seed for base, _ in runs],
+        "n_tasks": len(tasks),
+        "sft": [round(sum(one.values()) / len(one), 4) for one in sft],
+        "aligned": [round(sum(one.values()) / len(one), 4) for one in ours],
+        "difference": dataclasses.asdict(comparison),
+        "last_step": [{key: row[key] for key in row if "/" in key or key in ("loss", "coefficient")} for row in last],
+        "pairs": [base.manifest["stages"]["pair"]["counts"] for base, _ in runs],
+    }
+
+
+def main() -> None:
+    """Parse, run, print and write."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("recipe", type=Path)
+    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("--align", nargs="+", required=True)
+    words.add_argument("--set", nargs="*", default=[], help="key=value settings laid over the recipe")
+    words.add_argument("--out", type=Path, default=Path("alignment.json"))
+    args = words.parse_args()
+    bases = []
+    for seed in args.seeds:
+        recipe = read_recipe(args.recipe, [*args.set, f"seed={seed}"])
+        bases.append(prepare(dataclasses.replace(recipe, name=f"{recipe.name}-seed{seed}")))
+    rows = []
+    for text in args.align:
+        changes = yaml.safe_load(text)
+        rows.append(summarize(changes, [(base, align(base, changes)) for base in bases]))
+        args.out.write_text(json.dumps(rows, indent=2) + "\n")
+        row, found = rows[-1], rows[-1]["difference"]
+        sys.stdout.write(f"{text}: sft {row['sft']} aligned {row['aligned']} difference {found}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
