@@ -1,4 +1,4 @@
-"""Compare alignment losses from one SFT policy and one set of pairs a seed, on one held-out panel.
+r"""Compare alignment losses from one SFT policy and one set of pairs a seed, on one held-out panel.
 
     python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \\
         --align "{loss: {name: tlm-dre, reduction: token_mean}}" "{loss: {name: dpo}}" --set evaluate.tasks.per_kind=24
@@ -82,7 +82,9 @@ def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str,
         "sft": [round(sum(one.values()) / len(one), 4) for one in sft],
         "aligned": [round(sum(one.values()) / len(one), 4) for one in ours],
         "difference": dataclasses.asdict(comparison),
-        "last_step": [{key: row[key] for key in row if "/" in key or key in ("loss", "coefficient")} for row in last],
+        "last_step": [
+            {key: row[key] for key in row if "/" in key or key in ("loss", "coefficient")} for row in last
+        ],
         "pairs": [base.manifest["stages"]["pair"]["counts"] for base, _ in runs],
     }
 

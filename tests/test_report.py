@@ -469,7 +469,7 @@ def test_turns_show_weight_validity_calls_and_length(run):
     assert "x" * 4000 + " … (500 more characters)" in page.text
     assert "x" * 4001 not in page.text
     assert '{"name": "search", "arguments": {"query": "tin"}}' in page.text
-    assert page.text.count("· invalid") == 3 + 1  # and the one of sft on t3
+    assert page.text.count("· invalid") == 3 + 2  # and those of sft on t1 and t3
 
 
 def test_only_ratios_are_drawn_on_a_logarithmic_axis(run):
@@ -480,7 +480,7 @@ def test_only_ratios_are_drawn_on_a_logarithmic_axis(run):
 
 def test_embedded_json_cannot_leave_its_element():
     """Each of these ends a script element, opens a comment, or ends a line for a script."""
-    assert script_json('"</script><!--&\u2028\u2029"'.encode().decode("unicode_escape")) == (
+    assert script_json('"</script><!--&\u2028\u2029"') == (
         '"\\u003c/script\\u003e\\u003c!--\\u0026\\u2028\\u2029"'
     )
 

@@ -21,7 +21,9 @@ app = typer.Typer(
 )
 _output = Console()
 
-Source = Annotated[Path, typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Settings that replace the recipe's.")
 ]
@@ -105,7 +107,9 @@ def inspect(
     data: Annotated[Path, typer.Argument(help="JSONL of trajectories, pairs or TRL rows; or a run folder.")],
     model: Model,
     loss: Annotated[str, typer.Option(help="Loss whose turn weights are shown.")] = "tlm-dre",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row instead of colours.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a row instead of colours.")
+    ] = False,
     max_length: Annotated[int | None, typer.Option(help="Length limit in tokens, as in training.")] = None,
     limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
 ) -> None:
@@ -160,7 +164,9 @@ def check_env(
 
 
 @app.command()
-def convert(model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")]) -> None:
+def convert(
+    model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
+) -> None:
     """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named.
 
     Example: turnwise convert smollm2-135m

@@ -174,8 +174,14 @@ class Recipe:
     output: str = "runs"
 
     def __post_init__(self) -> None:
-        _check(bool(re.fullmatch(r"[\w.-]+", self.name)), f"name must be usable as a folder name, got {self.name!r}.")
-        _check("name" in self.environment, "environment.name is missing; `turnwise list environments` shows them.")
+        _check(
+            bool(re.fullmatch(r"[\w.-]+", self.name)),
+            f"name must be usable as a folder name, got {self.name!r}.",
+        )
+        _check(
+            "name" in self.environment,
+            "environment.name is missing; `turnwise list environments` shows them.",
+        )
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -237,9 +243,9 @@ def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> A
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
     """
-    name = section.get("name")
+    name = str(section.get("name"))
     if name not in table:
-        raise ConfigError(f"unknown {where}.name {str(name)!r}.{did_you_mean(str(name), table)}")
+        raise ConfigError(f"unknown {where}.name {name!r}.{did_you_mean(name, table)}")
     settings = {key: value for key, value in section.items() if key != "name"}
     return parse(table[name], settings, where)
 
@@ -264,7 +270,9 @@ def _override(data: dict[str, Any], word: str) -> None:
     """Apply one `a.b=value` word to the recipe's mapping; the value is YAML."""
     path, equals, text = word.partition("=")
     if not equals or not path:
-        raise ConfigError(f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2.")
+        raise ConfigError(
+            f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+        )
     *parents, last = path.split(".")
     section: Any = data
     for parent in parents:
@@ -274,4 +282,6 @@ def _override(data: dict[str, Any], word: str) -> None:
     try:
         section[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {word!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"override {word!r}: the value is not YAML: {' '.join(str(error).split())}"
+        ) from error

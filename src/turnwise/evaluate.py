@@ -41,7 +41,13 @@ def evaluate(run: Run, policy: str) -> None:
     jobs = make_jobs(tasks, run.recipe.seed)
     with run.stage(f"evaluate-{policy}") as counts:
         counts |= record(
-            run, run.evaluation(policy), jobs, policy, settings.sampling, settings.concurrency, f"evaluating {policy}"
+            run,
+            run.evaluation(policy),
+            jobs,
+            policy,
+            settings.sampling,
+            settings.concurrency,
+            f"evaluating {policy}",
         )
 
 

@@ -23,7 +23,11 @@ from turnwise.store import read_pairs, read_trajectories
 from turnwise.trl_format import from_trl
 from turnwise.types import PreferencePair, Trajectory
 
-_STYLES = {"high": "bold white on dark_red", "low": "black on light_goldenrod2", "one": "black on pale_green3"}
+_STYLES = {
+    "high": "bold white on dark_red",
+    "low": "black on light_goldenrod2",
+    "one": "black on pale_green3",
+}
 
 
 def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
@@ -57,12 +61,16 @@ def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise DataError(f"{data}:{number}: expected a JSON object, got {type(row).__name__}.")
                 yield number, row
     except OSError as error:
-        raise DataError(f"{data} cannot be read: {error.strerror}; give a JSONL file or a run folder.") from error
+        raise DataError(
+            f"{data} cannot be read: {error.strerror}; give a JSONL file or a run folder."
+        ) from error
     except ValueError as error:
         raise DataError(f"{data}:{number}: expected JSON, got something else ({error}).") from error
 
 
-def inspect_json(data: Path, model: str, max_length: int | None = None, limit: int | None = None) -> Iterator[str]:
+def inspect_json(
+    data: Path, model: str, max_length: int | None = None, limit: int | None = None
+) -> Iterator[str]:
     """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
     tokenizer = load_tokenizer(model)
     renderer = Renderer(tokenizer)
@@ -86,7 +94,12 @@ def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
 
 
 def inspect(
-    data: Path, model_name: str, loss_name: str, console: Console, max_length: int | None = None, limit: int = 3
+    data: Path,
+    model_name: str,
+    loss_name: str,
+    console: Console,
+    max_length: int | None = None,
+    limit: int = 3,
 ) -> None:
     """Print rows in colour, each turn with its confidence and weight, and totals.
 
@@ -147,8 +160,14 @@ def _coloured(side: Encoded, weights: list[tuple[float, float]], tokenizer: Any)
 def _legend(console: Console) -> None:
     console.print(
         Text.assemble(
-            ("no loss", "dim"), "  ", ("highest weight", _STYLES["high"]), "  ", ("lower weight", _STYLES["low"]), "  ",
-            ("one weight for all", _STYLES["one"]), "  [turn: p=confidence w=weight]",
+            ("no loss", "dim"),
+            "  ",
+            ("highest weight", _STYLES["high"]),
+            "  ",
+            ("lower weight", _STYLES["low"]),
+            "  ",
+            ("one weight for all", _STYLES["one"]),
+            "  [turn: p=confidence w=weight]",
         )
     )
 

@@ -40,7 +40,7 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
     if ":" in name:
         table[name] = load_object(name)
     build(table, section, "environment").close()  # a wrong setting shows now, not in the middle
-    return lambda: build(table, section, "environment")  # type: ignore[no-any-return]
+    return lambda: build(table, section, "environment")
 
 
 def load_object(name: str) -> Any:
@@ -65,7 +65,9 @@ def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
         ConfigError: If the format is unknown, or an unnamed protocol lacks its rules.
     """
     if settings.format not in FORMATS:
-        raise ConfigError(f"unknown protocol.format {settings.format!r}.{did_you_mean(settings.format, FORMATS)}")
+        raise ConfigError(
+            f"unknown protocol.format {settings.format!r}.{did_you_mean(settings.format, FORMATS)}"
+        )
     named = PROTOCOLS.get(settings.name)
     if named is None:
         if settings.max_turns is None or settings.system is None:
@@ -98,7 +100,9 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     chosen: list[Task] = []
     for kind, tasks in by_kind.items():
         random.Random(f"{panel.split}/{kind}").shuffle(tasks)
-        wanted = tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
+        wanted = (
+            tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
+        )
         if panel.per_kind is not None and len(wanted) < panel.per_kind:
             raise ConfigError(
                 f"kind {kind!r} has {len(tasks)} tasks in split {panel.split!r}, but per_kind={panel.per_kind} "
@@ -112,9 +116,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1) -> list[Job]:
     """Episodes to play; the seed of each depends on the run's seed, its task and its sample alone."""
-    return [
-        Job(task, _seed(seed, task.id, sample), sample) for sample in range(samples) for task in tasks
-    ]
+    return [Job(task, _seed(seed, task.id, sample), sample) for sample in range(samples) for task in tasks]
 
 
 def _seed(*parts: object) -> int:
@@ -136,7 +138,9 @@ def policy_path(run: Run, policy: str) -> str:
         return run.recipe.model.name
     folder = run.checkpoint(policy)
     if not (folder / "config.json").is_file():
-        raise RunError(f"policy {policy!r} is not trained yet ({folder} is missing); run: turnwise train {run.folder}")
+        raise RunError(
+            f"policy {policy!r} is not trained yet ({folder} is missing); run: turnwise train {run.folder}"
+        )
     return str(folder)
 
 
@@ -152,7 +156,9 @@ def chat_template(settings: ModelSettings) -> str | None:
     try:
         return Path(settings.chat_template).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"model.chat_template {settings.chat_template!r} cannot be read: {error}") from error
+        raise ConfigError(
+            f"model.chat_template {settings.chat_template!r} cannot be read: {error}"
+        ) from error
 
 
 def open_engine(run: Run, policy: str) -> LocalEngine:

@@ -33,7 +33,9 @@ def train_sft(run: Run) -> None:
         taught = {task.id for task in choose_tasks(env, run.recipe.sft.tasks or Tasks())}
     finally:
         env.close()
-    episodes = [one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught]
+    episodes = [
+        one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught
+    ]
     if not episodes:
         raise RunError(f"{run.trajectories('expert')} holds no successful episode to teach.")
     _train(run, "sft", run.recipe.sft, episodes, "base")
@@ -156,7 +158,9 @@ def _write_confidence(run: Run, trainer: TurnTrainer) -> None:
     assert isinstance(trainer.train_dataset, Examples)
     for example in trainer.train_dataset.rows:
         entry = {}
-        for name, side, logprobs in zip(("chosen", "rejected"), example.sides, example.reference, strict=True):
+        for name, side, logprobs in zip(
+            ("chosen", "rejected"), example.sides, example.reference, strict=True
+        ):
             turn = torch.tensor([index for index in side.turn if index >= 0])
             both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
             entry[name] = {
@@ -210,7 +214,9 @@ class _Progress(TrainerCallback):
         with self._file.open("a", encoding="utf-8") as file:
             file.write(_line(entry))
         if not math.isfinite(entry.get("loss", 0.0)):
-            raise RunError(f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate.")
+            raise RunError(
+                f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
+            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -38,7 +38,10 @@ _logger = logging.getLogger(__name__)
 class TurnConfig(TrainingArguments):
     """Settings of `TurnTrainer`: those of `TrainingArguments`, and a loss."""
 
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "loss"]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
+        *TrainingArguments._VALID_DICT_FIELDS,
+        "loss",
+    ]
 
     loss: dict[str, Any] | str | None = field(
         default_factory=lambda: {"name": "tlm-dre"},
@@ -50,27 +53,33 @@ class TurnConfig(TrainingArguments):
     )
     shared_prefix: str = field(
         default="keep",
-        metadata={"help": "Turns with which both sides of a pair begin: keep them in the loss, or mask them."},
+        metadata={
+            "help": "Turns with which both sides of a pair begin: keep them in the loss, or mask them."
+        },
     )
     chat_template: str | None = field(
         default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
     )
-    disable_dropout: bool = field(default=True, metadata={"help": "Train without dropout, as the reference ran."})
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Train without dropout, as the reference ran."}
+    )
     reference_cache: str | None = field(
         default=None, metadata={"help": "Folder for reference log-probabilities. None: the user's cache."}
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
-    remove_unused_columns: bool | None = field(default=False, metadata={"help": "Not used: rows are examples."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
         if isinstance(self.loss, str) and not self.loss.startswith("{"):
             self.loss = {"name": self.loss}
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
         if self.shared_prefix not in SHARED_PREFIX:
-            raise ConfigError(f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}.")
+            raise ConfigError(
+                f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
+            )
 
 
 class Examples(Dataset[Example]):
@@ -118,14 +127,19 @@ class TurnTrainer(Trainer):
         Raises:
             TurnwiseError: If a setting or a row is wrong, in one line, before any training.
         """
-        args = args or TurnConfig(output_dir="turnwise-output")
-        self.loss = build(LOSSES, dict(args.loss or {}), "loss")
+        args = self.turn_args = args or TurnConfig(output_dir="turnwise-output")
+        self.loss = build(LOSSES, _section(args.loss), "loss")
         if isinstance(model, str):
             processing_class = processing_class or load_tokenizer(model)
             model = load_model(model)
-        self.renderer = Renderer(processing_class or load_tokenizer(model.config.name_or_path), args.chat_template)
+        self.renderer = Renderer(
+            processing_class or load_tokenizer(model.config.name_or_path), args.chat_template
+        )
         self._context = context_length(model)
-        train, evaluation = self._encode(train_dataset, args, "train"), self._encode(eval_dataset, args, "eval")
+        train, evaluation = (
+            self._encode(train_dataset, args, "train"),
+            self._encode(eval_dataset, args, "eval"),
+        )
         if args.disable_dropout:
             _disable_dropout(model)
         reference = model if ref_model is None else ref_model
@@ -142,18 +156,25 @@ class TurnTrainer(Trainer):
             **trainer,
         )
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
-        self._sums: dict[str, dict[str, list[Tensor]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._sums: dict[str, dict[str, list[Tensor]]] = {
+            "train": defaultdict(list),
+            "eval": defaultdict(list),
+        }
         if self.loss.needs_reference:
             for examples in (train, evaluation):
                 self._add_reference(examples, reference, identity, track or self._tqdm)
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
-        parsed = row if isinstance(row, Trajectory | PreferencePair) else from_trl(row, task_id=f"row-{index}")
+        parsed = (
+            row if isinstance(row, Trajectory | PreferencePair) else from_trl(row, task_id=f"row-{index}")
+        )
         if isinstance(parsed, PreferencePair):
             return parsed if self.loss.needs_rejected else parsed.chosen
         if self.loss.needs_rejected:
-            raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
+            raise DataError(
+                "the loss compares two trajectories, but the row has one; give chosen and rejected."
+            )
         return parsed
 
     def _encode(self, rows: Iterable[Any] | None, args: TurnConfig, name: str) -> Examples | None:
@@ -176,7 +197,10 @@ class TurnTrainer(Trainer):
             cut = sum(side.dropped_turns > 0 for side in sides(encoded))
             _logger.warning(
                 "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
-                name, dropped, cut, args.max_length,
+                name,
+                dropped,
+                cut,
+                args.max_length,
             )
         return Examples(encoded)
 
@@ -189,7 +213,9 @@ class TurnTrainer(Trainer):
         logprobs = reference_logprobs(
             reference,
             list(sides(examples.rows)),
-            folder=Path(self.args.reference_cache) if self.args.reference_cache else cache_folder() / "reference",
+            folder=Path(self.turn_args.reference_cache)
+            if self.turn_args.reference_cache
+            else cache_folder() / "reference",
             identity=f"{identity} {reference.dtype} {self._autocast_dtype()}",
             precision=self._autocast,
             track=track,
@@ -197,7 +223,14 @@ class TurnTrainer(Trainer):
         if reference is not self.model and home != self.args.device:
             reference.to(home)
         found = iter(logprobs)
-        examples.rows = [replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows]
+        examples.rows = [
+            replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows
+        ]
+
+    @property
+    def _is_training(self) -> bool:
+        assert self.model is not None
+        return self.model.training
 
     def _autocast_dtype(self) -> torch.dtype | None:
         return torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
@@ -208,7 +241,8 @@ class TurnTrainer(Trainer):
         return nullcontext() if dtype is None else torch.autocast(self.args.device.type, dtype)
 
     def _tqdm(self, work: Iterable[Any]) -> Iterable[Any]:
-        return tqdm(work, desc="reference", disable=self.args.disable_tqdm)
+        shown: Iterable[Any] = tqdm(work, desc="reference", disable=self.args.disable_tqdm)
+        return shown
 
     def compute_loss(
         self,
@@ -219,8 +253,8 @@ class TurnTrainer(Trainer):
     ) -> Any:
         """Sum of the pairs' losses over the number of pairs in the optimizer step."""
         chosen, rejected = self._both_sides(inputs, action_logprobs(model, inputs))
-        value = self.loss(chosen, rejected)  # type: ignore[arg-type]  # None where the loss reads one side
-        self._record(chosen, rejected, "train" if self.model.training else "eval")
+        value = self.loss(chosen, rejected)  # rejected is None where the loss reads one side
+        self._record(chosen, rejected, "train" if self._is_training else "eval")
         pairs = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / pairs
         return (total, {"loss": value.detach()}) if return_outputs else total
@@ -230,7 +264,9 @@ class TurnTrainer(Trainer):
         pairs = torch.cat([batch["pairs"] for batch in batch_samples]).sum().to(device)
         return self.accelerator.gather(pairs).sum() if self.args.world_size > 1 else pairs
 
-    def _both_sides(self, inputs: dict[str, Tensor], logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogprobs | None]:
+    def _both_sides(
+        self, inputs: dict[str, Tensor], logprobs: Tensor
+    ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
         """Split a batch's log-probabilities into its chosen and rejected trajectories."""
         pairs = int(inputs["pairs"].sum())
         turn, trajectory = loss_turns(inputs)
@@ -267,7 +303,7 @@ class TurnTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last entry."""
-        mode = "train" if self.model.training else "eval"
+        mode = "train" if self._is_training else "eval"
         prefix = "eval_" if mode == "eval" else ""
         for name, values in self._sums[mode].items():
             logs[prefix + name] = float(torch.stack(values).mean())
@@ -281,6 +317,13 @@ class TurnTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
+
+
+def _section(loss: dict[str, Any] | str | None) -> dict[str, Any]:
+    """The `loss` setting as a section."""
+    if not isinstance(loss, dict) or "name" not in loss:
+        raise ConfigError(f"loss must name a loss, such as {{'name': 'tlm-dre'}}, got {loss!r}.")
+    return loss
 
 
 def _disable_dropout(model: nn.Module) -> None:

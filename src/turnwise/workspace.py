@@ -57,8 +57,12 @@ class Run:
             return cls(read_recipe(path, overrides))
         recipe = path / "recipe.yaml"
         if not recipe.is_file():
-            raise RunError(f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder.")
-        return cls(dataclasses.replace(read_recipe(recipe, overrides), output=str(path.parent), name=path.name))
+            raise RunError(
+                f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
+            )
+        return cls(
+            dataclasses.replace(read_recipe(recipe, overrides), output=str(path.parent), name=path.name)
+        )
 
     def trajectories(self, name: str) -> Path:
         """File of the trajectories of a stage: `expert` or `explore`."""
@@ -117,7 +121,10 @@ class Run:
     def _check_recipe(self) -> None:
         recorded = self.folder / "recipe.yaml"
         if recorded.is_file():
-            theirs, ours = _flat(dataclasses.asdict(read_recipe(recorded))), _flat(dataclasses.asdict(self.recipe))
+            theirs, ours = (
+                _flat(dataclasses.asdict(read_recipe(recorded))),
+                _flat(dataclasses.asdict(self.recipe)),
+            )
             for key in sorted(theirs.keys() | ours.keys()):
                 if key not in ("output", "name") and theirs.get(key) != ours.get(key):
                     raise RunError(

@@ -2,4 +2,6 @@
 
 from turnwise.engines.local import LocalEngine
 
+__all__ = ["ENGINES", "LocalEngine"]
+
 ENGINES = {"local": LocalEngine}

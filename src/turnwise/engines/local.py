@@ -82,7 +82,9 @@ class LocalEngine:
         self._limit = context or 2**62
         self._budget = int(cache_gigabytes * 1e9)
         self._kept: OrderedDict[str, tuple[list[int], KeysValues]] = OrderedDict()
-        strange = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {"DynamicLayer"}
+        strange = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
+            "DynamicLayer"
+        }
         if strange:
             raise ModelError(
                 f"the local engine cannot serve {type(model).__name__}: its layers keep {', '.join(sorted(strange))}, "
@@ -207,7 +209,7 @@ class _Layer(DynamicLayer):
     """One layer of a batch's cache with room to grow, so that new tokens are written in place."""
 
     def __init__(self, kept: list[tuple[Tensor, Tensor] | None], old: int, room: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._size = kept, old + room
         self._used = old
 
@@ -230,6 +232,8 @@ class _Layer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
         end = self._used + key_states.shape[-2]
         self.keys[:, :, self._used : end] = key_states
         self.values[:, :, self._used : end] = value_states
@@ -249,7 +253,8 @@ class _Batch:
         self._room = room
         layers = max(len(row.kept) for row in rows)
         self._layers = [
-            _Layer([row.kept[index] if row.kept else None for row in rows], self._old, room) for index in range(layers)
+            _Layer([row.kept[index] if row.kept else None for row in rows], self._old, room)
+            for index in range(layers)
         ]
         self._mask = torch.zeros(len(rows), self._old + room, dtype=torch.bool)
         for index, row in enumerate(rows):
@@ -281,7 +286,7 @@ class _Batch:
             input_ids=ids.to(model.device),
             position_ids=positions.to(model.device),
             attention_mask=mask.to(model.device),
-            past_key_values=Cache(layers=self._layers),
+            past_key_values=Cache(layers=list(self._layers)),
             use_cache=True,
             logits_to_keep=1,
         )

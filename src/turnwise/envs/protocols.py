@@ -10,7 +10,9 @@ _SCIENCEWORLD = (
 )
 
 PROTOCOLS = {
-    ETO_PROTOCOL: EpisodeProtocol(name=ETO_PROTOCOL, system=_SCIENCEWORLD, max_turns=100, max_turns_by_kind=ETO_MAX_TURNS),
+    ETO_PROTOCOL: EpisodeProtocol(
+        name=ETO_PROTOCOL, system=_SCIENCEWORLD, max_turns=100, max_turns_by_kind=ETO_MAX_TURNS
+    ),
 }
 """Turn limits as in Song et al. 2024, arXiv:2403.02502; kinds it leaves out have ScienceWorld's own 100.
 

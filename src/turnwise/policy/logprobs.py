@@ -44,7 +44,8 @@ def action_logprobs(model: Any, batch: Batch) -> Tensor:
 def _sequence_logprobs(model: Any, ids: Tensor, turn: Tensor) -> Tensor:
     """Log-probabilities of one sequence, in nats [loss tokens]."""
     targets = (turn != NO_TURN).nonzero().squeeze(-1)
-    assert targets.numel() and int(targets[0]) > 0, "a sequence starts with text the policy did not write"
+    assert targets.numel(), "a sequence carries loss somewhere"
+    assert int(targets[0]) > 0, "a sequence starts with text the policy did not write"
     # Nothing after the last target is needed.
     ids = ids[: int(targets[-1]) + 1]
     output = model(input_ids=ids[None, :-1], use_cache=False, logits_to_keep=targets - 1)

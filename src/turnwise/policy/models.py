@@ -47,7 +47,9 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote.")
+            raise ModelError(
+                f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
+            )
         return str(folder)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model folder {name!r} does not exist. {_model_help()}")
@@ -148,7 +150,7 @@ def weights_digest(model: torch.nn.Module) -> str:
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":  # torch offers no public question for this
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False

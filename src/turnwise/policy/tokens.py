@@ -81,7 +81,9 @@ class Renderer:
             DataError: If the trajectory has no turn, or not even the first one fits.
         """
         if not trajectory.turns:
-            raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
+            )
         kept: list[Piece] = []
         pending: list[Piece] = []
         length = 0
@@ -133,7 +135,9 @@ class Renderer:
             answer = self._added(opened, self._render(messages, tools), "an assistant message")
             end = answer.rfind(self.end_text)
             if end < 0:
-                raise ModelError(f"the chat template did not close an assistant message with {self.end_text!r}.")
+                raise ModelError(
+                    f"the chat template did not close an assistant message with {self.end_text!r}."
+                )
             written = answer[: end + len(self.end_text)]
             if turn.action.token_ids is None:
                 yield Piece(self._tokenize(written), "assistant", index)
@@ -225,7 +229,10 @@ class Renderer:
     def _check_append_only(self) -> None:
         """Refuse a template that rewrites history, before any work starts."""
         turns = [
-            Turn(({"role": "user", "content": f"observation {i}"},), Action(f"<think>\nwhy {i}\n</think>\n\nact {i}"))
+            Turn(
+                ({"role": "user", "content": f"observation {i}"},),
+                Action(f"<think>\nwhy {i}\n</think>\n\nact {i}"),
+            )
             for i in range(3)
         ]
         system: Message = {"role": "system", "content": "system"}

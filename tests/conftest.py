@@ -1,0 +1,72 @@
+"""Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from turnwise.policy.models import load_tokenizer
+from turnwise.policy.tokens import Renderer
+
+torch.set_num_threads(1)
+
+_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py"
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tokenizer of SmolLM2, with its chat template."""
+    return load_tokenizer("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer):
+    """Conversation -> tokens."""
+    return Renderer(tokenizer)
+
+
+def make_tiny_model(seed: int = 0) -> LlamaForCausalLM:
+    """A Llama of two layers with random weights and SmolLM2's vocabulary."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        eos_token_id=2,
+        pad_token_id=2,
+        bos_token_id=1,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def tiny_model():
+    """A fresh tiny policy."""
+    return make_tiny_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory, tokenizer):
+    """A tiny policy on disk, as `save_pretrained` writes it."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_tiny_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own_environment():
+    """The module of the documentation's example environment."""
+    spec = importlib.util.spec_from_file_location("own_environment", _EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_environment"] = module
+    spec.loader.exec_module(module)
+    return module
