@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.errors import RunError
 from turnwise.report import summarize, write_report
-from turnwise.report_html import script_json
+from turnwise.report.page import script_json
 from turnwise.store import TrajectoryStore, write_pairs
 from turnwise.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.report_run import Run, aligned_policy, score
+from turnwise.report.folder import Run, aligned_policy, score
 from turnwise.types import Trajectory
 
 _LONGEST = 4000

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.report_html import page
-from turnwise.report_run import Run, aligned_policy, read_run, score
+from turnwise.report.folder import Run, aligned_policy, read_run, score
+from turnwise.report.page import page
 from turnwise.stats import Estimate, mean_interval, paired_comparison, rate_interval
 from turnwise.types import Status, Trajectory
 

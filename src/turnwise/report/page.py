@@ -1,4 +1,4 @@
-"""The page of the report: what the templates in `report_assets/` are given, and how they are filled."""
+"""The page of the report: what the templates in `assets/` are given, and how they are filled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from markupsafe import Markup
 from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
-from turnwise import report_episodes as episodes
-from turnwise import report_figures as figures
-from turnwise.report_figures import Chart
-from turnwise.report_run import Row, Run, score
+from turnwise.report import episodes, figures
+from turnwise.report.figures import Chart
+from turnwise.report.folder import Row, Run, score
 from turnwise.stats import Estimate, cluster_interval
 from turnwise.types import Status, Trajectory
 
-_ASSETS = Path(__file__).parent / "report_assets"
+_ASSETS = Path(__file__).parent / "assets"
 _THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("#dde2e8", "#3a424d")}
 
 _SFT = (
