@@ -10,14 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from turnwise.errors import TurnwiseError, did_you_mean
+from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 from turnwise.progress import console as notices
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, one turn at a time.",
+    help="Post-train LLM agents on multi-turn tasks, one turn at a time.\n\n"
+    "Example: turnwise run recipes/scienceworld_tlm-dre_demo.yaml",
 )
 _output = Console()
 
@@ -36,10 +37,9 @@ def run(source: Source, overrides: Overrides = None) -> None:
 
     Example: turnwise run recipes/scienceworld_tlm-dre_demo.yaml seed=1 name=demo-1
     """
-    from turnwise.run import run_all
-    from turnwise.workspace import Run
+    from turnwise.run import open_run, run_all
 
-    opened = Run.open(source, overrides or [])
+    opened = open_run(source, overrides or [])
     report_file = run_all(opened)
     _print_summary(opened.folder)
     _output.print(f"report:  {report_file}", soft_wrap=True)
@@ -47,10 +47,9 @@ def run(source: Source, overrides: Overrides = None) -> None:
 
 
 def _stage(source: Path, overrides: list[str] | None, command: str) -> None:
-    from turnwise.run import run_steps
-    from turnwise.workspace import Run
+    from turnwise.run import open_run, run_steps
 
-    run_steps(Run.open(source, overrides or []), command)
+    run_steps(open_run(source, overrides or []), command)
 
 
 @app.command()
@@ -96,10 +95,11 @@ def report(source: Source, overrides: Overrides = None) -> None:
     Example: turnwise report runs/demo
     """
     from turnwise.report import write_report
-    from turnwise.workspace import Run
+    from turnwise.workspace import refuse_other, resolve_recipe, run_folder
 
-    folder = Run.open(source, overrides or []).folder
-    _output.print(str(write_report(folder)), soft_wrap=True)
+    recipe = resolve_recipe(source, overrides or [])
+    refuse_other(recipe)
+    _output.print(str(write_report(run_folder(recipe))), soft_wrap=True)
 
 
 @app.command()
@@ -136,7 +136,7 @@ def list_table(what: Annotated[str, typer.Argument(help="losses, credits, enviro
     from turnwise.tables import TABLES
 
     if what not in TABLES:
-        raise typer.BadParameter(f"unknown table {what!r}.{did_you_mean(what, TABLES)}")
+        raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, TABLES)}")
     table = Table(show_header=False, box=None)
     for name, entry in TABLES[what]().items():
         table.add_row(name, (entry.__doc__ or "").strip().splitlines()[0])

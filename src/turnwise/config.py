@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,12 @@ class ModelSettings:
     chat_template: str | None = None
     """File with a Jinja chat template to use instead of the tokenizer's own."""
 
+    def __post_init__(self) -> None:
+        _check(
+            self.max_length is None or self.max_length >= 1,
+            f"max_length must be >= 1, got {self.max_length}.",
+        )
+
 
 @dataclass(frozen=True)
 class Tasks:
@@ -69,6 +76,11 @@ class ProtocolSettings:
     """System text; None: the named protocol's."""
     max_turns: int | None = None
     """Turn limit of every task; None: the named protocol's."""
+
+    def __post_init__(self) -> None:
+        _check(
+            self.max_turns is None or self.max_turns >= 1, f"max_turns must be >= 1, got {self.max_turns}."
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,9 @@ class Lora:
     dropout: float = 0.0
     target_modules: str | list[str] = "all-linear"
 
+    def __post_init__(self) -> None:
+        _check(self.rank >= 1, f"rank must be >= 1, got {self.rank}.")
+
 
 @dataclass(frozen=True)
 class Train:
@@ -136,6 +151,7 @@ class Train:
         _check("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
         _check(self.epochs > 0, f"epochs must be > 0, got {self.epochs}.")
         _check(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}.")
+        _check(0 <= self.warmup_ratio < 1, f"warmup_ratio must be in [0, 1), got {self.warmup_ratio}.")
         _check(self.save_steps >= 1, f"save_steps must be >= 1, got {self.save_steps}.")
         _check(
             self.micro_batch_size >= 1 and self.batch_size % self.micro_batch_size == 0,
@@ -175,7 +191,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check(
-            bool(re.fullmatch(r"[\w.-]+", self.name)),
+            bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
             f"name must be usable as a folder name, got {self.name!r}.",
         )
         _check(
@@ -219,16 +235,16 @@ def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     Raises:
         ConfigError: The first thing that is wrong, in one line.
     """
-    settings = inspect.signature(kind).parameters
+    settings = _settings(kind)
     hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
-    for key in data:
+    for key in map(str, data):
         if key not in settings:
             known = [_join(where, name) for name in settings]
             raise ConfigError(f"unknown key {_join(where, key)!r}.{did_you_mean(_join(where, key), known)}")
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
-    values = {key: _value(hints[key], value, _join(where, key)) for key, value in data.items()}
+    values = {key: _value(hints.get(key, Any), value, _join(where, key)) for key, value in data.items()}
     try:
         return kind(**values)
     except ValueError as error:
@@ -250,8 +266,18 @@ def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> A
     return parse(table[name], settings, where)
 
 
+def _settings(kind: Any) -> dict[str, inspect.Parameter]:
+    """The keyword arguments a class is made with, by name."""
+    found = inspect.signature(kind).parameters
+    return {
+        name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    }
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
     """One value -> the type its field declares."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value}.")
     for part in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(part) and isinstance(part, type) and isinstance(value, Mapping):
             return parse(part, value, where)
@@ -276,7 +302,9 @@ def _override(data: dict[str, Any], word: str) -> None:
     *parents, last = path.split(".")
     section: Any = data
     for parent in parents:
-        section = section.setdefault(parent, {}) if isinstance(section, dict) else None
+        if isinstance(section, dict) and section.get(parent) is None:
+            section[parent] = {}
+        section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"override {word!r}: {'.'.join(parents)} is a value, not a section.")
     try:

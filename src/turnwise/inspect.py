@@ -40,9 +40,10 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
         data = data / "pairs.jsonl"
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
-        yield from read_trajectories(data)
+        yield from (_checked(one, one, data) for one in read_trajectories(data))
     elif isinstance(first.get("chosen"), dict):
-        yield from read_pairs(data)
+        for pair in read_pairs(data):
+            yield _checked(pair, pair.chosen, data) and _checked(pair, pair.rejected, data)
     else:
         for number, row in _objects(data):
             try:
@@ -51,12 +52,24 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
                 raise DataError(f"{data}:{number}: {error}") from error
 
 
+def _checked(row: Any, trajectory: Trajectory, data: Path) -> Any:
+    """The row, unless an action of the trajectory is nothing at all."""
+    for index, turn in enumerate(trajectory.turns):
+        action = turn.action
+        if not action.token_ids and not (action.token_ids is None and (action.text or action.tool_calls)):
+            raise DataError(
+                f"{data}: task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
+            )
+    return row
+
+
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The numbered JSON objects of a file."""
+    number = 0
     try:
-        with data.open(encoding="utf-8") as file:
+        with data.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
                 if not isinstance(row, dict):
                     raise DataError(f"{data}:{number}: expected a JSON object, got {type(row).__name__}.")
                 yield number, row
@@ -72,12 +85,18 @@ def inspect_json(
     data: Path, model: str, max_length: int | None = None, limit: int | None = None
 ) -> Iterator[str]:
     """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
+    _check_limit(limit)
     tokenizer = load_tokenizer(model)
     renderer = Renderer(tokenizer)
     for row in islice(read_rows(data), limit):
         example = encode_example(row, renderer, max_length)
         sides = {"chosen": example.chosen, "rejected": example.rejected}
         yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit must be >= 0, got {limit}.")
 
 
 def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
@@ -115,8 +134,7 @@ def inspect(
         ConfigError: If there is no such loss.
     """
     loss = build(LOSSES, {"name": loss_name}, "loss")
-    if limit < 0:
-        raise ConfigError(f"limit must be >= 0, got {limit}.")
+    _check_limit(limit)
     tokenizer = load_tokenizer(model_name)
     renderer = Renderer(tokenizer)
     examples = [encode_example(row, renderer, max_length) for row in read_rows(data)]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from turnwise.errors import EngineFailure
 from turnwise.formats import FORMATS
@@ -123,20 +124,21 @@ def play(
     running: list[_Running] = []
     try:
         while True:
-            for job in waiting:
+            for job in islice(waiting, concurrency - len(running)):
                 env = idle.pop() if idle else make_environment()
                 running.append(_Running(env, episode(env, job, protocol=protocol, policy=engine.name)))
-                if len(running) == concurrency:
-                    break
             if not running:
                 return
             yield from _advance_all(running, engine, sampling, idle)
     finally:
         for env in [*idle, *(one.env for one in running)]:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:  # noqa: BLE001  one world that cannot close must not leave the others open
+                _logger.warning("a world could not be closed: %s: %s", type(error).__name__, error)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
     """An episode under way."""
 

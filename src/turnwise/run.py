@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from turnwise.collect import collect_expert, collect_explore
+from turnwise.config import Recipe, Tasks, Train, build
+from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
+from turnwise.losses import LOSSES
 from turnwise.pair import make_pairs
+from turnwise.policy.models import load_tokenizer
+from turnwise.policy.tokens import Renderer
 from turnwise.progress import console
 from turnwise.report import write_report
-from turnwise.train import train_align, train_sft
-from turnwise.workspace import Run
+from turnwise.stage import chat_template, choose_tasks, environment_maker, make_protocol
+from turnwise.train import make_config, train_align, train_sft
+from turnwise.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
+
+
+def open_run(source: Path, overrides: Sequence[str] = ()) -> Run:
+    """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
+
+    Raises:
+        TurnwiseError: The first mistake that can be found without working.
+    """
+    recipe = resolve_recipe(source, overrides)
+    refuse_other(recipe)
+    if not is_run(run_folder(recipe)):
+        check(recipe)
+    return Run(recipe)
+
+
+def check(recipe: Recipe) -> None:
+    """Build everything the steps will need, so that a mistake shows now and not hours later."""
+    make_protocol(recipe.protocol)
+    for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
+        _check_training(recipe, name, settings, on_pairs)
+    Renderer(load_tokenizer(recipe.model.name, console.print), chat_template(recipe.model))
+    env = environment_maker(recipe.environment)()
+    try:
+        panels = {"sft": recipe.sft.tasks or Tasks(), "explore": recipe.explore.tasks}
+        for name, panel in (panels | {"evaluate": recipe.evaluate.tasks}).items():
+            try:
+                choose_tasks(env, panel)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.tasks: {error}") from error
+    finally:
+        env.close()
+
+
+def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:
+    loss = build(LOSSES, settings.loss, f"{name}.loss")
+    if loss.needs_rejected is not on_pairs:
+        fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
+        raise ConfigError(
+            f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
+            f"({', '.join(fitting)}), got {settings.loss['name']!r}."
+        )
+    try:
+        make_config(recipe, settings, run_folder(recipe), limit=None)
+    except ValueError as error:  # of the trainer's own settings
+        raise ConfigError(f"{name}: {error}") from error
+    if settings.lora and importlib.util.find_spec("peft") is None:
+        raise ConfigError(f'{name}.lora needs peft; run: pip install "turnwise[lora]"')
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from turnwise.config import ModelSettings, ProtocolSettings, Section, Tasks, bui
 from turnwise.engines import LocalEngine
 from turnwise.envs import ENVIRONMENTS
 from turnwise.envs.protocols import PROTOCOLS
-from turnwise.errors import ConfigError, RunError, did_you_mean
+from turnwise.errors import ConfigError, EnvironmentFailure, RunError, TurnwiseError, did_you_mean
 from turnwise.formats import FORMATS
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer, weights_digest
 from turnwise.policy.tokens import Renderer
@@ -39,8 +39,20 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
     table: dict[str, Any] = dict(ENVIRONMENTS)
     if ":" in name:
         table[name] = load_object(name)
-    build(table, section, "environment").close()  # a wrong setting shows now, not in the middle
-    return lambda: build(table, section, "environment")
+
+    def make() -> Environment:
+        try:
+            world: Environment = build(table, section, "environment")
+        except TurnwiseError:
+            raise
+        except Exception as error:  # environments are code of others
+            raise EnvironmentFailure(
+                f"environment {name!r} cannot start: {type(error).__name__}: {error}"
+            ) from error
+        return world
+
+    make().close()  # a wrong setting shows now, not in the middle
+    return make
 
 
 def load_object(name: str) -> Any:
@@ -54,8 +66,10 @@ def load_object(name: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{name!r} cannot be loaded: {error}; write it as module:Class.") from error
+    except Exception as error:  # a module is code of others
+        raise ConfigError(
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class."
+        ) from error
 
 
 def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
@@ -95,7 +109,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
         ConfigError: If the panel is empty or a kind has too few tasks.
     """
     by_kind: dict[str, list[Task]] = defaultdict(list)
-    for task in env.tasks(panel.split):
+    for task in _tasks(env, panel.split):
         by_kind[task.kind].append(task)
     chosen: list[Task] = []
     for kind, tasks in by_kind.items():
@@ -112,6 +126,17 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     if not chosen:
         raise ConfigError(f"split {panel.split!r} has no task.")
     return chosen
+
+
+def _tasks(env: Environment, split: str) -> Sequence[Task]:
+    try:
+        return env.tasks(split)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # environments are code of others
+        raise ConfigError(
+            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1) -> list[Job]:

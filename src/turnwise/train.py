@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from turnwise.config import Lora, Tasks, Train
+from turnwise.config import Lora, Recipe, Tasks, Train
 from turnwise.errors import RunError
 from turnwise.losses import TurnLogprobs
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer
@@ -66,7 +67,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         progress = _Progress(run.metrics(stage), f"training {name}")
         trainer = TurnTrainer(
             model,
-            args=make_config(run, settings, partial, limit=context_length(model)),
+            args=make_config(run.recipe, settings, partial, limit=context_length(model)),
             train_dataset=rows,
             processing_class=load_tokenizer(path),
             peft_config=_lora(settings.lora),
@@ -78,20 +79,23 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         counts |= count_tokens(trainer.train_dataset)
         if trainer.loss.needs_reference:
             _write_confidence(run, trainer)
-        trainer.train(resume_from_checkpoint=last_checkpoint(partial))
+        try:
+            trainer.train(resume_from_checkpoint=last_checkpoint(partial))
+        finally:
+            progress.close()
         _save_whole(trainer, run.checkpoint(name))
-        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
-def make_config(run: Run, settings: Train, output: Path, limit: int | None) -> TurnConfig:
+def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
     """A stage's settings -> the trainer's."""
     where = device()
     return TurnConfig(
         output_dir=str(output),
         loss=dict(settings.loss),
-        max_length=run.recipe.model.max_length or limit,
+        max_length=recipe.model.max_length or limit,
         shared_prefix=settings.shared_prefix,
-        chat_template=chat_template(run.recipe.model),
+        chat_template=chat_template(recipe.model),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=settings.batch_size // settings.micro_batch_size,
@@ -100,15 +104,15 @@ def make_config(run: Run, settings: Train, output: Path, limit: int | None) -> T
         lr_scheduler_type=settings.scheduler,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        bf16=compute_dtype(run.recipe.model.dtype, where) is torch.bfloat16,
+        activation_checkpointing=settings.gradient_checkpointing,
+        bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         save_steps=settings.save_steps,
         save_total_limit=1,
         logging_steps=1,
         report_to=[],
         disable_tqdm=True,
-        seed=run.recipe.seed,
+        seed=recipe.seed,
     )
 
 
@@ -180,6 +184,7 @@ def _save_whole(trainer: TurnTrainer, target: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     trainer.renderer.tokenizer.save_pretrained(partial)
+    shutil.rmtree(target, ignore_errors=True)  # left by a run that was killed right after this
     partial.rename(target)
 
 
@@ -188,14 +193,18 @@ class _Progress(TrainerCallback):
 
     def __init__(self, file: Path, what: str) -> None:
         self._file, self._what = file, what
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """Take the bar from the screen, also after an error."""
+        self._open.close()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         # After a resume, entries past the checkpoint will be made again.
         self._file.write_text("".join(_line(entry) for entry in state.log_history), encoding="utf-8")
-        self._context = bar(self._what, total=state.max_steps, done=state.global_step)
-        self._bar = self._context.__enter__()
+        self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -217,11 +226,6 @@ class _Progress(TrainerCallback):
             raise RunError(
                 f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
             )
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._context.__exit__(None, None, None)
 
 
 def _line(entry: Iterable[Any]) -> str:

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -34,12 +34,15 @@ class Run:
             RunError: If the folder was made by another recipe.
         """
         self.recipe = recipe
-        self.folder = Path(recipe.output) / recipe.name
-        self._check_recipe()
-        for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "recipe.yaml").exists():
-            write_atomically(self.folder / "recipe.yaml", to_yaml(recipe))
+        self.folder = run_folder(recipe)
+        refuse_other(recipe)
+        try:
+            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            if not is_run(self.folder):
+                write_atomically(self.folder / "recipe.yaml", to_yaml(recipe))
+        except OSError as error:
+            raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
         self.manifest = _read_manifest(self.folder / "manifest.json") or {
             "recipe": recipe.name,
             "seed": recipe.seed,
@@ -49,20 +52,6 @@ class Run:
             "data": {},
             "stages": {},
         }
-
-    @classmethod
-    def open(cls, path: Path, overrides: list[str]) -> Run:
-        """Open a run by its recipe file or by its folder."""
-        if not path.is_dir():
-            return cls(read_recipe(path, overrides))
-        recipe = path / "recipe.yaml"
-        if not recipe.is_file():
-            raise RunError(
-                f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
-            )
-        return cls(
-            dataclasses.replace(read_recipe(recipe, overrides), output=str(path.parent), name=path.name)
-        )
 
     def trajectories(self, name: str) -> Path:
         """File of the trajectories of a stage: `expert` or `explore`."""
@@ -118,21 +107,53 @@ class Run:
         files = [*sorted((self.folder / "trajectories").glob("*.jsonl")), self.pairs]
         self.manifest["data"] = {file.name: file_digest(file) for file in files if file.is_file()}
 
-    def _check_recipe(self) -> None:
-        recorded = self.folder / "recipe.yaml"
-        if recorded.is_file():
-            theirs, ours = (
-                _flat(dataclasses.asdict(read_recipe(recorded))),
-                _flat(dataclasses.asdict(self.recipe)),
-            )
-            for key in sorted(theirs.keys() | ours.keys()):
-                if key not in ("output", "name") and theirs.get(key) != ours.get(key):
-                    raise RunError(
-                        f"{self.folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
-                        f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
-                    )
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise RunError(f"{self.folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, or the recorded one of a run folder; nothing is written.
+
+    Raises:
+        ConfigError: If the recipe is wrong.
+        RunError: If the folder is no run folder.
+    """
+    if not path.is_dir():
+        return read_recipe(path, overrides)
+    if not is_run(path):
+        raise RunError(
+            f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
+        )
+    folder = path if path.name not in ("", "..") else path.resolve()  # `turnwise report .`
+    place = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
+    return read_recipe(path / "recipe.yaml", [*place, *overrides])
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where a recipe's run lies."""
+    return Path(recipe.output) / recipe.name
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (folder / "recipe.yaml").is_file()
+
+
+def refuse_other(recipe: Recipe) -> None:
+    """Refuse a folder that another recipe, or something else, made.
+
+    Raises:
+        RunError: Naming the first key that differs.
+    """
+    folder = run_folder(recipe)
+    if is_run(folder):
+        theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
+        ours = _flat(dataclasses.asdict(recipe))
+        for key in sorted(theirs.keys() | ours.keys()):
+            if key not in ("output", "name") and theirs.get(key) != ours.get(key):
+                raise RunError(
+                    f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
+                    f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
+                )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
 
 
 class _PeakMemory:
@@ -189,6 +210,8 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{path} is not JSON ({error}); restore it or remove the run folder.") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
+        raise RunError(f"{path} is no manifest: it has no stages; restore it or remove the run folder.")
     return manifest
 
 

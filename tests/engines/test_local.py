@@ -1,0 +1,304 @@
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+from torch.testing import assert_close
+from transformers import MistralConfig, MistralForCausalLM
+
+from turnwise.engines.local import LocalEngine, choose
+from turnwise.errors import EngineFailure, ModelError
+from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.tokens import NO_TURN
+from turnwise.rollout import Job, play
+from turnwise.types import Action, EpisodeProtocol, Prompt, Sampling, Turn
+
+SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
+
+
+@pytest.fixture
+def ends_turns(tiny_model, renderer):
+    """A tiny policy that ends about one turn in three at each token."""
+    torch.manual_seed(1)
+    bias = torch.zeros(tiny_model.config.vocab_size)
+    bias[renderer.end_id] = math.log(0.5 * tiny_model.config.vocab_size)
+    tiny_model.lm_head.bias = torch.nn.Parameter(bias)
+    tiny_model.lm_head.weight.data *= 0.3
+    return tiny_model
+
+
+def user(text):
+    return ({"role": "user", "content": text},)
+
+
+def prompt(name, turns=(), heard="go", seed=0):
+    system = ({"role": "system", "content": "Play."},)
+    return Prompt(system, tuple(turns), user(heard), seed, name)
+
+
+OPENINGS = ["hi", "a much longer observation, with many words in it. " * 3, "look around", "b " * 60]
+
+
+def converse(engine, renderer, names, rounds=4, sampling=SAMPLED, batched=True):
+    """Several conversations, a few turns each: their turns. The first one drops out after two rounds."""
+    turns = {name: [] for name in names}
+    for k in range(rounds):
+        going = [name for i, name in enumerate(names) if k < 2 or i]
+        asked = [
+            prompt(name, turns[name], OPENINGS[(names.index(name) + k) % 4], seed=31 * k + len(name) + i)
+            for i, name in enumerate(names)
+            if name in going
+        ]
+        if batched:
+            answers = engine.generate(asked, sampling)
+        else:
+            answers = [engine.generate([one], sampling)[0] for one in asked]
+        for name, one, answer in zip(going, asked, answers, strict=True):
+            turns[name].append(Turn(one.observation, answer))
+    return turns
+
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def ids_of(turns):
+    return {name: [turn.action.token_ids for turn in played] for name, played in turns.items()}
+
+
+def logprobs_of(turns):
+    return torch.tensor([x for played in turns.values() for turn in played for x in turn.action.logprobs])
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(max_new_tokens=6)], ids=["sampled", "greedy"])
+def test_an_answer_does_not_depend_on_the_batch(ends_turns, renderer, sampling):
+    """Four conversations of different length, over several turns whose answers end at different times.
+
+    The same ids; log-probabilities to 1e-4, since float32 sums in another order.
+    """
+    together = converse(LocalEngine(ends_turns, renderer), renderer, NAMES, sampling=sampling)
+    alone = converse(LocalEngine(ends_turns, renderer), renderer, NAMES, sampling=sampling, batched=False)
+
+    assert ids_of(together) == ids_of(alone)
+    assert_close(logprobs_of(together), logprobs_of(alone), atol=1e-4, rtol=0)
+
+
+def test_the_answers_above_end_at_different_times(ends_turns, renderer):
+    """Otherwise the test above would say little: some end themselves, some are cut, lengths differ."""
+    turns = converse(LocalEngine(ends_turns, renderer), renderer, NAMES)
+    actions = [turn.action for played in turns.values() for turn in played]
+
+    assert len({len(action.token_ids) for action in actions}) >= 4
+    assert {action.ended for action in actions} == {True, False}
+
+
+def test_nothing_kept_between_turns_gives_the_same_answers(ends_turns, renderer):
+    """With no memory for keys and values all is computed again."""
+    kept = converse(LocalEngine(ends_turns, renderer), renderer, NAMES)
+    again = converse(LocalEngine(ends_turns, renderer, cache_gigabytes=0), renderer, NAMES)
+
+    assert ids_of(kept) == ids_of(again)
+    assert_close(logprobs_of(kept), logprobs_of(again), atol=1e-4, rtol=0)
+
+
+class Counting(torch.nn.Module):
+    """A model that notes how many tokens it was given."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config, self.device, self.seen = model, model.config, model.device, []
+
+    def forward(self, **inputs):
+        self.seen.append(inputs["input_ids"].shape)
+        return self.model(**inputs)
+
+
+def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
+    """The second prompt is fed from the last sampled token on; after `forget`, from its beginning."""
+    model = Counting(ends_turns)
+    engine = LocalEngine(model, renderer)
+    one = prompt("a", heard=OPENINGS[1])
+    first = engine.generate([one], SAMPLED)[0]
+    two = prompt("a", [Turn(one.observation, first)], "go", seed=1)
+    expected = len(renderer.prompt_ids(two)) - len(renderer.prompt_ids(one)) - len(first.token_ids) + 1
+
+    model.seen.clear()
+    engine.generate([two], SAMPLED)
+    fed = model.seen[0][1]
+    engine.forget("a")
+    model.seen.clear()
+    engine.generate([two], SAMPLED)
+
+    assert fed == expected
+    assert model.seen[0][1] == len(renderer.prompt_ids(two))
+
+
+def test_a_history_that_changed_is_computed_again(ends_turns, renderer):
+    """What is kept under a name is used only if the prompt goes on from it."""
+    engine = LocalEngine(ends_turns, renderer)
+    engine.generate([prompt("a", heard=OPENINGS[1])], SAMPLED)
+    other = prompt("a", heard=OPENINGS[3], seed=4)
+
+    found = engine.generate([other], SAMPLED)[0]
+    fresh = LocalEngine(ends_turns, renderer).generate([other], SAMPLED)[0]
+
+    assert found.token_ids == fresh.token_ids
+
+
+def test_greedy_answers_equal_transformers_generate(ends_turns, renderer):
+    """An independent decoder, one conversation at a time and without our cache."""
+    asked = [prompt(name, heard=heard) for name, heard in zip(NAMES, OPENINGS, strict=True)]
+    answers = LocalEngine(ends_turns, renderer).generate(asked, Sampling(max_new_tokens=8))
+
+    for one, answer in zip(asked, answers, strict=True):
+        ids = torch.tensor([renderer.prompt_ids(one)])
+        theirs = ends_turns.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=8,
+            eos_token_id=renderer.end_id,
+            pad_token_id=renderer.end_id,
+        )
+        assert list(answer.token_ids) == theirs[0, ids.shape[1] :].tolist()
+
+
+def test_logprobs_are_of_temperature_one_and_greedy_takes_the_likeliest(tiny_model, renderer):
+    """Recorded is the policy's own log-probability, whatever the decoding."""
+    one = prompt("a")
+    answer = LocalEngine(tiny_model, renderer).generate([one], Sampling(max_new_tokens=1))[0]
+    cold = LocalEngine(tiny_model, renderer).generate(
+        [one], Sampling(temperature=0.3, top_p=0.5, max_new_tokens=1)
+    )[0]
+    with torch.no_grad():
+        exact = tiny_model(torch.tensor([renderer.prompt_ids(one)])).logits[0, -1].log_softmax(-1)
+
+    assert answer.token_ids == (int(exact.argmax()),)
+    assert_close(torch.tensor(answer.logprobs[0]), exact.max(), atol=1e-4, rtol=0)
+    assert_close(torch.tensor(cold.logprobs[0]), exact[cold.token_ids[0]], atol=1e-4, rtol=0)
+
+
+def draws_from(logits, sampling, n=4000):
+    """How often each token was chosen."""
+    rows = torch.tensor(logits)[None].expand(n, -1)
+    found = choose(rows, sampling, [random.Random(seed) for seed in range(n)])
+    return Counter(found.tolist())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_frequencies_agree_with_the_softmax(temperature):
+    """Chi-square on 4000 draws with fixed seeds; at 1e-3 a right sampler would fail once in a thousand seeds."""
+    logits = [0.0, 1.0, -1.0, 0.5, -0.5]
+    found = draws_from(logits, Sampling(temperature=temperature))
+    expected = (torch.tensor(logits) / temperature).softmax(-1).double() * 4000
+    expected = expected / expected.sum() * 4000
+
+    assert stats.chisquare([found[token] for token in range(5)], expected.numpy()).pvalue > 1e-3
+
+
+def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it():
+    """Probabilities 0.15, 0.5, 0.05, 0.3 and top_p 0.7: 0.5 < 0.7 <= 0.8, so two tokens, as 5 to 3."""
+    logits = [math.log(p) for p in (0.15, 0.5, 0.05, 0.3)]
+    found = draws_from(logits, Sampling(temperature=1.0, top_p=0.7))
+
+    assert set(found) == {1, 3}
+    assert stats.chisquare([found[1], found[3]], [2500, 1500]).pvalue > 1e-3
+
+
+def test_a_top_p_of_almost_nothing_is_greedy():
+    """The likeliest token is always kept."""
+    found = draws_from([0.0, 1.0, 0.9], Sampling(temperature=1.0, top_p=1e-6), n=50)
+
+    assert set(found) == {1}
+
+
+def test_a_token_without_probability_is_never_drawn():
+    """At both ends of the uniform draw: 0 takes the first possible token, almost 1 the last possible."""
+
+    class Fixed(random.Random):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def random(self):
+            return self.value
+
+    logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).expand(2, -1)
+    found = choose(logits, Sampling(temperature=1.0), [Fixed(0.0), Fixed(1 - 2**-53)])
+
+    assert found.tolist() == [1, 2]
+
+
+def test_a_conversation_that_fills_the_context_is_a_failure_of_its_own(ends_turns, renderer):
+    """The others are answered as if it were not there."""
+    engine = LocalEngine(ends_turns, renderer, context=60)
+    asked = [prompt("a"), prompt("b", heard=OPENINGS[3]), prompt("c")]
+    found = engine.generate(asked, SAMPLED)
+
+    assert isinstance(found[1], EngineFailure)
+    assert "no room for an answer" in str(found[1])
+    assert found[0].token_ids == LocalEngine(ends_turns, renderer).generate([asked[0]], SAMPLED)[0].token_ids
+    assert isinstance(found[2], Action)
+
+
+def test_an_answer_stops_at_the_context(tiny_model, renderer):
+    """Three tokens of room are three tokens of answer, which then counts as cut."""
+    one = prompt("a")
+    room = len(renderer.prompt_ids(one)) + 3
+    found = LocalEngine(tiny_model, renderer, context=room).generate([one], SAMPLED)[0]
+
+    assert len(found.token_ids) == 3
+    assert not found.ended
+
+
+def test_no_prompts_are_no_answers(tiny_model, renderer):
+    """An empty batch calls no model."""
+    assert LocalEngine(tiny_model, renderer).generate([], SAMPLED) == []
+
+
+def test_a_model_with_a_sliding_window_is_refused(renderer):
+    """Its layers forget; what is kept would be wrong without a word."""
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=8,
+    )
+
+    with pytest.raises(ModelError, match="cannot serve MistralForCausalLM.*Sliding"):
+        LocalEngine(MistralForCausalLM(config), renderer)
+
+
+def test_training_sees_the_tokens_and_logprobs_that_were_sampled(ends_turns, renderer, own_environment):
+    """Token in, token out, on episodes really played.
+
+    The random policy writes tokens whose text tokenizes to others, and invalid turns; float32 to 1e-4.
+    """
+    env = own_environment.GuessNumber()
+    protocol = EpisodeProtocol(name="plain", format="action", max_turns=3)
+    found = list(
+        play(
+            [Job(task, seed) for seed, task in enumerate(env.tasks("train")[:3])],
+            LocalEngine(ends_turns, renderer),
+            own_environment.GuessNumber,
+            protocol=protocol,
+            sampling=SAMPLED,
+            concurrency=2,
+        )
+    )
+
+    assert sum(len(one.turns) for one in found) == 9
+    for one in found:
+        encoded = renderer.encode(one)
+        own = [token for token, t in zip(encoded.ids, encoded.turn, strict=True) if t != NO_TURN]
+        sampled = [token for turn in one.turns for token in turn.action.token_ids]
+        recorded = torch.tensor([x for turn in one.turns for x in turn.action.logprobs])
+        with torch.no_grad():
+            computed = action_logprobs(ends_turns, lay_out([encoded]))
+
+        assert own == sampled
+        assert_close(recorded, computed, atol=1e-4, rtol=0)

@@ -1,0 +1,138 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from turnwise.policy.logprobs import action_logprobs, lay_out, loss_turns
+from turnwise.policy.reference import reference_logprobs
+from turnwise.policy.tokens import NO_TURN, Encoded
+
+
+def sequence(length, loss, seed=0):
+    """Random ids; `loss` maps a position to its turn."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 49152, (length,), generator=generator).tolist()
+    turn = tuple(loss.get(place, NO_TURN) for place in range(length))
+    return Encoded(tuple(ids), turn, ("user",) * length)
+
+
+FIRST = sequence(12, {3: 0, 4: 0, 8: 1, 9: 1, 10: 1}, seed=1)
+SECOND = sequence(7, {1: 0, 6: 1}, seed=2)
+THIRD = sequence(9, {5: 0}, seed=3)
+
+
+def plain(model, encoded):
+    """The definition: a whole forward pass, log_softmax over all places, then a gather."""
+    ids = torch.tensor(encoded.ids)
+    logprobs = model(input_ids=ids[None]).logits[0].float().log_softmax(-1)
+    places = [place for place, turn in enumerate(encoded.turn) if turn != NO_TURN]
+    return torch.stack([logprobs[place - 1, ids[place]] for place in places])
+
+
+def test_equals_a_full_forward_pass(tiny_model):
+    """The output layer where loss is equals the output layer everywhere, then picked; float32 rounding."""
+    found = action_logprobs(tiny_model, lay_out([FIRST]))
+
+    assert_close(found, plain(tiny_model, FIRST), atol=1e-5, rtol=1e-5)
+    assert found.dtype == torch.float32
+
+
+def test_sequences_in_one_batch_equal_each_alone(tiny_model):
+    """Sequences laid end to end do not see each other; the order is kept."""
+    rows = [FIRST, SECOND, THIRD]
+    alone = torch.cat([action_logprobs(tiny_model, lay_out([row])) for row in rows])
+
+    assert_close(action_logprobs(tiny_model, lay_out(rows)), alone, atol=1e-6, rtol=0)
+
+
+def test_gradient_equals_that_of_the_plain_computation(tiny_model):
+    """Every parameter gets the same gradient, also through several sequences."""
+    parameters = list(tiny_model.parameters())
+    ours = torch.autograd.grad(action_logprobs(tiny_model, lay_out([FIRST, SECOND])).sum(), parameters)
+    theirs = torch.autograd.grad(
+        plain(tiny_model, FIRST).sum() + plain(tiny_model, SECOND).sum(), parameters
+    )
+
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_after_the_last_loss_token_change_nothing(tiny_model):
+    """A causal model cannot see them, and they are not computed."""
+    changed = replace(FIRST, ids=(*FIRST.ids[:-1], 7))
+
+    assert torch.equal(
+        action_logprobs(tiny_model, lay_out([FIRST])), action_logprobs(tiny_model, lay_out([changed]))
+    )
+
+
+def test_a_bfloat16_model_is_finite_and_close(tiny_model):
+    """bfloat16 keeps 8 bits: logits of size 3 are off by 0.02; the result is float32."""
+    exact = action_logprobs(tiny_model, lay_out([FIRST]))
+    found = action_logprobs(tiny_model.bfloat16(), lay_out([FIRST]))
+
+    assert found.dtype == torch.float32
+    assert_close(found, exact, atol=0.1, rtol=0)
+
+
+def test_loss_tokens_know_their_turn_and_sequence():
+    """Worked by hand from the masks above."""
+    turn, sequences = loss_turns(lay_out([FIRST, SECOND]))
+
+    assert turn.tolist() == [0, 0, 1, 1, 1, 0, 1]
+    assert sequences.tolist() == [0, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("loss", [{}, {0: 0}])
+def test_a_sequence_must_have_loss_after_its_first_token(tiny_model, loss):
+    """Our own mistakes, caught by assert: nothing predicts the first token."""
+    with pytest.raises(AssertionError):
+        action_logprobs(tiny_model, lay_out([sequence(4, loss)]))
+
+
+def test_reference_equals_the_policy_it_is(tiny_model, tmp_path):
+    """One tensor a sequence, without gradient, and the model's mode is put back."""
+    tiny_model.train()
+    found = reference_logprobs(tiny_model, [FIRST, SECOND], folder=tmp_path, identity="a")
+
+    assert [len(each) for each in found] == [5, 2]
+    assert_close(found[0], plain(tiny_model, FIRST).detach(), atol=1e-5, rtol=1e-5)
+    assert not found[0].requires_grad
+    assert tiny_model.training
+
+
+def test_a_second_call_reads_the_reference_back_without_the_model(tiny_model, tmp_path):
+    """None as the model would raise if it were called."""
+    first = reference_logprobs(tiny_model, [FIRST, SECOND], folder=tmp_path, identity="a")
+    second = reference_logprobs(None, [FIRST, SECOND], folder=tmp_path, identity="a")
+
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert [file.suffix for file in tmp_path.iterdir()] == [".safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "identity"),
+    [
+        ([FIRST], "b"),
+        ([replace(FIRST, ids=(5, *FIRST.ids[1:]))], "a"),
+        ([replace(FIRST, turn=(*FIRST.turn[:-1], 1))], "a"),
+        ([FIRST, SECOND], "a"),
+    ],
+    ids=["weights", "ids", "mask", "rows"],
+)
+def test_other_content_is_another_file(tiny_model, tmp_path, rows, identity):
+    """What the result depends on is in the file's name."""
+    reference_logprobs(tiny_model, [FIRST], folder=tmp_path, identity="a")
+    reference_logprobs(tiny_model, rows, folder=tmp_path, identity=identity)
+
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_order_of_rows_is_part_of_the_content(tiny_model, tmp_path):
+    """Read back in another order, the values go to the right rows."""
+    forward = reference_logprobs(tiny_model, [FIRST, SECOND], folder=tmp_path, identity="a")
+    backward = reference_logprobs(tiny_model, [SECOND, FIRST], folder=tmp_path, identity="a")
+
+    assert torch.equal(forward[0], backward[1])
+    assert torch.equal(forward[1], backward[0])
