@@ -56,7 +56,11 @@ def test_action_takes_one_action_and_nothing_else(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["Thought: a\nAction: look at door", "  Thought: a\nAction:look at door \n", "Thought:\nAction: look at door"],
+    [
+        "Thought: a\nAction: look at door",
+        "  Thought: a\nAction:look at door \n",
+        "Thought:\nAction: look at door",
+    ],
 )
 def test_blanks_around_do_not_matter(text):
     """Small policies write them."""

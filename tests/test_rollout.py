@@ -12,7 +12,7 @@ PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_tu
 
 
 @dataclass
-class Counter:
+class _Counter:
     """Count to three with 'up'; 'crash' raises, and so does reset of a task called broken."""
 
     worlds: list = field(default_factory=list)
@@ -55,7 +55,7 @@ class Counter:
 
 
 @dataclass
-class Script:
+class _Script:
     """An engine that answers from a function of the prompt, and remembers what it was asked."""
 
     answer: object
@@ -85,11 +85,11 @@ def by_task(**answers):
 
 def played(answer, jobs, concurrency=2, protocol=PROTOCOL):
     """(trajectories by task, worlds, engine) after playing all jobs."""
-    worlds, engine = [], Script(answer)
+    worlds, engine = [], _Script(answer)
     found = play(
         jobs,
         engine,
-        lambda: Counter(worlds),
+        lambda: _Counter(worlds),
         protocol=protocol,
         sampling=Sampling(),
         concurrency=concurrency,
@@ -101,24 +101,28 @@ def jobs(*names):
     return [Job(Task(name), seed=index) for index, name in enumerate(names)]
 
 
-def finish(steps, *texts):
-    """Send the texts; the trajectory the episode returns."""
-    next(steps)
+def finish_from(steps, *texts):
+    """Send the texts to an episode under way; the trajectory it returns."""
+    for text in texts[:-1]:
+        steps.send(Action(text))
     with pytest.raises(StopIteration) as end:
-        for text in texts:
-            steps.send(Action(text))
+        steps.send(Action(texts[-1]))
     return end.value.value
+
+
+def finish(steps, *texts):
+    """Start an episode and send the texts; the trajectory it returns."""
+    next(steps)
+    return finish_from(steps, *texts)
 
 
 def test_an_episode_is_played_by_hand():
     """Prompts out, actions in: 'up' three times ends it with rewards 0.25, 0.5 and 0.75."""
-    steps = episode(Counter(), Job(Task("t/1"), seed=5, sample=2), protocol=PROTOCOL, policy="hand")
+    steps = episode(_Counter(), Job(Task("t/1"), seed=5, sample=2), protocol=PROTOCOL, policy="hand")
     first = next(steps)
     second = steps.send(Action("Action: up"))
     third = steps.send(Action("Action: up"))
-    with pytest.raises(StopIteration) as end:
-        steps.send(Action("Action: up"))
-    record = end.value.value
+    record = finish_from(steps, "Action: up")
 
     assert first.messages == system_prompt(PROTOCOL)
     assert (first.turns, first.observation) == ((), ({"role": "user", "content": "count is 0"},))
@@ -143,7 +147,7 @@ def test_the_system_prompt_is_the_protocols_text_and_the_formats_instruction():
 
 def test_an_answer_that_breaks_the_format_is_an_invalid_turn():
     """The world is not asked; the reminder is the next observation, and the state is what it was."""
-    steps = episode(Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL)
+    steps = episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL)
     next(steps)
     steps.send(Action("Action: up"))
     asked = steps.send(Action("up"))
@@ -157,18 +161,10 @@ def test_an_answer_that_breaks_the_format_is_an_invalid_turn():
     assert record.success
 
 
-def finish_from(steps, *texts):
-    """Send the texts to an episode under way; the trajectory it returns."""
-    with pytest.raises(StopIteration) as end:
-        for text in texts:
-            steps.send(Action(text))
-    return end.value.value
-
-
 def test_an_action_the_world_does_not_understand_is_an_invalid_turn():
     """Well written, but the environment said so."""
     record = finish(
-        episode(Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL),
+        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL),
         *["Action: dance", "Action: up", "Action: up", "Action: up"],
     )
 
@@ -177,9 +173,7 @@ def test_an_action_the_world_does_not_understand_is_an_invalid_turn():
 
 def test_the_turn_limit_truncates():
     """Four turns of 'wait' end by our limit, not by the world."""
-    record = finish(
-        episode(Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), *["Action: wait"] * 4
-    )
+    record = finish(episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), *["Action: wait"] * 4)
 
     assert len(record.turns) == 4
     assert (record.success, record.terminated, record.truncated) == (False, False, True)
@@ -190,7 +184,7 @@ def test_the_turn_limit_may_depend_on_the_kind_of_task():
     """One turn for this kind."""
     protocol = EpisodeProtocol("p", format="action", max_turns=4, max_turns_by_kind={"short": 1})
     record = finish(
-        episode(Counter(), Job(Task("t/1", kind="short"), seed=0), protocol=protocol), "Action: up"
+        episode(_Counter(), Job(Task("t/1", kind="short"), seed=0), protocol=protocol), "Action: up"
     )
 
     assert len(record.turns) == 1
@@ -200,7 +194,7 @@ def test_the_turn_limit_may_depend_on_the_kind_of_task():
 def test_a_world_that_raises_in_step_fails_its_episode_and_keeps_the_turns():
     """The turn that raised is not a turn; type and text of the error are kept."""
     record = finish(
-        episode(Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up", "Action: crash"
+        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up", "Action: crash"
     )
 
     assert record.status is Status.FAILED
@@ -224,9 +218,7 @@ def test_seeds_are_the_same_when_played_again_and_whatever_plays_beside():
     by_key = []
     for concurrency in (1, 3):
         _, _, engine = played(up, jobs("a", "b", "c"), concurrency)
-        by_key.append(
-            {(p.conversation, len(p.turns)): p.seed for batch in engine.batches for p in batch}
-        )
+        by_key.append({(p.conversation, len(p.turns)): p.seed for batch in engine.batches for p in batch})
 
     assert by_key[0] == by_key[1]
 
@@ -243,11 +235,12 @@ def test_a_world_that_raises_in_reset_fails_that_episode_only(caplog):
 
 
 def test_a_first_batch_of_broken_tasks_does_not_end_the_play():
-    """No prompt to answer in that round; the jobs behind them are still played."""
+    """No prompt to answer in that round, so no engine is called; the jobs behind them are still played."""
     broken = [Job(Task("broken"), 0, sample) for sample in range(2)]
-    found, worlds, _ = played(up, [*broken, *jobs("a")])
+    found, worlds, engine = played(up, [*broken, *jobs("a")])
 
     assert found["a"].success
+    assert [len(batch) for batch in engine.batches] == [1, 1, 1]
     assert all(world.closed for world in worlds)
 
 
@@ -265,11 +258,9 @@ def test_a_broken_world_is_closed_and_replaced(name):
 
 def test_a_world_that_cannot_even_close_stops_nothing(monkeypatch):
     """It failed before; closing it is a courtesy."""
-    monkeypatch.setattr(Counter, "breaks_on_close", True)
-    engine = Script(up)
-    steps = play(
-        jobs("broken"), engine, Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=1
-    )
+    monkeypatch.setattr(_Counter, "breaks_on_close", True)
+    engine = _Script(up)
+    steps = play(jobs("broken"), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=1)
 
     assert [one.status for one in steps] == [Status.FAILED]
 
@@ -308,9 +299,9 @@ def test_every_conversation_that_ended_is_forgotten():
 def test_a_trajectory_is_handed_out_as_soon_as_its_episode_ends():
     """The first ends in turn 3 of both; the second goes on to its limit after it."""
     wait = lambda prompt: Action("Action: wait")  # noqa: E731
-    engine = Script(by_task(slow=wait))
+    engine = _Script(by_task(slow=wait))
     steps = play(
-        jobs("slow", "quick"), engine, Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=2
+        jobs("slow", "quick"), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=2
     )
 
     assert next(steps).task.id == "quick"
@@ -322,7 +313,12 @@ def test_worlds_are_closed_when_the_consumer_stops_early():
     """Closing the generator runs its clean-up."""
     worlds = []
     steps = play(
-        jobs(*"abcd"), Script(up), lambda: Counter(worlds), protocol=PROTOCOL, sampling=Sampling(), concurrency=2
+        jobs(*"abcd"),
+        _Script(up),
+        lambda: _Counter(worlds),
+        protocol=PROTOCOL,
+        sampling=Sampling(),
+        concurrency=2,
     )
     next(steps)
     steps.close()
@@ -339,7 +335,7 @@ def test_worlds_are_closed_when_the_engine_raises():
 
     worlds = []
     steps = play(
-        jobs("a", "b"), Script(breaks), lambda: Counter(worlds), protocol=PROTOCOL, sampling=Sampling()
+        jobs("a", "b"), _Script(breaks), lambda: _Counter(worlds), protocol=PROTOCOL, sampling=Sampling()
     )
     with pytest.raises(EngineFailure, match="out of memory"):
         list(steps)
@@ -355,10 +351,10 @@ def test_worlds_are_closed_when_one_of_them_cannot_start():
     def make():
         if worlds:
             raise EnvironmentFailure("no port is free")
-        return Counter(worlds)
+        return _Counter(worlds)
 
     with pytest.raises(EnvironmentFailure, match="no port is free"):
-        list(play(jobs("a", "b"), Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
+        list(play(jobs("a", "b"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
 
     assert worlds[0].closed
 
@@ -366,7 +362,7 @@ def test_worlds_are_closed_when_one_of_them_cannot_start():
 def test_all_worlds_are_closed_even_if_one_cannot_close(monkeypatch, caplog):
     """Two worlds whose close raises: both are closed, and the trajectories have been handed out."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(Counter, "breaks_on_close", True)
+    monkeypatch.setattr(_Counter, "breaks_on_close", True)
     found, worlds, _ = played(up, jobs("a", "b"))
 
     assert sorted(found) == ["a", "b"]

@@ -37,7 +37,7 @@ MESSAGE = st.builds(
     TEXT | st.none(),
     OBJECT,
 )
-TOKENS = st.lists(st.tuples(st.integers(0, 10**6), FLOAT), max_size=4)
+TOKENS = st.lists(st.tuples(st.integers(0, 10**6), FLOAT), min_size=1, max_size=4)
 
 
 @st.composite

@@ -40,10 +40,14 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
         data = data / "pairs.jsonl"
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
-        yield from (_checked(one, one, data) for one in read_trajectories(data))
+        for one in read_trajectories(data):
+            _check_actions(one, data)
+            yield one
     elif isinstance(first.get("chosen"), dict):
         for pair in read_pairs(data):
-            yield _checked(pair, pair.chosen, data) and _checked(pair, pair.rejected, data)
+            _check_actions(pair.chosen, data)
+            _check_actions(pair.rejected, data)
+            yield pair
     else:
         for number, row in _objects(data):
             try:
@@ -52,15 +56,14 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
                 raise DataError(f"{data}:{number}: {error}") from error
 
 
-def _checked(row: Any, trajectory: Trajectory, data: Path) -> Any:
-    """The row, unless an action of the trajectory is nothing at all."""
+def _check_actions(trajectory: Trajectory, data: Path) -> None:
+    """Refuse an action that is nothing; a sampled one holds at least the token that ended it."""
     for index, turn in enumerate(trajectory.turns):
         action = turn.action
-        if not action.token_ids and not (action.token_ids is None and (action.text or action.tool_calls)):
+        if not (action.text or action.tool_calls if action.token_ids is None else action.token_ids):
             raise DataError(
                 f"{data}: task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
             )
-    return row
 
 
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:

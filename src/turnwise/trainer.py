@@ -143,7 +143,10 @@ class TurnTrainer(Trainer):
         if args.disable_dropout:
             _disable_dropout(model)
         reference = model if ref_model is None else ref_model
-        identity = weights_digest(reference) if self.loss.needs_reference else ""
+        if self.loss.needs_reference:  # before adapters, which may change the weights they are added to
+            identity = weights_digest(reference)
+            for examples in (train, evaluation):
+                self._add_reference(examples, reference, identity, track or self._tqdm)
         if peft_config is not None:
             model = _add_adapters(model, peft_config)
         super().__init__(
@@ -160,9 +163,6 @@ class TurnTrainer(Trainer):
             "train": defaultdict(list),
             "eval": defaultdict(list),
         }
-        if self.loss.needs_reference:
-            for examples in (train, evaluation):
-                self._add_reference(examples, reference, identity, track or self._tqdm)
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
@@ -208,8 +208,9 @@ class TurnTrainer(Trainer):
         """Give each example the reference's log-probabilities; the reference is not needed again."""
         if examples is None:
             return
-        home = reference.device
-        reference.to(self.args.device)
+        home, device = reference.device, self.turn_args.device
+        if home != device:
+            reference.to(device)
         logprobs = reference_logprobs(
             reference,
             list(sides(examples.rows)),
@@ -220,7 +221,7 @@ class TurnTrainer(Trainer):
             precision=self._autocast,
             track=track,
         )
-        if reference is not self.model and home != self.args.device:
+        if home != device:
             reference.to(home)
         found = iter(logprobs)
         examples.rows = [
@@ -233,15 +234,15 @@ class TurnTrainer(Trainer):
         return self.model.training
 
     def _autocast_dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        return torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision training will run in, so that policy and reference start equal."""
         dtype = self._autocast_dtype()
-        return nullcontext() if dtype is None else torch.autocast(self.args.device.type, dtype)
+        return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
 
     def _tqdm(self, work: Iterable[Any]) -> Iterable[Any]:
-        shown: Iterable[Any] = tqdm(work, desc="reference", disable=self.args.disable_tqdm)
+        shown: Iterable[Any] = tqdm(work, desc="reference", disable=self.turn_args.disable_tqdm)
         return shown
 
     def compute_loss(
@@ -299,14 +300,16 @@ class TurnTrainer(Trainer):
             diagnostics = getattr(self.loss, "diagnostics", None)
             found |= diagnostics(chosen, rejected) if diagnostics else {}
         for name, values in found.items():
-            self._sums[mode][name].append(self.accelerator.gather_for_metrics(values.float().mean()).mean())
+            part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
+            self._sums[mode][name].append(self.accelerator.gather(part).view(-1, 2).sum(0))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last entry."""
         mode = "train" if self._is_training else "eval"
         prefix = "eval_" if mode == "eval" else ""
         for name, values in self._sums[mode].items():
-            logs[prefix + name] = float(torch.stack(values).mean())
+            total, count = torch.stack(values).sum(0).tolist()
+            logs[prefix + name] = total / count
         self._sums[mode].clear()
         super().log(logs, start_time)
 
@@ -330,6 +333,9 @@ def _disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():  # attention layers keep theirs as a number
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _add_adapters(model: Any, peft_config: Any) -> Any:

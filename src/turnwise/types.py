@@ -54,6 +54,10 @@ class Action:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Native tool calls, in the chat-template form."""
 
+    def __post_init__(self) -> None:
+        if self.token_ids is not None and not self.token_ids:
+            raise DataError("token_ids must hold at least one token or be None, got none.")
+
     def message(self) -> Message:
         """The action as an assistant message."""
         message: Message = {"role": "assistant", "content": self.text}

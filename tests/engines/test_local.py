@@ -102,7 +102,7 @@ def test_nothing_kept_between_turns_gives_the_same_answers(ends_turns, renderer)
     assert_close(logprobs_of(kept), logprobs_of(again), atol=1e-4, rtol=0)
 
 
-class Counting(torch.nn.Module):
+class _Counting(torch.nn.Module):
     """A model that notes how many tokens it was given."""
 
     def __init__(self, model):
@@ -114,24 +114,32 @@ class Counting(torch.nn.Module):
         return self.model(**inputs)
 
 
-def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
-    """The second prompt is fed from the last sampled token on; after `forget`, from its beginning."""
-    model = Counting(ends_turns)
-    engine = LocalEngine(model, renderer)
+def later_turn(engine, renderer, forget):
+    """Lengths of the first prompt, its answer and the second prompt, which is answered last."""
     one = prompt("a", heard=OPENINGS[1])
     first = engine.generate([one], SAMPLED)[0]
     two = prompt("a", [Turn(one.observation, first)], "go", seed=1)
-    expected = len(renderer.prompt_ids(two)) - len(renderer.prompt_ids(one)) - len(first.token_ids) + 1
-
-    model.seen.clear()
+    if forget:
+        engine.forget("a")
+    engine._model.seen.clear()
     engine.generate([two], SAMPLED)
-    fed = model.seen[0][1]
-    engine.forget("a")
-    model.seen.clear()
-    engine.generate([two], SAMPLED)
+    return [len(renderer.prompt_ids(one)), len(first.token_ids), len(renderer.prompt_ids(two))]
 
-    assert fed == expected
-    assert model.seen[0][1] == len(renderer.prompt_ids(two))
+
+def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
+    """The second prompt is fed from the last sampled token on, which no pass has read yet."""
+    model = _Counting(ends_turns)
+    one, answer, two = later_turn(LocalEngine(model, renderer), renderer, forget=False)
+
+    assert model.seen[0][1] == two - one - answer + 1
+
+
+def test_a_forgotten_conversation_is_computed_from_its_beginning(ends_turns, renderer):
+    """Its keys and values are gone."""
+    model = _Counting(ends_turns)
+    _, _, two = later_turn(LocalEngine(model, renderer), renderer, forget=True)
+
+    assert model.seen[0][1] == two
 
 
 def test_a_history_that_changed_is_computed_again(ends_turns, renderer):
@@ -269,7 +277,7 @@ def test_a_model_with_a_sliding_window_is_refused(renderer):
         sliding_window=8,
     )
 
-    with pytest.raises(ModelError, match="cannot serve MistralForCausalLM.*Sliding"):
+    with pytest.raises(ModelError, match=r"cannot serve MistralForCausalLM.*Sliding"):
         LocalEngine(MistralForCausalLM(config), renderer)
 
 

@@ -50,9 +50,7 @@ def test_gradient_equals_that_of_the_plain_computation(tiny_model):
     """Every parameter gets the same gradient, also through several sequences."""
     parameters = list(tiny_model.parameters())
     ours = torch.autograd.grad(action_logprobs(tiny_model, lay_out([FIRST, SECOND])).sum(), parameters)
-    theirs = torch.autograd.grad(
-        plain(tiny_model, FIRST).sum() + plain(tiny_model, SECOND).sum(), parameters
-    )
+    theirs = torch.autograd.grad(plain(tiny_model, FIRST).sum() + plain(tiny_model, SECOND).sum(), parameters)
 
     for mine, other in zip(ours, theirs, strict=True):
         assert_close(mine, other, atol=1e-4, rtol=1e-4)

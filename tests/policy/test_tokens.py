@@ -134,8 +134,10 @@ def test_the_training_text_is_what_the_template_writes(wide, family):
 
 @pytest.mark.parametrize("family", ["chatml", "gemma", "mistral"])
 def test_the_training_ids_are_what_the_template_tokenizes_to(wide, family):
-    """The same in ids. Not for Llama's template with this tokenizer, which merges the two newlines that end a
-    prompt and splits them before a word; a policy continues the prompt, so the prompt's ids are right."""
+    """The same in ids, but for Llama's template: this tokenizer merges two newlines at the end of a text only.
+
+    A policy continues the prompt, which ends in them, so the prompt's ids are the right ones.
+    """
     played = trajectory(*THREE.turns, prompt=() if family == "gemma" else SYSTEM)
     ids = Renderer(wide, FAMILIES[family]).encode(played).ids
     whole = wide.apply_chat_template(

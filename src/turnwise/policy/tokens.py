@@ -139,6 +139,7 @@ class Renderer:
                     f"the chat template did not close an assistant message with {self.end_text!r}."
                 )
             written = answer[: end + len(self.end_text)]
+            _check_action(turn.action, written, index)
             if turn.action.token_ids is None:
                 yield Piece(self._tokenize(written), "assistant", index)
             else:
@@ -239,3 +240,16 @@ class Renderer:
         prompt = () if self._try_render([system, *turns[0].observation], ()) is None else (system,)
         for _ in self._pieces(prompt, turns, ()):
             pass
+
+
+def _check_action(action: Action, written: str, index: int) -> None:
+    """Refuse an action of which nothing, or not its tool calls, reaches the tokens."""
+    if action.token_ids is None and not action.text and not action.tool_calls:
+        raise DataError(f"turn {index} has an empty action; remove the turn or the row.")
+    for call in action.tool_calls:
+        name = str(call.get("function", call).get("name", ""))
+        if name not in written:
+            raise ModelError(
+                f"the chat template leaves out tool calls: turn {index} calls {name!r}, but the text is {written!r}. "
+                "Give a template that writes them with `chat_template`."
+            )

@@ -1,0 +1,267 @@
+"""The command line: mistakes end with code 2 and one line, before any work; help has examples."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from turnwise.cli import main
+
+TURNWISE = Path(sys.executable).with_name("turnwise")
+COMMANDS = [
+    "run",
+    "collect",
+    "pair",
+    "train",
+    "evaluate",
+    "report",
+    "inspect",
+    "list",
+    "check-env",
+    "convert",
+]
+STAGES = ["run", "collect", "pair", "train", "evaluate"]
+
+RECIPE = """
+name: one
+output: {output}
+model: {{name: "{model}", dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
+sft:
+  loss: {{name: sft}}
+  tasks: {{per_kind: 4}}
+explore:
+  tasks: {{per_kind: 4, skip: 4}}
+align:
+  loss: {{name: tlm-dre}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_folder, own_environment):
+    """A recipe that would run."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
+    return file
+
+
+@pytest.fixture
+def turnwise(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, notices)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["turnwise", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def assert_refused(result, says):
+    """Code 2, nothing on standard output, and one line that starts with error."""
+    code, output, notices = result
+    assert (code, output) == (2, "")
+    assert len(notices.splitlines()) == 1, notices
+    assert notices.startswith("error: ")
+    assert says in notices
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["sed=1"], "unknown key 'sed'. Did you mean 'seed'?"),
+        (
+            ["align.loss.bata=1", "align.loss.name=dpo"],
+            "unknown key 'align.loss.bata'. Did you mean 'align.loss.beta'?",
+        ),
+        (["align.loss.name=tlm-der"], "unknown align.loss.name 'tlm-der'. Did you mean 'tlm-dre'?"),
+        (["align.loss.low=-1"], "align.loss.low must be"),
+        (
+            ["align.loss.name=sft"],
+            "align.loss.name must be a loss on pairs (dpo, dmpo, dil, tlm-dpo, tlm-dre), got 'sft'",
+        ),
+        (["sft.loss.name=dpo"], "sft.loss.name must be a loss on single trajectories (sft), got 'dpo'"),
+        (["align.scheduler=cosin"], "align: cosin is not a valid SchedulerType"),
+        (["align.shared_prefix=drop"], "shared_prefix must be one of keep, mask, got 'drop'"),
+        (["model.name=./nowhere"], "model folder './nowhere' does not exist. Give a Hugging Face Hub id"),
+        (["model.dtype=float8"], "model.dtype must be one of"),
+        (["model.chat_template=nowhere.jinja"], "model.chat_template 'nowhere.jinja' cannot be read"),
+        (["protocol.name=scienceworld-et", "protocol.system=null"], "Did you mean 'scienceworld-eto'?"),
+        (["protocol.format=recat"], "unknown protocol.format 'recat'. Did you mean 'react'?"),
+        (
+            ["environment.name=scienceworl"],
+            "unknown environment.name 'scienceworl'. Did you mean 'scienceworld'?",
+        ),
+        (["environment.name=nowhere:World"], "'nowhere:World' cannot be loaded: ModuleNotFoundError"),
+        (["environment.size=3"], "unknown key 'environment.size'"),
+        (["evaluate.tasks.split=dev"], "evaluate.tasks: guess-number-1.0 has no tasks for split 'dev'"),
+        (
+            ["explore.tasks.per_kind=5"],
+            "explore.tasks: kind 'guess' has 8 tasks in split 'train', but per_kind=5",
+        ),
+        (["seed"], "override 'seed' must look like key=value"),
+        (["name=a b"], "name must be usable as a folder name"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_refused_before_anything_is_made(turnwise, recipe, tmp_path, words, says):
+    """Also what only the last stage would have met, such as a setting of the alignment's loss."""
+    result = turnwise("run", recipe, *words)
+
+    assert_refused(result, says)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", STAGES)
+def test_every_stage_checks_the_whole_recipe(turnwise, recipe, tmp_path, command):
+    """`collect` too refuses a loss that only `train` would build."""
+    result = turnwise(command, recipe, "align.loss.name=dop")
+
+    assert_refused(result, "unknown align.loss.name 'dop'. Did you mean 'dpo'?")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_template_that_rewrites_history_is_refused_before_anything_is_made(turnwise, recipe, tmp_path):
+    """It shows only the last message, so no turn's tokens are a prefix of the next one's."""
+    template = tmp_path / "last.jinja"
+    template.write_text("{{ messages[-1]['content'] }}<|im_end|>{% if add_generation_prompt %}>{% endif %}")
+
+    result = turnwise("run", recipe, f"model.chat_template={template}")
+
+    assert_refused(result, "not append-only")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_another_recipe_is_refused(turnwise, recipe, tmp_path):
+    """The first run recorded seed 0; by recipe and by folder, with seed 1 nothing changes."""
+    assert turnwise("collect", recipe)[0] == 0
+    before = {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in tmp_path.rglob("*")
+    }
+
+    results = [
+        turnwise(command, source, "seed=1")
+        for command in ("run", "report")
+        for source in (recipe, tmp_path / "runs/one")
+    ]
+
+    for result in results:
+        assert_refused(result, "was made by another recipe: seed is 0 there and 1 here")
+    assert {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in tmp_path.rglob("*")
+    } == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "nowhere.yaml"], "recipe 'nowhere.yaml' does not exist"),
+        (["run", "."], "'.' is no run folder: it has no recipe.yaml"),
+        (["list", "looses"], "unknown table 'looses'. Did you mean 'losses'?"),
+        (["check-env", "nowhere:World"], "'nowhere:World' cannot be loaded: ModuleNotFoundError"),
+        (["convert", "./nowhere"], "model folder './nowhere' does not exist"),
+    ],
+)
+def test_a_wrong_argument_is_refused(turnwise, tmp_path, monkeypatch, words, says):
+    """In an empty folder, which stays empty."""
+    monkeypatch.chdir(tmp_path)
+
+    result = turnwise(*words)
+
+    assert_refused(result, says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_a_run_that_was_never_begun_makes_no_folder(turnwise, recipe, tmp_path):
+    """There is nothing to report on."""
+    code, output, notices = turnwise("report", recipe)
+
+    assert (code, output) == (2, "")
+    assert notices.startswith("error: ")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("align.loss.bata=1", "unknown key 'align.loss.bata'"),
+        ("model.name=nobody/nothing", "model 'nobody/nothing' cannot be loaded"),
+    ],
+)
+def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_path, word, says):
+    """A process of its own: exit code, no traceback; a Hub id offline is given up at once, in well under 30 s."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    example = Path(__file__).parents[1] / "docs" / "examples"
+
+    began = time.monotonic()
+    result = subprocess.run(
+        [TURNWISE, "run", recipe, word],
+        cwd=example,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert_refused((result.returncode, result.stdout, result.stderr), says)
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "all"
+)
+def test_help_shows_an_example(turnwise, words):
+    """Each command's own, which names the command."""
+    code, output, _ = turnwise(*words, "--help")
+
+    assert code == 0
+    assert f"Example: turnwise {words[0] if words else 'run'} " in output
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
+        ("environments", ["scienceworld"]),
+        ("engines", ["local"]),
+        ("credits", []),
+    ],
+)
+def test_list_names_every_entry_with_a_sentence(turnwise, what, names):
+    """A name and the first line of its docstring."""
+    code, output, _ = turnwise("list", what)
+
+    rows = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line[:2].strip()}
+    assert code == 0
+    assert set(names) <= rows.keys()
+    assert all(rows[name] for name in names)
+
+
+def test_an_environment_that_keeps_the_contract_passes(turnwise, own_environment):
+    """The documentation's example, in both of its splits."""
+    results = [
+        turnwise("check-env", "own_environment:GuessNumber", "--split", split) for split in ("train", "test")
+    ]
+
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "own_environment:GuessNumber keeps the contract." in results[0][1]
+
+
+def test_an_environment_that_breaks_the_contract_is_told_how(turnwise, tmp_path, monkeypatch):
+    """Code 1, and a sentence for each problem."""
+    (tmp_path / "turnwise_bad_world.py").write_text(
+        "class World:\n    name = 'bad'\n    def close(self): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    code, output, _ = turnwise("check-env", "turnwise_bad_world:World")
+
+    assert code == 1
+    assert "- Method reset() is missing. Remedy: " in output
+    assert all(line.startswith("- ") for line in output.splitlines())
