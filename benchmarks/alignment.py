@@ -74,7 +74,7 @@ def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str,
     a = {task: sum(one[task] for one in ours) / len(ours) for task in tasks}
     b = {task: sum(one[task] for one in sft) / len(sft) for task in tasks}
     comparison = paired_comparison(a, b)
-    last = [json.loads(run.metrics("align").read_text().splitlines()[-2]) for _, run in runs]
+    last = [json.loads(run.metrics("align").read_text().splitlines()[-1]) for _, run in runs]
     return {
         "align": changes,
         "seeds": [base.recipe.seed for base, _ in runs],

@@ -40,30 +40,15 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
         data = data / "pairs.jsonl"
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
-        for one in read_trajectories(data):
-            _check_actions(one, data)
-            yield one
+        yield from read_trajectories(data)
     elif isinstance(first.get("chosen"), dict):
-        for pair in read_pairs(data):
-            _check_actions(pair.chosen, data)
-            _check_actions(pair.rejected, data)
-            yield pair
+        yield from read_pairs(data)
     else:
         for number, row in _objects(data):
             try:
                 yield from_trl(row, task_id=f"row-{number}")
             except DataError as error:
                 raise DataError(f"{data}:{number}: {error}") from error
-
-
-def _check_actions(trajectory: Trajectory, data: Path) -> None:
-    """Refuse an action that is nothing; a sampled one holds at least the token that ended it."""
-    for index, turn in enumerate(trajectory.turns):
-        action = turn.action
-        if not (action.text or action.tool_calls if action.token_ids is None else action.token_ids):
-            raise DataError(
-                f"{data}: task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
-            )
 
 
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -91,10 +76,17 @@ def inspect_json(
     _check_limit(limit)
     tokenizer = load_tokenizer(model)
     renderer = Renderer(tokenizer)
-    for row in islice(read_rows(data), limit):
-        example = encode_example(row, renderer, max_length)
+    for example in islice(_encoded(data, renderer, max_length), limit):
         sides = {"chosen": example.chosen, "rejected": example.rejected}
         yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
+
+
+def _encoded(data: Path, renderer: Renderer, max_length: int | None) -> Iterator[Example]:
+    for number, row in enumerate(read_rows(data), start=1):
+        try:
+            yield encode_example(row, renderer, max_length)
+        except DataError as error:
+            raise DataError(f"{data}: row {number}: {error}") from error
 
 
 def _check_limit(limit: int | None) -> None:
@@ -140,7 +132,7 @@ def inspect(
     _check_limit(limit)
     tokenizer = load_tokenizer(model_name)
     renderer = Renderer(tokenizer)
-    examples = [encode_example(row, renderer, max_length) for row in read_rows(data)]
+    examples = list(_encoded(data, renderer, max_length))
     model = load_model(model_name) if limit else None
     for number, example in enumerate(examples[:limit]):
         for name, side in zip(("chosen", "rejected"), example.sides, strict=False):

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
 from turnwise.pair import make_pairs
-from turnwise.policy.models import load_tokenizer
+from turnwise.policy.models import load_tokenizer, release_memory
 from turnwise.policy.tokens import Renderer
 from turnwise.progress import console
 from turnwise.report import write_report
@@ -114,6 +114,7 @@ def run_steps(run: Run, command: str | None = None) -> None:
         else:
             console.print(step.name, style="bold")
             step.work(run)
+            release_memory()
 
 
 def run_all(run: Run) -> Path:

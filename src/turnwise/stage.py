@@ -217,7 +217,8 @@ def record(
     protocol = make_protocol(run.recipe.protocol)
     make = environment_maker(run.recipe.environment)
     with TrajectoryStore(file) as store:
-        missing = [job for job in jobs if (job.task.id, job.sample) not in store.keys()]  # noqa: SIM118
+        held = store.keys()
+        missing = [job for job in jobs if (job.task.id, job.sample) not in held]
         if missing:
             engine = open_engine(run, policy)
             with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:

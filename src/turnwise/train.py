@@ -219,7 +219,9 @@ class _Progress(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        entry = {**(logs or {}), "step": state.global_step}
+        if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
+            return
+        entry = {**logs, "step": state.global_step}
         with self._file.open("a", encoding="utf-8") as file:
             file.write(_line(entry))
         if not math.isfinite(entry.get("loss", 0.0)):

@@ -148,7 +148,7 @@ class TurnTrainer(Trainer):
             for examples in (train, evaluation):
                 self._add_reference(examples, reference, identity, track or self._tqdm)
         if peft_config is not None:
-            model = _add_adapters(model, peft_config)
+            model = _add_adapters(model, peft_config, args.seed)
         super().__init__(
             model=model,
             args=args,
@@ -338,9 +338,12 @@ def _disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _add_adapters(model: Any, peft_config: Any) -> Any:
+def _add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
+    """Wrap the model; equal seeds give equal adapters."""
     try:
         from peft import get_peft_model
     except ImportError as error:
         raise ConfigError('peft_config needs peft; run: pip install "turnwise[lora]"') from error
-    return get_peft_model(model, peft_config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, peft_config)

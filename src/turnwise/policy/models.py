@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import importlib.util
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -163,3 +166,14 @@ def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if fast_bfloat16(device) else torch.float32
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+def release_memory() -> None:
+    """Give memory of models that are gone back to the system, so that the next stage does not add to it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":  # glibc keeps freed blocks unless told otherwise
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -139,7 +139,7 @@ class Renderer:
                     f"the chat template did not close an assistant message with {self.end_text!r}."
                 )
             written = answer[: end + len(self.end_text)]
-            _check_action(turn.action, written, index)
+            _check_tool_calls(turn.action, written, index)
             if turn.action.token_ids is None:
                 yield Piece(self._tokenize(written), "assistant", index)
             else:
@@ -242,10 +242,8 @@ class Renderer:
             pass
 
 
-def _check_action(action: Action, written: str, index: int) -> None:
-    """Refuse an action of which nothing, or not its tool calls, reaches the tokens."""
-    if action.token_ids is None and not action.text and not action.tool_calls:
-        raise DataError(f"turn {index} has an empty action; remove the turn or the row.")
+def _check_tool_calls(action: Action, written: str, index: int) -> None:
+    """Refuse an action whose tool calls do not reach the tokens."""
     for call in action.tool_calls:
         name = str(call.get("function", call).get("name", ""))
         if name not in written:
