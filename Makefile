@@ -30,7 +30,9 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	@echo "benchmarks/ holds recorded experiments; each file's header gives its command."
+	$(BIN)/python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \
+		--align "{}" "{loss: {name: tlm-dre, reduction: turn_mean}}" "{loss: {name: tlm-dre, reduction: sum}}" \
+		--out benchmarks/alignment.json
 
 format: setup
 	$(BIN)/ruff format .

@@ -214,7 +214,8 @@ def cluster_interval(
     residuals = np.zeros(len(index))
     np.add.at(residuals, [index[cluster] for cluster in clusters], sample - mean)
     count = len(index)
-    if _no_spread(residuals):  # which one cluster alone never has
+    rounding = 1e-12 * float(np.abs(sample).sum())
+    if count == 1 or float(np.abs(residuals).max()) <= rounding:
         low, high = _interval_without_spread(mean, count, confidence, bounds)
     else:
         error = math.sqrt(count / (count - 1) * float((residuals**2).sum())) / len(sample)

@@ -25,7 +25,14 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
 from turnwise.policy.examples import SHARED_PREFIX, Example, check_lengths, collate, encode_example, sides
 from turnwise.policy.logprobs import action_logprobs, loss_turns
-from turnwise.policy.models import cache_folder, context_length, load_model, load_tokenizer, weights_digest
+from turnwise.policy.models import (
+    cache_folder,
+    config_digest,
+    context_length,
+    load_model,
+    load_tokenizer,
+    weights_digest,
+)
 from turnwise.policy.reference import Track, reference_logprobs
 from turnwise.policy.tokens import Renderer
 from turnwise.trl_format import from_trl
@@ -61,7 +68,8 @@ class TurnConfig(TrainingArguments):
         default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
     )
     disable_dropout: bool = field(
-        default=True, metadata={"help": "Train without dropout, as the reference ran."}
+        default=True,
+        metadata={"help": "Train without the model's dropout, as the reference ran; adapters keep theirs."},
     )
     reference_cache: str | None = field(
         default=None, metadata={"help": "Folder for reference log-probabilities. None: the user's cache."}
@@ -144,7 +152,7 @@ class TurnTrainer(Trainer):
             _disable_dropout(model)
         reference = model if ref_model is None else ref_model
         if self.loss.needs_reference:  # before adapters, which may change the weights they are added to
-            identity = weights_digest(reference)
+            identity = f"{weights_digest(reference)} {config_digest(reference)} {args.device.type}"
             for examples in (train, evaluation):
                 self._add_reference(examples, reference, identity, track or self._tqdm)
         if peft_config is not None:
@@ -158,6 +166,11 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"this process sees {self.args.n_gpu} GPUs; start one process each with `accelerate launch` or "
+                "`torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
+            )
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._sums: dict[str, dict[str, list[Tensor]]] = {
             "train": defaultdict(list),
@@ -255,7 +268,9 @@ class TurnTrainer(Trainer):
         """Sum of the pairs' losses over the number of pairs in the optimizer step."""
         chosen, rejected = self._both_sides(inputs, action_logprobs(model, inputs))
         value = self.loss(chosen, rejected)  # rejected is None where the loss reads one side
-        self._record(chosen, rejected, "train" if self._is_training else "eval")
+        mode = "train" if self._is_training else "eval"
+        self._record(chosen, rejected, mode)
+        self._add(mode, "loss", value.detach())
         pairs = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / pairs
         return (total, {"loss": value.detach()}) if return_outputs else total
@@ -300,18 +315,27 @@ class TurnTrainer(Trainer):
             diagnostics = getattr(self.loss, "diagnostics", None)
             found |= diagnostics(chosen, rejected) if diagnostics else {}
         for name, values in found.items():
-            part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
-            self._sums[mode][name].append(self.accelerator.gather(part).view(-1, 2).sum(0))
+            self._add(mode, name, values)
+
+    def _add(self, mode: str, name: str, values: Tensor) -> None:
+        """Keep the sum and the count of a metric's values, over all processes."""
+        part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
+        self._sums[mode][name].append(self.accelerator.gather(part).view(-1, 2).sum(0))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics since the last entry."""
-        mode = "train" if self._is_training else "eval"
+        """Add the metrics since the last entry; every one, the loss too, is a mean over all pairs it saw."""
+        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
         prefix = "eval_" if mode == "eval" else ""
         for name, values in self._sums[mode].items():
             total, count = torch.stack(values).sum(0).tolist()
-            logs[prefix + name] = total / count
+            if name != "loss" or "eval_loss" in logs:  # the trainer's own training loss is right already
+                logs[prefix + name] = total / count
         self._sums[mode].clear()
         super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
+        """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""
+        return 0
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any

@@ -63,9 +63,13 @@ def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
     same = next((i for i, (a, b, s, t) in enumerate(pairs) if a != b or s != t), None)
     if same is None:
         same = min(len(chosen.ids), len(rejected.ids))
-    return sum(
-        1 for turn in range(chosen.turns) if max(i for i, t in enumerate(chosen.turn) if t == turn) < same
-    )
+    return min(_turns_before(chosen, same), _turns_before(rejected, same))
+
+
+def _turns_before(side: Encoded, place: int) -> int:
+    """Number of turns that end before a place."""
+    last = {turn: index for index, turn in enumerate(side.turn) if turn != NO_TURN}
+    return sum(index < place for index in last.values())
 
 
 def _without_turns(side: Encoded, turns: int) -> Encoded:

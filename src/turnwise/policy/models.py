@@ -6,6 +6,7 @@ import ctypes
 import gc
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -148,6 +149,19 @@ def weights_digest(model: torch.nn.Module) -> str:
         data = tensor.detach().cpu().contiguous()
         digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def config_digest(model: Any) -> str:
+    """Content hash of what decides a model's outputs beside its weights, such as its position encoding."""
+    settings = {
+        key: value
+        for key, value in model.config.to_dict().items()
+        if key not in ("_name_or_path", "transformers_version", "architectures", "use_cache")
+    }
+    settings["attention"] = model.config._attn_implementation
+    return hashlib.blake2b(
+        json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
+    ).hexdigest()
 
 
 def fast_bfloat16(device: torch.device) -> bool:
