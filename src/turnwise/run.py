@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
 from turnwise.pair import make_pairs
-from turnwise.policy.models import load_tokenizer, release_memory
+from turnwise.policy.models import give_back_large_blocks, load_tokenizer, release_memory
 from turnwise.policy.tokens import Renderer
 from turnwise.progress import console
 from turnwise.report import write_report
@@ -104,6 +104,7 @@ def run_steps(run: Run, command: str | None = None) -> None:
         run: The run.
         command: Do the steps of one command only, those that can be done now; None: the whole loop.
     """
+    give_back_large_blocks()
     for step in loop(run):
         if command not in (None, step.command):
             continue

@@ -266,7 +266,9 @@ class TurnTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Sum of the pairs' losses over the number of pairs in the optimizer step."""
-        chosen, rejected = self._both_sides(inputs, action_logprobs(model, inputs))
+        with self._autocast():  # around all forwards, so that weights are cast once
+            logprobs = action_logprobs(model, inputs)
+        chosen, rejected = self._both_sides(inputs, logprobs)
         value = self.loss(chosen, rejected)  # rejected is None where the loss reads one side
         mode = "train" if self._is_training else "eval"
         self._record(chosen, rejected, mode)
