@@ -138,9 +138,10 @@ def list_table(what: Annotated[str, typer.Argument(help="losses, credits, enviro
     if what not in TABLES:
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, TABLES)}")
     table = Table(show_header=False, box=None)
-    for name, entry in TABLES[what]().items():
+    entries = TABLES[what]()
+    for name, entry in entries.items():
         table.add_row(name, (entry.__doc__ or "").strip().splitlines()[0])
-    _output.print(table)
+    _output.print(table if entries else f"no {what} yet")
 
 
 @app.command(name="check-env")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import random
 import sys
 from collections import Counter, defaultdict
@@ -56,19 +57,22 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
 
 
 def load_object(name: str) -> Any:
-    """`module:attribute` -> the attribute; the current folder is searched too.
+    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
 
     Raises:
         ConfigError: If the module or the attribute is not there.
     """
     module, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    folder, file = os.path.split(module)
+    if module.endswith(".py"):
+        module = file.removesuffix(".py")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module is code of others
         raise ConfigError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class."
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
         ) from error
 
 
