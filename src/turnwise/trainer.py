@@ -84,6 +84,8 @@ class TurnConfig(TrainingArguments):
         if isinstance(self.loss, str) and not self.loss.startswith("{"):
             self.loss = {"name": self.loss}
         super().__post_init__()  # type: ignore[no-untyped-call]
+        if not torch.accelerator.is_available():  # pinned memory speeds copies to one
+            self.dataloader_pin_memory = False
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(
                 f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."

@@ -84,6 +84,11 @@ class Renderer:
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
             )
+        for index, turn in enumerate(trajectory.turns):
+            if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
+                raise DataError(
+                    f"task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
+                )
         kept: list[Piece] = []
         pending: list[Piece] = []
         length = 0
