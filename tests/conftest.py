@@ -1,9 +1,11 @@
 """Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,6 +14,11 @@ from turnwise.policy.models import load_tokenizer
 from turnwise.policy.tokens import Renderer
 
 torch.set_num_threads(1)
+
+# A run of CI repeats; runs elsewhere look for new cases.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("repeatable")
 
 _EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py"
 

@@ -47,7 +47,6 @@ def curve(folder, tmp_path, processes):
         [sys.executable, *launch, script, folder, output, str(4 // processes)],
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
         timeout=300,
     )
     return [entry for entry in json.loads(output.read_text()) if "loss" in entry]

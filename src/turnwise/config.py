@@ -220,8 +220,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The resolved recipe as YAML that `read_recipe` reads back."""
-    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True)
+    """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False)
 
 
 def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
