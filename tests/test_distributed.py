@@ -2,14 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
 SCRIPT = """
-import json, sys
+import json, os, sys
+
+import torch
 from turnwise import TurnConfig, TurnTrainer
 
 folder, output, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -31,7 +32,10 @@ args = TurnConfig(
 trainer = TurnTrainer(folder, args, pairs)
 trainer.train()
 if trainer.is_world_process_zero():
-    json.dump(trainer.state.log_history, open(output, "w"))
+    with open(output, "w") as file:
+        json.dump(trainer.state.log_history, file)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
 """
 
 
@@ -39,10 +43,7 @@ def curve(folder, tmp_path, processes):
     """Log entries of the optimizer steps, four pairs in each."""
     script, output = tmp_path / "script.py", tmp_path / f"log{processes}.json"
     script.write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={port}"]
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     subprocess.run(
         [sys.executable, *launch, script, folder, output, str(4 // processes)],
         check=True,
