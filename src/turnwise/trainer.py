@@ -146,10 +146,8 @@ class TurnTrainer(Trainer):
             processing_class or load_tokenizer(model.config.name_or_path), args.chat_template
         )
         self._context = context_length(model)
-        train, evaluation = (
-            self._encode(train_dataset, args, "train"),
-            self._encode(eval_dataset, args, "eval"),
-        )
+        train = self._encode(train_dataset, args, "train")
+        evaluation = self._encode(eval_dataset, args, "eval")
         if args.disable_dropout:
             _disable_dropout(model)
         reference = model if ref_model is None else ref_model
@@ -168,15 +166,10 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
-        if self.args.n_gpu > 1:
-            raise ConfigError(
-                f"this process sees {self.args.n_gpu} GPUs; start one process each with `accelerate launch` or "
-                "`torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
-            )
+        _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._sums: dict[str, dict[str, list[Tensor]]] = {
-            "train": defaultdict(list),
-            "eval": defaultdict(list),
+            mode: defaultdict(list) for mode in ("train", "eval")
         }
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
@@ -355,6 +348,15 @@ def _section(loss: dict[str, Any] | str | None) -> dict[str, Any]:
     if not isinstance(loss, dict) or "name" not in loss:
         raise ConfigError(f"loss must name a loss, such as {{'name': 'tlm-dre'}}, got {loss!r}.")
     return loss
+
+
+def _refuse_data_parallel(gpus: int) -> None:
+    """Several GPUs in one process would split a batch that is not made of rows."""
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, "
+            "or show it one with CUDA_VISIBLE_DEVICES=0."
+        )
 
 
 def _disable_dropout(model: nn.Module) -> None:
