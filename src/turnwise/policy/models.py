@@ -186,10 +186,16 @@ def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def release_memory() -> None:
-    """Free what models that are gone have left, so that the next stage does not add to it."""
+    """Free what models that are gone have left, so that the next stage does not add to it.
+
+    Keys and values of a thousand conversations leave 2 GB of small free blocks, which glibc keeps until asked.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def give_back_large_blocks() -> None:
