@@ -133,8 +133,8 @@ class Train:
     epochs: float = 1.0
     batch_size: int = 4
     """Trajectories or pairs in one optimizer step."""
-    micro_batch_size: int = 1
-    """Of these, how many go through the model together; changes memory, not the result."""
+    token_budget: int = 4096
+    """Tokens that go through the model together; bounds memory, does not change the loss."""
     learning_rate: float = 1e-6
     warmup_ratio: float = 0.03
     scheduler: str = "cosine"
@@ -153,10 +153,8 @@ class Train:
         _check(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}.")
         _check(0 <= self.warmup_ratio < 1, f"warmup_ratio must be in [0, 1), got {self.warmup_ratio}.")
         _check(self.save_steps >= 1, f"save_steps must be >= 1, got {self.save_steps}.")
-        _check(
-            self.micro_batch_size >= 1 and self.batch_size % self.micro_batch_size == 0,
-            f"batch_size must be a multiple of micro_batch_size, got {self.batch_size} and {self.micro_batch_size}.",
-        )
+        _check(self.batch_size >= 1, f"batch_size must be >= 1, got {self.batch_size}.")
+        _check(self.token_budget >= 1, f"token_budget must be >= 1, got {self.token_budget}.")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
 from turnwise.policy.examples import Example, encode_example
-from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.logprobs import action_logprobs, loss_turns
 from turnwise.policy.models import load_model, load_tokenizer
+from turnwise.policy.packing import lay_out
 from turnwise.policy.tokens import NO_TURN, Encoded, Renderer
 from turnwise.store import read_pairs, read_trajectories
 from turnwise.trl_format import from_trl
@@ -147,8 +148,7 @@ def _weights(model: Any, side: Encoded, loss: Any) -> list[tuple[float, float]]:
     batch = lay_out([side])
     with torch.no_grad():
         logprobs = action_logprobs(model, batch)
-    turn = batch["turn"][batch["turn"] != NO_TURN]
-    both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
+    both = TurnLogprobs(logprobs, logprobs, *loss_turns(batch))
     return list(zip(both.confidence().tolist(), loss.turn_weights(both).tolist(), strict=True))
 
 

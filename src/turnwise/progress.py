@@ -73,9 +73,10 @@ class _Bar:
         self._progress.update(self._task, completed=done)
 
 
-def track(work: Iterable[T], description: str, total: int) -> Iterator[T]:
+def track(work: Iterable[T], description: str) -> Iterator[T]:
     """Hand the items on and show a bar that counts them."""
-    with bar(description, total) as shown:
+    work = list(work)
+    with bar(description, len(work)) as shown:
         for item in work:
             yield item
             shown.advance()

@@ -71,7 +71,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
             train_dataset=rows,
             processing_class=load_tokenizer(path),
             peft_config=_lora(settings.lora),
-            track=lambda work: track(work, "reference", total=len(rows) * 2),
+            track=lambda work: track(work, "reference"),
             callbacks=[progress],
         )
         trainer.remove_callback(PrinterCallback)
@@ -97,8 +97,8 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         shared_prefix=settings.shared_prefix,
         chat_template=chat_template(recipe.model),
         num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.micro_batch_size,
-        gradient_accumulation_steps=settings.batch_size // settings.micro_batch_size,
+        per_device_train_batch_size=settings.batch_size,
+        token_budget=settings.token_budget,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_ratio,
         lr_scheduler_type=settings.scheduler,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
@@ -23,8 +24,8 @@ from transformers import Trainer, TrainingArguments
 from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.policy.examples import SHARED_PREFIX, Example, check_lengths, collate, encode_example, sides
-from turnwise.policy.logprobs import action_logprobs, loss_turns
+from turnwise.policy.examples import SHARED_PREFIX, Collator, Example, check_lengths, encode_example, sides
+from turnwise.policy.logprobs import action_logprobs, loss_turns, prepare
 from turnwise.policy.models import (
     cache_folder,
     config_digest,
@@ -33,6 +34,7 @@ from turnwise.policy.models import (
     load_tokenizer,
     weights_digest,
 )
+from turnwise.policy.packing import Batch
 from turnwise.policy.reference import Track, reference_logprobs
 from turnwise.policy.tokens import Renderer
 from turnwise.trl_format import from_trl
@@ -57,6 +59,13 @@ class TurnConfig(TrainingArguments):
     max_length: int | None = field(
         default=None,
         metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
+    )
+    token_budget: int = field(
+        default=4096,
+        metadata={
+            "help": "Tokens that go through the model together, counted after sharing. It bounds memory: the rows of "
+            "a batch are divided into as many passes as they need. It does not change the loss."
+        },
     )
     shared_prefix: str = field(
         default="keep",
@@ -86,6 +95,8 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
+        if self.token_budget < 1:
+            raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(
                 f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
@@ -150,6 +161,7 @@ class TurnTrainer(Trainer):
         evaluation = self._encode(eval_dataset, args, "eval")
         if args.disable_dropout:
             _disable_dropout(model)
+        prepare(model)
         reference = model if ref_model is None else ref_model
         if self.loss.needs_reference:  # before adapters, which may change the weights they are added to
             identity = f"{weights_digest(reference)} {config_digest(reference)} {args.device.type}"
@@ -160,7 +172,7 @@ class TurnTrainer(Trainer):
         super().__init__(
             model=model,
             args=args,
-            data_collator=collate,
+            data_collator=Collator(args.token_budget),
             train_dataset=train,
             eval_dataset=evaluation,
             processing_class=self.renderer.tokenizer,
@@ -226,6 +238,7 @@ class TurnTrainer(Trainer):
             if self.turn_args.reference_cache
             else cache_folder() / "reference",
             identity=f"{identity} {reference.dtype} {self._autocast_dtype()}",
+            token_budget=self.turn_args.token_budget,
             precision=self._autocast,
             track=track,
         )
@@ -253,35 +266,64 @@ class TurnTrainer(Trainer):
         shown: Iterable[Any] = tqdm(work, desc="reference", disable=self.turn_args.disable_tqdm)
         return shown
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of one pack after the other; gradients add up and are exchanged once."""
+        state = self.accelerator.gradient_state
+        exchange = state.sync_gradients
+        total = torch.zeros((), device=self.args.device)
+        packs = self._as_many_as_others(inputs["packs"])
+        for index, pack in enumerate(packs):
+            waits = index < len(packs) - 1
+            state._set_sync_gradients(exchange and not waits)
+            deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
+            with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
+                total += super().training_step(model, pack, num_items_in_batch)
+        return total
+
+    def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
+        """Packs of this process, and empty-handed repeats of one, so that all processes make equally many passes."""
+        if self.args.world_size == 1:
+            return packs
+        most = int(self.accelerator.gather(torch.tensor([len(packs)], device=self.args.device)).max())
+        return [{**packs[0], "pairs": packs[0]["pairs"] * 0}] * (most - len(packs)) + packs
+
     def compute_loss(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Batch,
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Sum of the pairs' losses over the number of pairs in the optimizer step."""
-        with self._autocast():  # around all forwards, so that weights are cast once
+        """Sum of a pack's losses over the number of pairs in the optimizer step."""
+        with self._autocast():
             logprobs = action_logprobs(model, inputs)
-        chosen, rejected = self._both_sides(inputs, logprobs)
+        pairs = int(inputs["pairs"].sum())
+        if not pairs:
+            return logprobs.sum() * 0.0
+        chosen, rejected = self._both_sides(inputs, logprobs, pairs)
         value = self.loss(chosen, rejected)  # rejected is None where the loss reads one side
         mode = "train" if self._is_training else "eval"
         self._record(chosen, rejected, mode)
         self._add(mode, "loss", value.detach())
-        pairs = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
-        total = value.sum() / pairs
+        of = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
+        total = value.sum() / of
         return (total, {"loss": value.detach()}) if return_outputs else total
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        """Pairs of one optimizer step, over all its micro-batches and all processes."""
-        pairs = torch.cat([batch["pairs"] for batch in batch_samples]).sum().to(device)
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
+        """Pairs of one optimizer step, over all its packs and all processes."""
+        pairs = (
+            torch.cat([pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]])
+            .sum()
+            .to(device)
+        )
         return self.accelerator.gather(pairs).sum() if self.args.world_size > 1 else pairs
 
     def _both_sides(
-        self, inputs: dict[str, Tensor], logprobs: Tensor
+        self, inputs: Batch, logprobs: Tensor, pairs: int
     ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
-        """Split a batch's log-probabilities into its chosen and rejected trajectories."""
-        pairs = int(inputs["pairs"].sum())
+        """Split a pack's log-probabilities into its chosen and rejected trajectories."""
         turn, trajectory = loss_turns(inputs)
         reference = inputs.get("reference")
 
@@ -294,7 +336,7 @@ class TurnTrainer(Trainer):
             )
 
         is_chosen = trajectory < pairs
-        return side(is_chosen, 0), side(~is_chosen, pairs) if len(inputs["lengths"]) > pairs else None
+        return side(is_chosen, 0), side(~is_chosen, pairs) if self.loss.needs_rejected else None
 
     @torch.no_grad()
     def _record(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str) -> None:
@@ -330,17 +372,22 @@ class TurnTrainer(Trainer):
         self._sums[mode].clear()
         super().log(logs, start_time)
 
-    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""
         return 0
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, None, None]:
-        """Evaluation computes the loss and nothing else."""
-        inputs = self._prepare_inputs(inputs)
+        """Evaluation computes the loss and nothing else; every process makes the passes of its own packs."""
         with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs), None, None
+            packs = [self._prepare_inputs(pack) for pack in self._as_many_as_others(inputs["packs"])]
+            pairs = int(sum(pack["pairs"].sum() for pack in packs))
+            losses = [
+                self.compute_loss(model, pack, num_items_in_batch=pairs * self.args.world_size)
+                for pack in packs
+            ]
+        return torch.stack(losses).sum(), None, None
 
 
 def _section(loss: dict[str, Any] | str | None) -> dict[str, Any]:

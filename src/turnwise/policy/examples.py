@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.errors import DataError
-from turnwise.policy.logprobs import Batch, lay_out
+from turnwise.policy.packing import Batch, by_budget, lay_out
 from turnwise.policy.tokens import NO_TURN, Encoded, Renderer
 from turnwise.types import PreferencePair, Trajectory
 
@@ -77,8 +77,21 @@ def _without_turns(side: Encoded, turns: int) -> Encoded:
     return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
 
 
+@dataclass(frozen=True)
+class Collator:
+    """Examples -> packs of bounded size, each one pass through the model."""
+
+    token_budget: int
+    """Tokens of a pack, counted after sharing; an example with more is a pack of its own."""
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, list[Batch]]:
+        """Pack examples; which pack holds which changes memory and speed, not the sum of their losses."""
+        packs = by_budget([example.sides for example in examples], self.token_budget)
+        return {"packs": [collate([examples[index] for index in pack]) for pack in packs]}
+
+
 def collate(examples: Sequence[Example]) -> Batch:
-    """Examples -> one flat batch: all chosen sides, then all rejected sides.
+    """Examples -> one packed batch: all chosen sides, then all rejected sides.
 
     Adds `reference` [loss tokens] where the examples have it, and `pairs`, the number of examples [1].
     """

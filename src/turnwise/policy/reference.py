@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.logprobs import action_logprobs
+from turnwise.policy.packing import by_budget, lay_out
 from turnwise.policy.tokens import Encoded
 
 Track = Callable[[Iterable[Any]], Iterable[Any]]
@@ -26,6 +27,7 @@ def reference_logprobs(
     *,
     folder: Path,
     identity: str,
+    token_budget: int = 4096,
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
     track: Track = iter,
 ) -> list[Tensor]:
@@ -36,6 +38,7 @@ def reference_logprobs(
         sequences: Trajectories as tokens.
         folder: Where results are kept; a second call with the same content reads them back.
         identity: Hash of the reference's weights and of the precision it runs in.
+        token_budget: Tokens of one pass.
         precision: Context that sets the precision, such as autocast.
         track: Wraps the work to show progress.
 
@@ -43,25 +46,36 @@ def reference_logprobs(
         One tensor a sequence, in nats, float32 on the CPU [loss tokens].
     """
     file = folder / f"{_content_hash(sequences, identity)}.safetensors"
-    if file.is_file():
-        stored = load_file(file)
-        return list(stored["logprobs"].split(stored["lengths"].tolist()))
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), precision():
-        found = [_logprobs(model, sequence) for sequence in track(sequences)]
-    model.train(was_training)
-    folder.mkdir(parents=True, exist_ok=True)
+    if not file.is_file():
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), precision():
+            _save(file, _compute(model, sequences, token_budget, track))
+        model.train(was_training)
+    stored = load_file(file)  # memory-mapped
+    return list(stored["logprobs"].split(stored["lengths"].tolist()))
+
+
+def _compute(model: Any, sequences: Sequence[Encoded], token_budget: int, track: Track) -> list[Tensor]:
+    """Log-probabilities of every sequence's loss tokens, computed pack by pack."""
+    found: dict[int, Tensor] = {}
+    for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):
+        batch = {
+            name: tensor.to(model.device) for name, tensor in lay_out([sequences[i] for i in pack]).items()
+        }
+        logprobs = action_logprobs(model, batch).float().cpu()
+        lengths = batch["sequence"].bincount(minlength=len(pack)).tolist()
+        found |= zip(pack, logprobs.split(lengths), strict=True)
+    return [found[index] for index in range(len(sequences))]
+
+
+def _save(file: Path, logprobs: list[Tensor]) -> None:
+    """Write the file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}.partial")
-    lengths = torch.tensor([len(logprobs) for logprobs in found])
-    save_file({"logprobs": torch.cat(found), "lengths": lengths}, partial)
+    lengths = torch.tensor([len(each) for each in logprobs])
+    save_file({"logprobs": torch.cat(logprobs), "lengths": lengths}, partial)
     partial.replace(file)
-    return found
-
-
-def _logprobs(model: Any, sequence: Encoded) -> Tensor:
-    batch = {name: tensor.to(model.device) for name, tensor in lay_out([sequence]).items()}
-    return action_logprobs(model, batch).float().cpu()
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:

@@ -1,0 +1,293 @@
+"""The trainers that are compared, each with one way to make a step, and what a step's work is."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn import functional as F
+from training_data import Pair
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer
+
+from turnwise import TurnConfig, TurnTrainer
+from turnwise.policy.examples import Collator, Example
+from turnwise.policy.reference import reference_logprobs
+
+warnings.filterwarnings("ignore")
+transformers.utils.logging.set_verbosity_error()
+logging.disable(logging.WARNING)
+
+SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without embeddings
+    "5M": (256, 6, 688, 4, 4),
+    "15M": (384, 8, 1024, 6, 6),
+    "135M": (576, 30, 1536, 9, 3),
+}
+
+TEMPLATE = (
+    "{% for m in messages %}<s> {{ m.role }} {{ m.content }} </s>{% endfor %}"
+    "{% if add_generation_prompt %}<s> assistant {% endif %}"
+)
+ROWS = [
+    {
+        "prompt": [{"role": "user", "content": "a"}],
+        "chosen": [{"role": "assistant", "content": "b"}],
+        "rejected": [{"role": "assistant", "content": "c"}],
+    }
+]
+
+
+def threads() -> int:
+    """Threads that matrices are multiplied with."""
+    return torch.get_num_threads()
+
+
+def make_model(size: str, vocab: int) -> Any:
+    """A Llama of random weights; embeddings are tied, as small models have them."""
+    hidden, layers, intermediate, heads, key_heads = SIZES[size]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer that the trainers ask for; the data are ids already."""
+    words = {
+        word: index for index, word in enumerate(["<s>", "</s>", "user", "assistant", "a", "b", "c", "?"])
+    }
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
+        chat_template=TEMPLATE,
+    )
+
+
+def settings(dtype: str) -> dict[str, Any]:
+    """What both trainers are told."""
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "learning_rate": 1e-4,
+        "bf16": dtype == "bfloat16",
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+class Side:
+    """A trainer that is stepped by hand, with the optimizer and the clipping that its `train` would use."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        trainer.create_optimizer()
+        self.model = trainer.accelerator.prepare(trainer.model)
+        trainer.current_gradient_accumulation_steps = 1
+        self.reference_seconds = 0.0
+
+    def take_reference(self, pairs: list[Pair]) -> None:
+        """Compute the reference of all data, where that is done before training."""
+
+    def step(self, inputs: Any) -> float:
+        """One optimizer step; returns the loss."""
+        items = self.trainer._get_num_items_in_batch([inputs], torch.device("cpu"))
+        loss = self.trainer.training_step(self.model, inputs, items)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.trainer.optimizer.step()
+        self.model.zero_grad()
+        return float(loss)
+
+
+class Turnwise(Side):
+    """TurnTrainer."""
+
+    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str) -> None:
+        args = TurnConfig(loss={"name": "dpo"}, reference_cache=tempfile.mkdtemp(), **settings(dtype))
+        super().__init__(
+            TurnTrainer(
+                make_model(size, vocab), args=args, train_dataset=ROWS, processing_class=make_tokenizer()
+            )
+        )
+        self.reference: dict[int, Any] = {}
+
+    def take_reference(self, pairs: list[Pair]) -> None:
+        start = time.perf_counter()
+        sides = [side for pair in pairs for side in pair.example.sides]
+        folder = tempfile.mkdtemp()
+        found = iter(
+            reference_logprobs(
+                self.trainer.model, sides, folder=Path(folder), identity="", precision=self.trainer._autocast
+            )
+        )
+        self.reference = {id(pair): (next(found), next(found)) for pair in pairs}
+        self.reference_seconds = time.perf_counter() - start
+
+    def collate(self, batch: list[Pair]) -> Any:
+        examples = [Example(*pair.example.sides, self.reference[id(pair)]) for pair in batch]
+        return Collator(self.trainer.args.token_budget)(examples)
+
+    @staticmethod
+    def tokens(inputs: Any) -> int:
+        """Tokens that go through the model."""
+        return sum(len(pack["ids"]) for pack in inputs["packs"])
+
+
+class TRL(Side):
+    """TRL's DPOTrainer at its defaults."""
+
+    extra: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str) -> None:
+        args = DPOConfig(max_length=None, **settings(dtype), **self.extra)
+        model = make_model(size, vocab)
+        super().__init__(
+            DPOTrainer(
+                model, args=args, train_dataset=Dataset.from_list(ROWS), processing_class=make_tokenizer()
+            )
+        )
+
+    def collate(self, batch: list[Pair]) -> Any:
+        return self.trainer.data_collator([_row(pair) for pair in batch])
+
+
+class TRLNoCheckpointing(TRL):
+    """The same without gradient checkpointing, which is faster and holds more."""
+
+    extra: ClassVar[dict[str, Any]] = {"gradient_checkpointing": False}
+
+
+class TRLTuned(TRL):
+    """TRL as someone who knows it would tune it by hand.
+
+    The reference is computed before training, loss and logits are on assistant tokens alone, nothing is checkpointed.
+    """
+
+    extra: ClassVar[dict[str, Any]] = {"gradient_checkpointing": False}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trainer.ref_model = None
+        self.trainer.precompute_ref_logps = True
+        self.reference: dict[int, Any] = {}
+
+    def take_reference(self, pairs: list[Pair]) -> None:
+        start = time.perf_counter()
+        with torch.no_grad(), self.trainer.accelerator.autocast():
+            self.reference = {id(pair): self._sums(self._padded([pair])).tolist() for pair in pairs}
+        self.reference_seconds = time.perf_counter() - start
+
+    def _padded(self, batch: list[Pair]) -> Any:
+        inputs = self.trainer.data_collator([_row(pair) for pair in batch])
+        mask = torch.zeros_like(inputs["completion_mask"])
+        for row, side in enumerate([pair.example.sides[k] for k in (0, 1) for pair in batch]):
+            mask[row, : len(side.turn)] = torch.tensor([int(turn >= 0) for turn in side.turn])
+        inputs["completion_mask"] = mask
+        return inputs
+
+    def collate(self, batch: list[Pair]) -> Any:
+        inputs = self._padded(batch)
+        inputs["reference"] = torch.tensor([self.reference[id(pair)] for pair in batch]).T.flatten()
+        return inputs
+
+    def _sums(self, inputs: Any) -> Any:
+        """Log-probability of each row's assistant tokens, in nats [rows]."""
+        model = self.trainer.model
+        states = model.model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
+        ).last_hidden_state[:, :-1]
+        kept = inputs["completion_mask"][:, 1:].bool()
+        logits = model.lm_head(states[kept]).float()
+        each = -F.cross_entropy(logits, inputs["input_ids"][:, 1:][kept], reduction="none")
+        return each.new_zeros(len(kept)).index_add(0, kept.nonzero()[:, 0], each)
+
+    def step(self, inputs: Any) -> float:
+        with self.trainer.accelerator.autocast():
+            sums = self._sums(inputs) - inputs["reference"]
+        chosen, rejected = sums.chunk(2)
+        loss = -F.logsigmoid(self.trainer.beta * (chosen - rejected)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.trainer.optimizer.step()
+        self.model.zero_grad()
+        return float(loss)
+
+
+SIDES: dict[str, Callable[[str, int, str, str], Any]] = {
+    "turnwise": Turnwise,
+    "trl": TRL,
+    "trl-no-checkpointing": TRLNoCheckpointing,
+    "trl-tuned": TRLTuned,
+}
+
+
+def _row(pair: Pair) -> dict[str, list[int]]:
+    chosen, rejected = (list(side.ids) for side in pair.example.sides)
+    return {
+        "prompt_ids": chosen[: pair.prompt],
+        "chosen_ids": chosen[pair.prompt :],
+        "rejected_ids": rejected[pair.prompt :],
+    }
+
+
+def linear_shapes(size: str) -> list[tuple[int, int]]:
+    """(in, out) of the linear layers of one model."""
+    hidden, layers, intermediate, heads, key_heads = SIZES[size]
+    key = hidden // heads * key_heads
+    each = [(hidden, hidden), (hidden, key), (hidden, key), (hidden, hidden)]
+    return (each + [(hidden, intermediate)] * 2 + [(intermediate, hidden)]) * layers
+
+
+def achieved_flops(size: str, vocab: int, inputs: Any) -> float:
+    """Multiplications and additions that a step must do: linear layers, attention and output layer, both passes.
+
+    Attention counts the (query, key) pairs that see each other. What is computed twice is counted once.
+    """
+    hidden, layers = SIZES[size][:2]
+    total = 0.0
+    for pack in inputs["packs"]:
+        tokens = len(pack["ids"])
+        seen = float((pack["position"] + 1).sum())
+        total += 6 * tokens * sum(a * b for a, b in linear_shapes(size))
+        total += 12 * layers * hidden * seen
+        total += 6 * hidden * vocab * len(pack["place"])
+    return total
+
+
+def matmul_ceiling(size: str, dtype: str, tokens: int) -> float:
+    """FLOP/s of torch's matrix product alone, over the linear layers' shapes and both passes."""
+    kind = getattr(torch, dtype)
+    work = seconds = 0.0
+    for a, b in sorted(set(linear_shapes(size))):
+        x, w, g = (torch.randn(*shape).to(kind) for shape in ((tokens, a), (b, a), (tokens, b)))
+        for left, right in ((x, w.t()), (g, w), (g.t(), x)):
+            left @ right
+            times = []
+            for _ in range(5):
+                start = time.perf_counter()
+                left @ right
+                times.append(time.perf_counter() - start)
+            count = linear_shapes(size).count((a, b))
+            seconds += count * sorted(times)[2]
+            work += count * 2 * tokens * a * b
+    return work / seconds
