@@ -160,11 +160,11 @@ class TRL(Side):
 
     def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str) -> None:
         args = DPOConfig(max_length=None, **settings(dtype), **self.extra)
-        model = make_model(size, vocab)
+        model, reference = make_model(size, vocab), make_model(size, vocab)  # as it loads both from one name
+        data = Dataset.from_list(ROWS)
+        tokenizer = make_tokenizer()
         super().__init__(
-            DPOTrainer(
-                model, args=args, train_dataset=Dataset.from_list(ROWS), processing_class=make_tokenizer()
-            )
+            DPOTrainer(model, reference, args=args, train_dataset=data, processing_class=tokenizer)
         )
 
     def collate(self, batch: list[Pair]) -> Any:

@@ -102,10 +102,8 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
             "sft.warmup_ratio must be in [0, 1), got 5.0.",
         ),
         ({"sft": {"loss": {"name": "sft"}, "lora": {"rank": 0}}}, "sft.lora.rank must be >= 1, got 0."),
-        (
-            {"sft": {"loss": {"name": "sft"}, "batch_size": 3, "micro_batch_size": 2}},
-            "sft.batch_size must be a multiple of micro_batch_size, got 3 and 2.",
-        ),
+        ({"sft": {"loss": {"name": "sft"}, "batch_size": 0}}, "sft.batch_size must be >= 1, got 0."),
+        ({"sft": {"loss": {"name": "sft"}, "token_budget": 0}}, "sft.token_budget must be >= 1, got 0."),
     ],
 )
 def test_a_wrong_recipe_is_refused_in_one_line_that_says_where(changes, begins):

@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from turnwise import TurnConfig, TurnTrainer
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.policy.logprobs import action_logprobs, lay_out, loss_turns
+from turnwise.policy.logprobs import action_logprobs, loss_turns
 from turnwise.policy.models import load_model
+from turnwise.policy.packing import lay_out
 from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [
@@ -145,6 +146,76 @@ def test_micro_batches_do_not_move_the_loss_curve(train, loss):
     for curve, final in zip(curves[1:], finals[1:], strict=True):
         assert_close(curve, curves[0], rtol=1e-5, atol=1e-6)
         assert_close(final, finals[0], rtol=1e-4, atol=1e-6)
+
+
+def count_passes(monkeypatch):
+    """A list that grows by the number of pairs of each pass through the model."""
+    passes = []
+
+    def counting(model, batch):
+        passes.append(int(batch["pairs"]))
+        return action_logprobs(model, batch)
+
+    monkeypatch.setattr("turnwise.trainer.action_logprobs", counting)
+    return passes
+
+
+@pytest.mark.parametrize(("loss", "few"), [("tlm-dre", 150), ("dpo", 150), ("sft", 75)])
+def test_the_token_budget_does_not_move_the_loss_curve(train, monkeypatch, loss, few):
+    """Six pairs, four to a step: one pass a step, a few, one a pair, and one a pair by accumulation.
+
+    One loss curve, gradient norm and final policy to 1e-5 relative, for float32 adds the gradients in another order.
+    SGD, since Adam turns a rounding error of a vanishing gradient into a whole step.
+    """
+    passes = count_passes(monkeypatch)
+    curves, norms, finals, counts = [], [], [], []
+    for budget, micro, steps in [(4096, 4, 1), (few, 4, 1), (1, 4, 1), (1, 1, 4)]:
+        passes.clear()
+        trainer = train(
+            loss=loss,
+            token_budget=budget,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=steps,
+            num_train_epochs=2,
+            optim="sgd",
+            learning_rate=0.1,
+        )
+        trainer.train()
+        counts.append(len(passes))
+        assert sum(passes) == 12
+        curves.append(torch.tensor(history(trainer)))
+        norms.append(torch.tensor(history(trainer, "grad_norm")))
+        finals.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+
+    assert counts[0] == 4
+    assert 4 < counts[1] < 12
+    assert counts[2:] == [12, 12]
+    assert curves[0].std() > 0
+    for curve, norm, final in zip(curves[1:], norms[1:], finals[1:], strict=True):
+        assert_close(curve, curves[0], rtol=1e-5, atol=1e-6)
+        assert_close(norm, norms[0], rtol=1e-4, atol=1e-6)
+        assert_close(final, finals[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_token_budget_does_not_move_the_evaluation(train, tiny_model, monkeypatch):
+    """Five pairs in one pass, and in five: the same loss and rewards, each pair counted once, and as `predict` says."""
+    passes = count_passes(monkeypatch)
+    found = []
+    for budget in (4096, 1):
+        trainer = train(
+            PAIRS[:2],
+            eval_dataset=PAIRS[1:],
+            ref_model=scaled(tiny_model),
+            token_budget=budget,
+            per_device_eval_batch_size=5,
+        )
+        found.append([trainer.evaluate()["eval_loss"]])
+        found[-1] += [trainer.state.log_history[-1][f"eval_{name}"] for name in TRL_METRICS]
+        found[-1].append(trainer.predict(trainer.eval_dataset).metrics["test_loss"])
+
+    assert passes == [5] * 2 + [1] * 10
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+    assert found[0][-1] == pytest.approx(found[0][0], rel=1e-4)
 
 
 def test_the_first_loss_is_the_mean_over_the_pairs(train, renderer, tiny_model):
@@ -477,6 +548,7 @@ BAD = [
     ({"loss": {"name": "dpo", "bata": 1}}, ConfigError, "unknown key 'loss.bata'. Did you mean 'loss.beta'?"),
     ({"loss": {"name": "dpo", "beta": -1}}, ConfigError, "loss.beta must be > 0, got -1"),
     ({"loss": {"beta": 1}}, ConfigError, "loss must name a loss"),
+    ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),
     ({"eval_dataset": []}, DataError, "the eval dataset is empty"),

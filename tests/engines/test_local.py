@@ -10,7 +10,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from turnwise.engines.local import LocalEngine, choose
 from turnwise.errors import EngineFailure, ModelError
-from turnwise.policy.logprobs import action_logprobs, lay_out
+from turnwise.policy.logprobs import action_logprobs
+from turnwise.policy.packing import lay_out
 from turnwise.policy.tokens import NO_TURN
 from turnwise.rollout import Job, play
 from turnwise.types import Action, EpisodeProtocol, Prompt, Sampling, Turn

@@ -1,10 +1,14 @@
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from turnwise.policy.logprobs import action_logprobs, lay_out, loss_turns
+from turnwise.errors import DataError
+from turnwise.policy.logprobs import action_logprobs, loss_turns
+from turnwise.policy.packing import lay_out
 from turnwise.policy.reference import reference_logprobs
 from turnwise.policy.tokens import NO_TURN, Encoded
 
@@ -83,10 +87,10 @@ def test_loss_tokens_know_their_turn_and_sequence():
 
 
 @pytest.mark.parametrize("loss", [{}, {0: 0}])
-def test_a_sequence_must_have_loss_after_its_first_token(tiny_model, loss):
-    """Our own mistakes, caught by assert: nothing predicts the first token."""
-    with pytest.raises(AssertionError):
-        action_logprobs(tiny_model, lay_out([sequence(4, loss)]))
+def test_a_sequence_must_have_loss_after_its_first_token(loss):
+    """Nothing predicts the first token; the data are wrong, not we."""
+    with pytest.raises(DataError, match="a sequence carries"):
+        lay_out([FIRST, sequence(4, loss)])
 
 
 def test_reference_equals_the_policy_it_is(tiny_model, tmp_path):
@@ -134,3 +138,61 @@ def test_the_order_of_rows_is_part_of_the_content(tiny_model, tmp_path):
 
     assert torch.equal(forward[0], backward[1])
     assert torch.equal(forward[1], backward[0])
+
+
+def test_the_reference_does_not_depend_on_the_token_budget(tiny_model, tmp_path):
+    """All in one pass, two of three together, and one by one, which shares nothing; float32 to 1e-5.
+
+    The first two rows begin with the same 40 tokens.
+    """
+    common = sequence(40, {}, seed=4)
+    rows = [
+        replace(row, ids=common.ids + row.ids, turn=common.turn + row.turn, role=common.role + row.role)
+        for row in (FIRST, SECOND)
+    ]
+    rows.insert(1, THIRD)
+    found, passes = [], []
+
+    def track(work):
+        passes.append(len(work))
+        return work
+
+    for budget in (1000, 60, 1):
+        logprobs = reference_logprobs(
+            tiny_model, rows, folder=tmp_path / str(budget), identity="a", token_budget=budget, track=track
+        )
+        found.append(torch.cat(logprobs))
+
+    assert passes == [1, 2, 3]
+    assert_close(found[1], found[0], atol=1e-5, rtol=0)
+    assert_close(found[2], found[0], atol=1e-5, rtol=0)
+
+
+def test_the_work_on_the_reference_is_shown_pass_by_pass(tiny_model, tmp_path):
+    """What tracks it is handed the passes: here three of one sequence each. Read back, there is no work."""
+    tracked = []
+
+    def track(work):
+        tracked.append(list(work))
+        return tracked[-1]
+
+    for _ in range(2):
+        reference_logprobs(
+            tiny_model, [FIRST, SECOND, THIRD], folder=tmp_path, identity="a", token_budget=1, track=track
+        )
+
+    assert [sorted(index for pack in packs for index in pack) for packs in tracked] == [[0, 1, 2]]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_stored_reference_is_memory_mapped(tiny_model, tmp_path):
+    """While its tensors live, the file is among the mappings of the process: it need not fit in memory."""
+
+    def mapped():
+        return str(tmp_path) in Path("/proc/self/maps").read_text()
+
+    found = reference_logprobs(tiny_model, [FIRST, SECOND], folder=tmp_path, identity="a")
+
+    assert mapped()
+    del found
+    assert not mapped()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from turnwise.errors import DataError
-from turnwise.policy.examples import Example, check_lengths, collate, encode_example
+from turnwise.policy.examples import Collator, Example, check_lengths, collate, encode_example
 from turnwise.policy.tokens import NO_TURN, Encoded
 from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -95,16 +95,66 @@ def test_a_batch_holds_all_chosen_sides_then_all_rejected_sides():
     two = Example(encoded(6, 7, 8), encoded(9, 10), (torch.tensor([0.4, 0.5]), torch.tensor([0.6])))
     batch = collate([one, two])
 
-    assert batch["ids"].tolist() == [1, 2, 6, 7, 8, 3, 4, 5, 9, 10]
-    assert batch["turn"].tolist() == [-1, 0, -1, 0, 0, -1, 0, 0, -1, 0]
-    assert batch["lengths"].tolist() == [2, 3, 3, 2]
+    assert batch["ids"].tolist() == [1, 3, 4, 6, 7, 9]
+    assert batch["position"].tolist() == [0, 0, 1, 0, 1, 0]
+    assert batch["segments"].tolist() == [[0, 1, 1], [1, 3, 3], [3, 5, 5], [5, 6, 6]]
+    assert batch["target"][batch["prediction"]].tolist() == [2, 7, 8, 4, 5, 10]
+    assert batch["place"][batch["prediction"]].tolist() == [0, 3, 4, 1, 2, 5]
+    assert batch["sequence"].tolist() == [0, 1, 1, 2, 2, 3]
+    assert batch["turn"].tolist() == [0] * 6
     assert batch["pairs"].tolist() == [2]
     assert torch.equal(batch["reference"], torch.tensor([0.1, 0.4, 0.5, 0.2, 0.3, 0.6]))
 
 
 def test_a_batch_without_a_reference_has_none():
     """Where no loss reads it, no tensor stands in for it."""
-    assert set(collate([Example(encoded(1, 2))])) == {"ids", "turn", "lengths", "pairs"}
+    batch = collate([Example(encoded(1, 2))])
+
+    assert set(batch) == {
+        "ids",
+        "position",
+        "segments",
+        "place",
+        "target",
+        "prediction",
+        "turn",
+        "sequence",
+        "pairs",
+    }
+
+
+def test_a_pair_shares_what_its_sides_begin_with():
+    """39 tokens are fed once, then 1 and 2 more; the last token of each side is only predicted."""
+    common = range(100, 139)
+    batch = collate([Example(encoded(*common, 1, 0), encoded(*common, 2, 3, 0))])
+
+    assert batch["segments"].tolist() == [[0, 39, 42], [39, 40, 40], [40, 42, 42]]
+    assert len(batch["sequence"]) == 40 + 41
+    assert len(batch["place"]) == 38 + 2 + 3
+
+
+def test_a_collator_divides_its_examples_into_packs():
+    """Sides of 2 tokens, 4 a pair: two pairs to a pack of 8, ordered by their tokens, the third one apart."""
+    examples = [Example(encoded(i, 50 + i), encoded(10 + i, 60 + i)) for i in (3, 1, 2)]
+    packs = Collator(token_budget=8)(examples)["packs"]
+
+    assert [pack["pairs"].tolist() for pack in packs] == [[2], [1]]
+    assert [pack["ids"].tolist() for pack in packs] == [[1, 2, 11, 12], [3, 13]]
+
+
+@pytest.mark.parametrize("budget", [1, 4, 100])
+def test_packs_hold_every_pair_with_its_reference(budget):
+    """Whatever the budget: each loss token keeps the reference it came with, here its own id."""
+    sides = [encoded(i, 50 + i, 70 + i) for i in range(10)]
+    examples = [
+        Example(*pair, tuple(torch.tensor([float(token) for token in side.ids[1:]]) for side in pair))
+        for pair in zip(sides[::2], sides[1::2], strict=True)
+    ]
+    packs = Collator(budget)(examples)["packs"]
+
+    assert sum(int(pack["pairs"]) for pack in packs) == 5
+    for pack in packs:
+        assert pack["reference"].tolist() == pack["target"][pack["prediction"]].tolist()
 
 
 def test_a_sequence_longer_than_the_context_is_refused():

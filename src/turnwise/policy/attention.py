@@ -7,6 +7,8 @@ block mask of FlexAttention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,8 +24,19 @@ from turnwise.errors import ModelError
 NAME = "turnwise"
 """Name of our attention among transformers' implementations."""
 
+PIECES = "flash attention, a piece for each segment"
+FLEX = "FlexAttention"
+MASK = "scaled dot products under a mask"
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def kernel(device: torch.device) -> str:
+    """How packed sequences attend on a device, with what is installed."""
+    if device.type == "cpu":
+        return PIECES
+    return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
 def forest_mask(segments: Tensor) -> Tensor | BlockMask:
@@ -33,21 +46,28 @@ def forest_mask(segments: Tensor) -> Tensor | BlockMask:
         segments: From `lay_out`, on the device to compute on [segments, 3].
 
     Returns:
-        On the CPU the segments themselves [1, 1, segments, 3]; on a CUDA device a block mask; elsewhere a mask that
-        is True where a token sees another [1, 1, tokens, tokens].
+        For `PIECES` the segments themselves [1, 1, segments, 3]; for `FLEX` a block mask; for `MASK` True where a
+        token sees another [1, 1, tokens, tokens].
     """
-    if segments.device.type == "cpu":
+    how = kernel(segments.device)
+    if how is PIECES:
         return segments[None, None]
+    tokens, sees = int(segments[-1, 1]), _sees(segments)
+    if how is FLEX:
+        return create_block_mask(sees, None, None, tokens, tokens, device=segments.device)
+    place = torch.arange(tokens, device=segments.device)
+    return sees(place, place, place[:, None], place)[None, None]
+
+
+def _sees(segments: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a query sees a key, as FlexAttention asks."""
     # The end of what descends from each token's segment: a later token sees it if it comes before that end.
     reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0])
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < reach[key])
 
-    if segments.device.type == "cuda":
-        return create_block_mask(sees, None, None, len(reach), len(reach), device=segments.device)
-    place = torch.arange(len(reach), device=segments.device)
-    return sees(place, place, place[:, None], place)[None, None]
+    return sees
 
 
 def forest_attention(
@@ -78,19 +98,23 @@ def forest_attention(
     Raises:
         ModelError: If the layer asks for something that a forest's attention does not compute.
     """
-    if isinstance(attention_mask, BlockMask):
-        _refuse(module, dropout, others)
-        found = flex_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        return found[0], None
-    if attention_mask is None or attention_mask.dtype != torch.long:
+    packed = attention_mask is not None and (
+        isinstance(attention_mask, BlockMask) or attention_mask.dtype == torch.long
+    )
+    _refuse(module, dropout if packed else 0.0, others)
+    if not packed:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    _refuse(module, dropout, others)
+    if isinstance(attention_mask, BlockMask):
+        found = flex_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return found[0], None
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # The kernel takes the features to be contiguous, and does not look.
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     segments = attention_mask[0, 0].tolist()
     output: Tensor = _ForestAttention.apply(  # type: ignore[no-untyped-call]
         query, key, value, segments, scaling

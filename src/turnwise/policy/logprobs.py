@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from turnwise.errors import ModelError
-from turnwise.policy.attention import NAME, forest_mask
+from turnwise.policy.attention import NAME, forest_mask, kernel
 from turnwise.policy.head import Head, token_logprobs
 from turnwise.policy.packing import Batch, lay_out
 from turnwise.policy.tokens import Encoded
@@ -58,10 +58,20 @@ def prepare(model: Any) -> None:
     if getattr(model, "turnwise_plain_forward", None) is not None:
         return
     _check_architecture(model)
+    attention, was_training = model.config._attn_implementation, model.training
     model.turnwise_plain_forward = model.forward
     model.set_attn_implementation(NAME)
-    model.forward = MethodType(_forward, model)
-    _compare(model)
+    model.forward = MethodType(_forward_like(model.forward), model)
+    try:
+        _compare(model)
+    except BaseException:  # or a second call would take the model for one that passed
+        model.forward = model.turnwise_plain_forward
+        del model.turnwise_plain_forward
+        model.set_attn_implementation(attention)
+        raise
+    finally:
+        model.train(was_training)
+    _logger.info("%s: packed sequences attend by %s", type(model).__name__, kernel(model.device))
 
 
 def loss_turns(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -82,6 +92,22 @@ def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any)
     return {"logprobs": token_logprobs(states[packed["place"]], packed["target"], _head(model))}
 
 
+def _forward_like(plain: Any) -> Any:
+    """`_forward` with the signature of the model's own, where `generate` looks up what it may pass."""
+
+    def forward(model: Any, *args: Any, **others: Any) -> Any:
+        return _forward(model, *args, **others)
+
+    added = [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+        inspect.Parameter("packed", inspect.Parameter.KEYWORD_ONLY, default=None),
+    ]
+    shown = inspect.signature(plain)
+    parameters = sorted([*added, *shown.parameters.values()], key=lambda one: one.kind)
+    forward.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return forward
+
+
 def _causal_model(model: Any) -> Any:
     """The transformers model inside wrappers for adapters, devices and compilation."""
     for name in ("_orig_mod", "module", "get_base_model"):
@@ -94,6 +120,11 @@ def _causal_model(model: Any) -> Any:
 def _head(model: Any) -> Head:
     """The output layer, with what the architecture does to its logits."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
+    if hasattr(layer, "base_layer"):
+        raise ModelError(
+            "the output layer has an adapter, which packed training would pass over; take lm_head out of "
+            "target_modules, or train all of it with modules_to_save."
+        )
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier"):
         scale *= getattr(config, name, None) or 1.0
@@ -154,12 +185,11 @@ def _compare(model: Any) -> None:
     rows = [torch.cat([words[:40], words[40 + skip : 60 + skip]]).tolist() for skip in (0, 20)]
     sequences = [Encoded(tuple(ids), (-1,) * 30 + (0,) * 30, ("user",) * 60) for ids in rows]
     batch = {name: tensor.to(model.device) for name, tensor in lay_out(sequences).items()}
-    was_training = model.training
+    _check_window(model.config, batch)
     model.eval()
     packed = model(packed=batch)["logprobs"][batch["prediction"]]
     ids = torch.tensor(rows, device=model.device)
     plain = model(input_ids=ids, use_cache=False).logits[:, 29:-1].float().log_softmax(-1)
-    model.train(was_training)
     plain = plain.gather(-1, ids[:, 30:, None]).flatten()
     difference = float((packed - plain).abs().max())
     if not difference <= _TOLERANCE.get(model.dtype, 0.0):

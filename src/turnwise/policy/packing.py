@@ -77,27 +77,29 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
         Indices of the groups of each pack.
     """
     packs: list[list[int]] = []
-    held: list[Encoded] = []
+    size = 0
     for index in sorted(range(len(groups)), key=lambda index: groups[index][0].ids):
-        if packs and count_tokens([*held, *groups[index]]) <= budget:
+        own = count_tokens(groups[index])
+        added = own - _common(groups[index][0].ids, groups[packs[-1][-1]][0].ids) if packs else own
+        if packs and size + added <= budget:
             packs[-1].append(index)
-            held += groups[index]
+            size += added
         else:
             packs.append([index])
-            held = list(groups[index])
+            size = own
     return packs
 
 
 def count_tokens(sequences: Sequence[Encoded]) -> int:
     """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
     ordered = sorted(encoded.ids for encoded in sequences)
-    total = sum(map(len, ordered))
-    for before, after in pairwise(ordered):
-        total -= next(
-            (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
-            min(len(before), len(after)),
-        )
-    return total
+    return sum(map(len, ordered)) - sum(_common(a, b) for a, b in pairwise(ordered))
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens with which both begin."""
+    differs = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differs, min(len(a), len(b)))
 
 
 def _targets(encoded: Encoded) -> Ids:

@@ -1,0 +1,154 @@
+"""How the cost of one forward and backward pass grows, with the beginning that sequences share computed once or not.
+
+    python benchmarks/training_growth.py --out benchmarks/training_growth.json --figure docs/figures/training_growth.svg
+
+One thing varies at a time around the middle: 2 pairs, 12 turns of 80 + 10 tokens, a prompt of 120, vocabulary 8192,
+15M parameters, float32, loss on actions. Each point is the median of three passes, shared and not in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from training_sides import make_model
+
+from turnwise.policy.logprobs import action_logprobs
+from turnwise.policy.packing import lay_out
+from turnwise.policy.tokens import NO_TURN, Encoded
+
+Draw = random.Random
+
+
+def sequences(
+    *,
+    turns: int = 12,
+    observation: int = 80,
+    action: int = 10,
+    prompt: int = 120,
+    shared: float = 0.0,
+    vocab: int = 8192,
+    groups: int = 2,
+    size: int = 2,
+) -> list[Encoded]:
+    """Groups of trajectories; each group shares its prompt and the first part of the rest.
+
+    Args:
+        turns: Of a trajectory.
+        observation: Tokens of each.
+        action: Tokens of each.
+        prompt: Tokens of the prompt.
+        shared: Share of a trajectory's tokens that its group has in common, where that is more than the prompt.
+        vocab: Ids are drawn below this.
+        groups: Number of groups.
+        size: Trajectories of a group.
+    """
+    draw = Draw(0)
+    turn = [NO_TURN] * prompt + [
+        index for index in range(turns) for index in [NO_TURN] * observation + [index] * action
+    ]
+    found = []
+    for _ in range(groups):
+        common = [draw.randrange(vocab) for _ in range(max(prompt, int(shared * len(turn))))]
+        for _ in range(size):
+            own = [draw.randrange(vocab) for _ in range(len(turn) - len(common))]
+            found.append(Encoded(tuple(common + own), tuple(turn), ("user",) * len(turn)))
+    return found
+
+
+SWEEPS: dict[str, dict[str, Any]] = {
+    "turns": {"label": "turns of a trajectory", "values": [4, 8, 16, 32], "to": lambda x: {"turns": x}},
+    "tokens": {
+        "label": "tokens of a turn",
+        "values": [24, 48, 96, 192],
+        "to": lambda x: {"observation": x - 8, "action": 8},
+    },
+    "shared": {
+        "label": "shared part of a pair",
+        "values": [0.1, 0.3, 0.5, 0.7],
+        "to": lambda x: {"shared": x},
+    },
+    "vocabulary": {"label": "vocabulary", "values": [8192, 32768, 131072], "to": lambda x: {"vocab": x}},
+    "group": {
+        "label": "trajectories of a group (half their tokens shared)",
+        "values": [1, 2, 4, 8],
+        "to": lambda x: {"groups": 1, "size": x, "shared": 0.5},
+    },
+}
+
+
+def measure(vocab: int, data: list[Encoded]) -> dict[str, Any]:
+    """Seconds of a forward and backward pass, shared and not."""
+    model = make_model("15M", vocab).train()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    batches = {share: lay_out(data, share=share) for share in times}
+    for turn in range(4):
+        for share, batch in batches.items():
+            start = time.perf_counter()
+            action_logprobs(model, batch).sum().backward()
+            if turn:  # the first pass warms up
+                times[share].append(time.perf_counter() - start)
+            model.zero_grad()
+    return {
+        "seconds": median(times[True]),
+        "seconds_unshared": median(times[False]),
+        "tokens": len(batches[True]["ids"]),
+        "tokens_unshared": len(batches[False]["ids"]),
+    }
+
+
+def sweep(values: list[Any], to: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each value."""
+    rows = []
+    for value in values:
+        settings = to(value)
+        rows.append({"value": value, **measure(settings.get("vocab", 8192), sequences(**settings))})
+    return rows
+
+
+def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """One panel for each sweep."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figure is the same file
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
+    for panel, (name, points) in zip(panels, rows.items(), strict=True):
+        x = [point["value"] for point in points]
+        panel.plot(x, [point["seconds"] for point in points], "o-", label="shared once")
+        panel.plot(x, [point["seconds_unshared"] for point in points], "s--", label="each alone")
+        panel.set(xlabel=SWEEPS[name]["label"], ylim=(0, None))
+    panels[0].set_ylabel("seconds, forward and backward")
+    panels[0].legend(frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, write, draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="write the rows here as JSON")
+    parser.add_argument("--figure", type=Path, help="draw them here as SVG")
+    options = parser.parse_args()
+    rows = {name: sweep(each["values"], each["to"]) for name, each in SWEEPS.items()}
+    text = json.dumps({"threads": torch.get_num_threads(), "sweeps": rows}, indent=1)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+    if options.figure:
+        draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.testing import assert_close
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from turnwise.errors import ModelError
+from turnwise.policy import attention
+from turnwise.policy.attention import forest_attention, forest_mask
+
+FORESTS = {
+    "one sequence": [[0, 7, 7]],
+    "a pair": [[0, 4, 9], [4, 6, 6], [6, 9, 9]],
+    "the end of one": [[0, 3, 5], [3, 5, 5]],
+    "two trees": [
+        [0, 3, 10],
+        [3, 5, 8],
+        [5, 6, 6],
+        [6, 8, 8],
+        [8, 10, 10],
+        [10, 14, 14],
+        [14, 16, 19],
+        [16, 19, 19],
+    ],
+    "single tokens": [[0, 1, 4], [1, 2, 3], [2, 3, 3], [3, 4, 4]],
+    "longer than a block of the kernel": [[0, 530, 600], [530, 565, 565], [565, 600, 600], [600, 640, 640]],
+}
+"""Start, end, and end of what descends from it."""
+
+
+class Layer(torch.nn.Module):
+    """What transformers' attention reads of a layer."""
+
+    is_causal = True
+
+    def __init__(self, groups=1):
+        super().__init__()
+        self.num_key_value_groups = groups
+
+
+def sight(segments):
+    """Who sees whom [tokens, tokens], token by token: itself, what precedes it in its segment, its ancestors."""
+    owner = [index for index, (start, end, _) in enumerate(segments) for _ in range(start, end)]
+    mask = torch.zeros(len(owner), len(owner), dtype=torch.bool)
+    for query, mine in enumerate(owner):
+        for key, other in enumerate(owner):
+            ancestor = other < mine and segments[mine][0] < segments[other][2]
+            mask[query, key] = ancestor or (other == mine and key <= query)
+    return mask
+
+
+def dense(query, key, value, segments, scaling=None):
+    """The definition: all scores, a mask, a softmax [1, tokens, heads, features]."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = scores.masked_fill(~sight(segments), float("-inf")).softmax(-1)
+    return (weights @ value).transpose(1, 2)
+
+
+def tensors(tokens, groups=1, features=8, dtype=torch.float64):
+    """Query, key and value of two key heads, laid out as a model's projections are."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(1, tokens, heads, features, generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .transpose(1, 2)
+        .requires_grad_()
+        for heads in (2 * groups, 2, 2)
+    ]
+
+
+def forest(query, key, value, segments, **others):
+    """Through the mask, as a model calls it."""
+    mask = forest_mask(torch.tensor(segments))
+    return forest_attention(Layer(), query, key, value, mask, **others)[0]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("name", FORESTS)
+def test_equals_dense_attention_with_a_mask(name, groups):
+    """Values, and gradients of an arbitrary sum of them; float64 sums in another order are 1e-12 apart."""
+    segments = FORESTS[name]
+    inputs = tensors(segments[-1][1], groups)
+    found, expected = forest(*inputs, segments), dense(*inputs, segments)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    assert_close(found, expected, atol=1e-12, rtol=0)
+    for mine, other in zip(
+        torch.autograd.grad(found, inputs, weights),
+        torch.autograd.grad(expected, inputs, weights),
+        strict=True,
+    ):
+        assert_close(mine, other, atol=1e-12, rtol=1e-12)
+
+
+def test_the_scale_is_the_layers_own():
+    """Gemma and Granite have one; None is one over the root of the features, 8 here."""
+    segments = FORESTS["a pair"]
+    inputs = tensors(9)
+
+    assert_close(forest(*inputs, segments, scaling=0.7), dense(*inputs, segments, 0.7), atol=1e-12, rtol=0)
+    assert_close(forest(*inputs, segments), forest(*inputs, segments, scaling=8**-0.5), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3], ids=["heads", "tokens", "features"])
+def test_strided_inputs_are_read_right(dim):
+    """Every second row of a larger tensor along one axis, of inputs and of the gradient that comes in."""
+    segments = FORESTS["two trees"]
+    wide = [each.detach().repeat_interleave(2, dim).requires_grad_() for each in tensors(19, 2)]
+    views = [each.unflatten(dim, (-1, 2)).select(dim + 1, 0) for each in wide]
+    weights = torch.randn(8, 19, 4, 1, dtype=torch.float64).permute(3, 1, 2, 0)
+    found, expected = forest(*views, segments), dense(*views, segments)
+
+    assert not views[0].is_contiguous()
+    assert_close(found, expected, atol=1e-12, rtol=0)
+    for mine, other in zip(
+        torch.autograd.grad(found, wide, weights), torch.autograd.grad(expected, wide, weights), strict=True
+    ):
+        assert_close(mine, other, atol=1e-12, rtol=0)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    """Gradcheck in float64 on a fork and a tree of its own."""
+    segments = [[0, 2, 5], [2, 3, 3], [3, 5, 5], [5, 7, 7]]
+    inputs = [each.detach().requires_grad_() for each in tensors(7, groups=2, features=2)]
+
+    assert torch.autograd.gradcheck(lambda *qkv: forest(*qkv, segments), inputs)
+
+
+def test_bfloat16_is_finite_and_close():
+    """bfloat16 keeps 8 bits, 0.004 relative: rounding of inputs, pieces and joins adds up to a few of these."""
+    segments = FORESTS["two trees"]
+    exact = [each.detach().requires_grad_() for each in tensors(19, 2)]
+    rounded = [each.detach().bfloat16().requires_grad_() for each in exact]
+    found, expected = forest(*rounded, segments), dense(*exact, segments)
+    found.float().square().sum().backward()
+    expected.square().sum().backward()
+
+    assert found.dtype == torch.bfloat16
+    assert_close(found.double(), expected, atol=0.03, rtol=0.03)
+    for mine, other in zip(rounded, exact, strict=True):
+        assert_close(mine.grad.double(), other.grad, atol=0.1, rtol=0.05)
+
+
+def test_autocast_computes_in_its_own_precision():
+    """float32 inputs give what the same inputs give as bfloat16; their gradients are float32 again."""
+    segments = FORESTS["a pair"]
+    inputs = tensors(9, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = forest(*inputs, segments)
+    found.float().sum().backward()
+
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, forest(*[each.bfloat16() for each in inputs], segments))
+    assert {each.grad.dtype for each in inputs} == {torch.float32}
+
+
+def test_nothing_leaks_from_another_tree():
+    """NaN in every query, key and value of the first tree: the others' outputs and gradients are as before."""
+    segments = FORESTS["two trees"]
+    clean, spoiled = tensors(19, 2), tensors(19, 2)
+    with torch.no_grad():
+        for each in spoiled:
+            each[:, :, :10] = float("nan")
+    found, expected = (forest(*inputs, segments)[:, 10:] for inputs in (spoiled, clean))
+
+    assert torch.equal(found, expected)
+    assert found.isfinite().all()
+    for mine, other in zip(
+        torch.autograd.grad(found.sum(), spoiled), torch.autograd.grad(expected.sum(), clean), strict=True
+    ):
+        assert torch.equal(mine[:, :, 10:], other[:, :, 10:])
+
+
+def test_nothing_leaks_from_a_branch():
+    """NaN in one side of a pair: the shared beginning and the other side are as before."""
+    segments = FORESTS["a pair"]
+    clean, spoiled = tensors(9), tensors(9)
+    with torch.no_grad():
+        for each in spoiled:
+            each[:, :, 4:6] = float("nan")
+    kept = [0, 1, 2, 3, 6, 7, 8]
+
+    assert torch.equal(forest(*spoiled, segments)[:, kept], forest(*clean, segments)[:, kept])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_large_scores_are_joined_without_overflow(size):
+    """Scores of up to 1e9 make each softmax a choice of one key; the joined one chooses the same."""
+    segments = FORESTS["two trees"]
+    inputs = [each.detach().mul(size).requires_grad_() for each in tensors(19)]
+    found = forest(*inputs, segments)
+    found.sum().backward()
+
+    assert_close(found, dense(*inputs, segments), atol=1e-12 * size, rtol=0)
+    assert all(each.grad.isfinite().all() for each in inputs)
+
+
+@pytest.mark.parametrize("name", FORESTS)
+def test_the_block_mask_sees_the_same_pairs(name):
+    """What a GPU is told of the forest, evaluated on the CPU pair by pair, and as blocks of 128 by 128."""
+    expected, sees = sight(FORESTS[name]), attention._sees(torch.tensor(FORESTS[name]))
+    tokens = len(expected)
+    blocks = create_block_mask(sees, None, None, tokens, tokens, device="cpu").to_dense()[0]
+    needed = torch.nn.functional.max_pool2d(expected[None].float(), 128, ceil_mode=True)
+
+    assert torch.equal(create_mask(sees, 1, 1, tokens, tokens, device="cpu")[0, 0], expected)
+    assert torch.equal(blocks.bool(), needed.bool())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_flex_attention_gives_the_same_output():
+    """The GPU's code path on the CPU, where it is not compiled; float32 rounding."""
+    segments = FORESTS["two trees"]
+    inputs = [each.detach() for each in tensors(19, 2, dtype=torch.float32)]
+    mask = create_block_mask(attention._sees(torch.tensor(segments)), None, None, 19, 19, device="cpu")
+    with torch.compiler.set_stance("force_eager"):
+        found = forest_attention(Layer(2), *inputs, mask, scaling=0.3)
+
+    assert found[1] is None
+    assert_close(found[0], forest(*inputs, segments, scaling=0.3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"s_aux": torch.zeros(2)}, "s_aux"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"dropout": 0.1}, "attention dropout"),
+        ({"softcap": 30.0, "dropout": 0.1}, "softcap, attention dropout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("blocks", [False, True], ids=["segments", "block mask"])
+def test_what_a_forest_does_not_compute_is_refused(asked, named, blocks):
+    """The layer and what it asks for are named; on both code paths."""
+    segments = torch.tensor(FORESTS["a pair"])
+    mask = forest_mask(segments)
+    if blocks:
+        mask = create_block_mask(attention._sees(segments), None, None, 9, 9, device="cpu")
+
+    with pytest.raises(ModelError, match=f"^Layer asks for {named}, which packed sequences do not support"):
+        forest_attention(Layer(), *tensors(9), mask, **asked)
+
+
+def test_what_is_asked_for_and_absent_is_not_refused():
+    """Layers name what they might have: None is nothing, and a window is checked elsewhere."""
+    segments = FORESTS["a pair"]
+    inputs = tensors(9)
+
+    assert torch.equal(
+        forest(*inputs, segments, softcap=None, s_aux=None, sliding_window=4), forest(*inputs, segments)
+    )
+
+
+@pytest.mark.parametrize("kind", ["none", "boolean", "added"])
+def test_another_mask_goes_to_the_usual_attention(kind):
+    """None, what transformers makes for sdpa, and a float mask: bit for bit what sdpa gives, dropout and all."""
+    inputs = tensors(9, 2, dtype=torch.float32)
+    mask = {"none": None, "boolean": sight([[0, 9, 9]])[None, None], "added": torch.randn(1, 1, 9, 9)}[kind]
+    layer, found = Layer(2), []
+    for call in (forest_attention, sdpa_attention_forward):
+        torch.manual_seed(0)
+        found.append(call(layer, *inputs, mask, dropout=0.5, scaling=0.3)[0])
+
+    assert torch.equal(*found)
+
+
+def test_the_mask_of_other_devices_gives_the_same_output():
+    """Devices without our kernels get a mask of booleans [1, 1, tokens, tokens], which sdpa reads."""
+    segments = FORESTS["two trees"]
+    inputs = tensors(19)
+    place = torch.arange(19)
+    mask = attention._sees(torch.tensor(segments))(place, place, place[:, None], place)[None, None]
+
+    assert torch.equal(mask[0, 0], sight(segments))
+    assert_close(forest_attention(Layer(), *inputs, mask)[0], forest(*inputs, segments), atol=1e-12, rtol=0)

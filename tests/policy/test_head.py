@@ -1,0 +1,232 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from turnwise.policy import head
+from turnwise.policy.head import Head, token_logprobs
+
+ROWS, FEATURES, VOCABULARY = 13, 5, 11
+
+
+def tensors(dtype=torch.float64, rows=ROWS, vocabulary=VOCABULARY):
+    """Hidden states, weight, bias, and target."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(rows, FEATURES), (vocabulary, FEATURES), (vocabulary,)]
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    target = torch.randint(vocabulary, (rows,), generator=generator)
+    return *[each.to(dtype).requires_grad_() for each in drawn], target
+
+
+def plain(hidden, weight, bias, target, scale=1.0, softcap=None):
+    """The definition: all logits at once."""
+    logits = F.linear(hidden, weight, bias) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.log_softmax(-1).gather(-1, target[:, None]).squeeze(-1)
+
+
+def ours(hidden, weight, bias, target, scale=1.0, softcap=None):
+    return token_logprobs(hidden, target, Head(weight, bias, scale, softcap))
+
+
+@pytest.fixture
+def block_rows(monkeypatch):
+    """Set how many rows a block has."""
+    return lambda rows, vocabulary=VOCABULARY: monkeypatch.setattr(head, "BLOCK_BYTES", 4 * rows * vocabulary)
+
+
+def assert_same(found, expected, inputs, atol):
+    """Values, and gradients of an arbitrary sum of them."""
+    weights = torch.linspace(-1, 2, len(found), dtype=found.dtype)
+    assert_close(found, expected, atol=atol, rtol=0)
+    for mine, other in zip(
+        torch.autograd.grad(found, inputs, weights),
+        torch.autograd.grad(expected, inputs, weights.to(expected.dtype)),
+        strict=True,
+    ):
+        assert_close(mine, other, atol=atol, rtol=0)
+
+
+def test_hand_worked_value():
+    """Logits of h = (1, 2) and rows (1, 0), (0, 1), (0, 0) are 1, 2, 0: 2 - log(e + e^2 + 1) = -0.407606."""
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    found = token_logprobs(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), Head(weight))
+
+    assert_close(found, torch.tensor([-0.407606]), atol=1e-6, rtol=0)
+    assert math.isclose(2 - math.log(math.e + math.e**2 + 1), -0.407606, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5], ids=["uncapped", "capped"])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("rows", [1, 4, ROWS, 100])
+def test_equals_log_softmax(block_rows, rows, biased, scale, softcap):
+    """Values and gradients, in blocks of one row, of 4 4 4 1, and in one block; float64 is exact to 1e-12."""
+    block_rows(rows)
+    hidden, weight, bias, target = tensors()
+    inputs = [hidden, weight, bias] if biased else [hidden, weight]
+    arguments = (hidden, weight, bias if biased else None, target, scale, softcap)
+
+    assert_same(ours(*arguments), plain(*arguments), inputs, atol=1e-12)
+
+
+def test_a_vocabulary_larger_than_a_block_is_computed_row_by_row(block_rows):
+    """A block has one row at least."""
+    block_rows(0)
+    hidden, weight, bias, target = tensors()
+
+    assert_same(
+        ours(hidden, weight, bias, target), plain(hidden, weight, bias, target), [hidden, weight, bias], 1e-12
+    )
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (2,), (1, 2)], ids=str)
+def test_the_gradient_is_that_of_finite_differences(block_rows, frozen):
+    """Gradcheck in float64 over several blocks, with scale and softcap; what is frozen gets no gradient."""
+    block_rows(3)
+    *inputs, target = tensors(rows=4, vocabulary=6)
+    for index in frozen:
+        inputs[index].requires_grad_(False)
+    found = ours(*inputs, target, 0.7, 2.0)
+
+    assert torch.autograd.gradcheck(lambda *all_: ours(*all_, target, 0.7, 2.0), inputs)
+    found.sum().backward()
+    assert [index for index, each in enumerate(inputs) if each.grad is None] == list(frozen)
+
+
+def test_a_second_backward_pass_gives_the_same_gradient(block_rows):
+    """The logits that waited are gone after the first one; those are computed again."""
+    block_rows(4)
+    hidden, weight, bias, target = tensors()
+    found = ours(hidden, weight, bias, target, 0.7, 2.0).sum()
+    first = torch.autograd.grad(found, [hidden, weight, bias], retain_graph=True)
+    second = torch.autograd.grad(found, [hidden, weight, bias])
+
+    assert all(torch.equal(*both) for both in zip(first, second, strict=True))
+
+
+def test_no_rows_are_no_logprobs():
+    """Their gradient is 0."""
+    _, weight, bias, target = tensors()
+    hidden = torch.zeros(0, FEATURES, dtype=torch.float64, requires_grad=True)
+    found = ours(hidden, weight, bias, target[:0])
+    found.sum().backward()
+
+    assert found.shape == (0,)
+    assert not weight.grad.any()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements of any tensor that is made; a view of another one is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Call, and look at what comes out."""
+        made = func(*args, **(kwargs or {}))
+        given = {
+            self._storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+        }
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor) and self._storage(each) not in given:
+                self.elements = max(self.elements, each.numel())
+        return made
+
+    @staticmethod
+    def _storage(tensor):
+        return tensor.untyped_storage().data_ptr()
+
+
+def largest(compute, rows):
+    """Elements of the largest tensor made in a forward and a backward pass of 64 rows and 50 words."""
+    hidden, weight, bias, target = tensors(torch.float32, rows=rows, vocabulary=50)
+    with Largest() as seen:
+        compute(hidden, weight, bias, target, 0.7, 2.0).sum().backward()
+    return seen.elements
+
+
+def test_no_tensor_holds_the_logits_of_all_rows(block_rows):
+    """Blocks of 8 rows and 50 words are 400 elements, more than hidden states, weight and gradients have.
+
+    The plain computation is seen to hold 64 x 50, so what counts the elements does count.
+    """
+    block_rows(8, 50)
+
+    assert largest(plain, 64) == 64 * 50
+    assert largest(ours, 64) == 8 * 50
+
+
+def test_a_frozen_output_layer_costs_no_gradient(block_rows):
+    """As under LoRA: nothing of the weight's 50 x 5 elements is made; 4 rows have 4 x 5, their blocks 50."""
+    block_rows(1, 50)
+    hidden, weight, _, target = tensors(torch.float32, rows=4, vocabulary=50)
+    with Largest() as trained:
+        ours(hidden, weight, None, target).sum().backward()
+    weight.requires_grad_(False)
+    with Largest() as frozen:
+        ours(hidden, weight, None, target).sum().backward()
+
+    assert trained.elements == 50 * 5
+    assert frozen.elements == 50
+
+
+def test_one_block_of_logits_waits_for_the_backward_pass(block_rows):
+    """What autograd holds between the passes: 8 x 50 logits, and otherwise inputs and two numbers a row."""
+    block_rows(8, 50)
+    hidden, weight, bias, target = tensors(torch.float32, rows=64, vocabulary=50)
+    node = ours(hidden, weight, bias, target).grad_fn
+
+    assert node.last.numel() == 8 * 50
+    assert {each.numel() for each in node.saved_tensors} == {64 * 5, 50 * 5, 50, 64}
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4])
+@pytest.mark.parametrize("softcap", [None, 30.0], ids=["uncapped", "capped"])
+def test_extreme_logits_are_finite(size, softcap):
+    """Logits 0 and +-1e4: log-probabilities 0 and -1e4, or of the capped -30; gradients are finite too."""
+    hidden = torch.tensor([[size], [size]], requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0]], requires_grad=True)
+    found = ours(hidden, weight, None, torch.tensor([0, 1]), 1.0, softcap)
+    found.sum().backward()
+    gap = 1e4 if softcap is None else 30.0
+
+    assert_close(found.sort().values.detach(), torch.tensor([-gap, 0.0]), atol=1e-5, rtol=1e-6)
+    assert hidden.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
+def test_bfloat16_is_close_and_its_logprobs_are_float32():
+    """Logits of size 5 rounded to 8 bits are off by 0.02; nothing after them is rounded."""
+    exact, rounded = tensors(torch.float64), tensors(torch.bfloat16)
+    found, expected = ours(*rounded), plain(*exact)
+    found.sum().backward()
+    expected.sum().backward()
+
+    assert found.dtype == torch.float32
+    assert_close(found.double(), expected, atol=0.05, rtol=0)
+    for mine, other in zip(rounded[:3], exact[:3], strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        assert_close(mine.grad.double(), other.grad, atol=0.1, rtol=0.02)
+
+
+def test_autocast_computes_in_its_own_precision():
+    """float32 inputs give what the same inputs give as bfloat16, gradients too, which are float32 again."""
+    *inputs, target = tensors(torch.float32)
+    rounded = [each.detach().bfloat16().requires_grad_() for each in inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(*inputs, target)
+    expected = ours(*rounded, target)
+    found.sum().backward()
+    expected.sum().backward()
+
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    for mine, other in zip(inputs, rounded, strict=True):
+        assert torch.equal(mine.grad, other.grad.float())
