@@ -1,9 +1,8 @@
 r"""One training step through TRL's DPOTrainer and through TurnTrainer: time, memory, and whether the losses agree.
 
-    python benchmarks/training.py            the full table (about 40 minutes on two cores)
+    python benchmarks/training.py            the full table (about 25 minutes on two cores)
     python benchmarks/training.py --quick    its cheap half, within five minutes
     python benchmarks/training.py --json     rows for machines
-    python benchmarks/training.py --sweep    how a step's cost grows; figures for docs/performance.md
 
 Both trainers get the same model, token ids and DPO loss; steps alternate, and a ratio is the median over paired steps
 (peer over ours: larger is better). Peak memory is that of a fresh process for each trainer, less what the libraries
@@ -17,7 +16,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from training_data import Shape, make_pairs
 from training_sides import SIDES, achieved_flops, matmul_ceiling, threads
+
+from turnwise.policy.models import release_memory
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Case:
     peer: str = "trl"
     loss_tokens: str = "completion"
     shape: Shape = field(default_factory=Shape)
-    pairs: int = 4
-    steps: int = 5
+    pairs: int = 3
+    steps: int = 3
     quick: bool = False
 
 
@@ -48,7 +49,7 @@ ONE_SHOT = Shape(one_shot=0.6)
 
 CASES = [
     Case("completion", "5M", 8_192, quick=True),
-    Case("completion", "15M", 8_192, quick=True),
+    Case("completion", "15M", 8_192),
     Case("completion, peer without checkpointing", "15M", 8_192, peer="trl-no-checkpointing"),
     Case("completion", "15M", 49_152),
     Case("assistant", "15M", 49_152, loss_tokens="assistant"),
@@ -57,7 +58,7 @@ CASES = [
     Case(
         "tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True
     ),
-    Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2, steps=3),
+    Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2),
 ]
 
 
@@ -67,7 +68,8 @@ def compare(case: Case) -> dict[str, Any]:
     peer, ours = (
         SIDES[name](case.size, case.vocab, case.dtype, case.loss_tokens) for name in (case.peer, "turnwise")
     )
-    ours.take_reference([pair for batch in batches for pair in batch])
+    for side in (peer, ours):
+        side.take_reference([pair for batch in batches for pair in batch])
     ratios, gaps, tokens, seconds = [], [], [], []
     for number, batch in enumerate(batches):
         ready = peer.collate(batch), ours.collate(batch)
@@ -84,6 +86,8 @@ def compare(case: Case) -> dict[str, Any]:
     ceiling = matmul_ceiling(case.size, case.dtype, tokens[-1])
     work = [achieved_flops(case.size, case.vocab, ours.collate(batch)) for batch in batches[1:]]
     per_pair = ours.reference_seconds / (len(batches) * case.pairs)
+    del peer, ours  # the processes that measure memory need it
+    release_memory()
     times = [median(one) for one in zip(*seconds, strict=True)]
     return {
         "case": case.case,
@@ -114,17 +118,17 @@ def _differs(case: Case) -> bool:
 
 
 def peak(case: Case, side: str) -> float:
-    """Peak memory in bytes of two steps of one trainer in a process of its own."""
+    """Peak memory in bytes of one step of one trainer in a process of its own."""
     settings = json.dumps({**asdict(case), "side": side})
     command = [sys.executable, __file__, "--peak", settings]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def measure_peak(settings: dict[str, Any]) -> int:
-    """In the process of its own: two steps, then the most that was resident, less what was before the model."""
+    """In the process of its own: one step, then the most that was resident, less what was before the model."""
     side = SIDES[settings.pop("side")]
     case = Case(**{**settings, "shape": Shape(**settings["shape"])})
-    batches = make_pairs(case.shape, case.vocab, case.pairs, 2, case.loss_tokens)
+    batches = make_pairs(case.shape, case.vocab, case.pairs, 1, case.loss_tokens)
     before = _status("VmRSS")
     trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens)
     trainer.take_reference([pair for batch in batches for pair in batch])
@@ -172,10 +176,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--quick", action="store_true", help="the cheap half of the table, within five minutes"
+        "--quick", action="store_true", help="three cases of two pairs a step, within five minutes"
     )
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
-    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--only", help="cases whose name, size and vocabulary contain this")
     parser.add_argument("--out", type=Path, help="write the rows here, too")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -184,9 +188,11 @@ def main() -> None:
         return
     rows = []
     for case in CASES:
-        if (options.only and options.only not in case.case) or (options.quick and not case.quick):
+        if options.only and options.only not in f"{case.case} {case.size} {case.vocab}":
             continue
-        rows.append(compare(case))
+        if options.quick and not case.quick:
+            continue
+        rows.append(compare(replace(case, pairs=2, steps=2) if options.quick else case))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -36,8 +36,13 @@ def ours(hidden, weight, bias, target, scale=1.0, softcap=None):
 
 @pytest.fixture
 def block_rows(monkeypatch):
-    """Set how many rows a block has."""
-    return lambda rows, vocabulary=VOCABULARY: monkeypatch.setattr(head, "BLOCK_BYTES", 4 * rows * vocabulary)
+    """Set how many rows a block has; two blocks may wait for the backward pass, others are computed again."""
+
+    def set_rows(rows, vocabulary=VOCABULARY):
+        monkeypatch.setattr(head, "BLOCK_BYTES", 4 * rows * vocabulary)
+        monkeypatch.setattr(head, "KEPT_BYTES", 8 * rows * vocabulary)
+
+    return set_rows
 
 
 def assert_same(found, expected, inputs, atol):
@@ -177,13 +182,13 @@ def test_a_frozen_output_layer_costs_no_gradient(block_rows):
     assert frozen.elements == 50
 
 
-def test_one_block_of_logits_waits_for_the_backward_pass(block_rows):
-    """What autograd holds between the passes: 8 x 50 logits, and otherwise inputs and two numbers a row."""
+def test_a_bounded_number_of_blocks_waits_for_the_backward_pass(block_rows):
+    """What autograd holds between the passes: two of 8 blocks of 8 x 50 logits, inputs and two numbers a row."""
     block_rows(8, 50)
     hidden, weight, bias, target = tensors(torch.float32, rows=64, vocabulary=50)
     node = ours(hidden, weight, bias, target).grad_fn
 
-    assert node.last.numel() == 8 * 50
+    assert [each.numel() for each in node.kept] == [8 * 50, 8 * 50]
     assert {each.numel() for each in node.saved_tensors} == {64 * 5, 50 * 5, 50, 64}
 
 

@@ -173,8 +173,9 @@ class _ForestAttention(torch.autograd.Function):
         q, k, v = _grouped(query, key, value)
         joined = output.permute(1, 2, 0, 3)
         grad = grad_output.view(output.shape).permute(1, 2, 0, 3)
-        grads = [torch.zeros(each.shape, dtype=each.dtype) for each in (q, k, v)]
-        for rows, keys, causal in _pieces(ctx.segments):
+        grads = [torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v)]
+        # Each token is in one causal piece, which comes first and is written; the others are added.
+        for rows, keys, causal in sorted(_pieces(ctx.segments), key=lambda piece: not piece[2]):
             piece = _flash_backward(
                 grad[:, :, rows],
                 q[:, :, rows],
@@ -187,7 +188,10 @@ class _ForestAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             for total, part, place in zip(grads, piece, (rows, keys, keys), strict=True):
-                total[:, :, place] += part
+                if causal:
+                    total[:, :, place] = part
+                else:
+                    total[:, :, place] += part
         return grads[0].view(query.shape), grads[1].sum(1)[None], grads[2].sum(1)[None], None, None
 
 

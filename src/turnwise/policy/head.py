@@ -1,7 +1,7 @@
 """The output layer at chosen places: log-probabilities without ever holding all logits.
 
-Logits exist for one block of rows at a time, forward and backward. The last block's are kept for the backward pass;
-those of earlier blocks are computed again, which adds a third to the output layer's share of a step.
+Logits are made for one block of rows at a time, forward and backward. The first blocks, up to a bound, wait for the
+backward pass; those of later blocks are computed again, which adds a third to their share of a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLOCK_BYTES = 2**27
-"""Size of a block of float32 logits, which is also the most that waits for the backward pass."""
+"""Size of a block of float32 logits."""
+
+KEPT_BYTES = 2**29
+"""The most that waits for the backward pass, in blocks."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     found = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, head.scale, head.softcap
+        hidden, weight, bias, target, head.scale, head.softcap, torch.is_grad_enabled()
     )
     return cast(Tensor, found)
 
@@ -69,18 +72,21 @@ class _TokenLogprobs(torch.autograd.Function):
         target: Tensor,
         scale: float,
         softcap: float | None,
+        keep: bool,
     ) -> Tensor:
         ctx.scale, ctx.softcap = scale, softcap
         ctx.rows = max(1, BLOCK_BYTES // (4 * weight.shape[0]))
         logprobs = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         lse = torch.empty_like(logprobs)
-        logits = None
-        for block in _blocks(len(hidden), ctx.rows):
+        waiting = KEPT_BYTES // (4 * weight.shape[0] * ctx.rows)
+        ctx.kept = []
+        for number, block in enumerate(_blocks(len(hidden), ctx.rows)):
             logits = _logits(hidden[block], weight, bias, scale, softcap)
             lse[block] = logits.logsumexp(-1)
             logprobs[block] = logits.gather(-1, target[block, None]).squeeze(-1) - lse[block]
+            if keep and number < waiting:
+                ctx.kept.append(logits)
         ctx.save_for_backward(hidden, weight, bias, target, lse)
-        ctx.last = logits
         return logprobs
 
     @staticmethod
@@ -89,11 +95,11 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for block in reversed(_blocks(len(hidden), ctx.rows)):
-            logits = ctx.last
-            if logits is None:
-                logits = _logits(hidden[block], weight, bias, ctx.scale, ctx.softcap)
-            ctx.last = None
+        for block in _blocks(len(hidden), ctx.rows):
+            waited = ctx.kept.pop(0) if ctx.kept else None
+            logits = (
+                _logits(hidden[block], weight, bias, ctx.scale, ctx.softcap) if waited is None else waited
+            )
             slope = _grad_logits(logits, lse[block], target[block], grad[block], ctx.scale, ctx.softcap)
             slope = slope.to(weight.dtype)
             torch.mm(slope, weight, out=grad_hidden[block])
@@ -101,7 +107,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight.addmm_(slope.t(), hidden[block])
             if grad_bias is not None:
                 grad_bias += slope.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _blocks(rows: int, size: int) -> list[slice]:
