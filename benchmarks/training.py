@@ -1,7 +1,7 @@
 r"""One training step through TRL's DPOTrainer and through TurnTrainer: time, memory, and whether the losses agree.
 
-    python benchmarks/training.py            the full table (about 25 minutes on two cores)
-    python benchmarks/training.py --quick    its cheap half, within five minutes
+    python benchmarks/training.py            the full table (about an hour on two cores)
+    python benchmarks/training.py --quick    three cases of two pairs a step, within five minutes
     python benchmarks/training.py --json     rows for machines
 
 Both trainers get the same model, token ids and DPO loss; steps alternate, and a ratio is the median over paired steps
@@ -50,15 +50,15 @@ ONE_SHOT = Shape(one_shot=0.6)
 CASES = [
     Case("completion", "5M", 8_192, quick=True),
     Case("completion", "15M", 8_192),
-    Case("completion, peer without checkpointing", "15M", 8_192, peer="trl-no-checkpointing"),
     Case("completion", "15M", 49_152),
     Case("assistant", "15M", 49_152, loss_tokens="assistant"),
     Case("assistant", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", quick=True),
     Case("one-shot", "15M", 49_152, loss_tokens="assistant", shape=ONE_SHOT),
-    Case(
-        "tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True
-    ),
     Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2),
+]
+CASES += [replace(case, peer="trl-no-checkpointing", quick=False) for case in CASES]
+CASES += [
+    Case("tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True)
 ]
 
 
@@ -146,6 +146,7 @@ def _status(name: str) -> int:
 
 COLUMNS = {
     "case": "case",
+    "peer": "peer",
     "size": "size",
     "vocab": "vocabulary",
     "dtype": "dtype",
@@ -179,7 +180,7 @@ def main() -> None:
         "--quick", action="store_true", help="three cases of two pairs a step, within five minutes"
     )
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
-    parser.add_argument("--only", help="cases whose name, size and vocabulary contain this")
+    parser.add_argument("--only", help="cases whose 'name size vocabulary dtype peer.' contains this")
     parser.add_argument("--out", type=Path, help="write the rows here, too")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -188,14 +189,17 @@ def main() -> None:
         return
     rows = []
     for case in CASES:
-        if options.only and options.only not in f"{case.case} {case.size} {case.vocab}":
+        if (
+            options.only
+            and options.only not in f"{case.case} {case.size} {case.vocab} {case.dtype} {case.peer}."
+        ):
             continue
         if options.quick and not case.quick:
             continue
         rows.append(compare(replace(case, pairs=2, steps=2) if options.quick else case))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(json.dumps(rows, indent=1) if options.json else table(rows))
 
 

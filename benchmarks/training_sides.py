@@ -101,6 +101,8 @@ class Side:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        if trainer.args.gradient_checkpointing:  # `train` would do it
+            trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
         trainer.create_optimizer()
         self.model = trainer.accelerator.prepare(trainer.model)
         trainer.current_gradient_accumulation_steps = 1
