@@ -71,7 +71,9 @@ def tiny_folder(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="session")
 def own_environment():
-    """The module of the documentation's example environment."""
+    """The module of the documentation's example environment, which processes of worlds can import too."""
+    if str(_EXAMPLE.parent) not in sys.path:
+        sys.path.insert(0, str(_EXAMPLE.parent))
     spec = importlib.util.spec_from_file_location("own_environment", _EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     sys.modules["own_environment"] = module

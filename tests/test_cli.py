@@ -229,7 +229,7 @@ def test_help_shows_an_example(turnwise, words):
     [
         ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
         ("environments", ["scienceworld"]),
-        ("engines", ["local"]),
+        ("engines", ["local", "api"]),
         ("credits", []),
     ],
 )

@@ -1,6 +1,5 @@
 """The whole loop on a tiny policy: complete, repeatable stage by stage, and indifferent to kill -9."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -255,10 +255,12 @@ def test_stages_one_by_one_make_the_same_run(whole, here, monkeypatch, capsys):
 
 
 def kill(process):
-    """SIGKILL to the process and its children, which are alone in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """SIGKILL to the process alone; the worlds it started end with it, within 10 s."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
     process.communicate()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def lines(file):

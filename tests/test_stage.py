@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config import ProtocolSettings, Tasks
+from turnwise.envs.load import environment_maker, load_object
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure
 from turnwise.stage import (
     choose_tasks,
-    environment_maker,
-    load_object,
     make_jobs,
     make_protocol,
     panel_digest,

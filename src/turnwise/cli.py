@@ -49,7 +49,7 @@ def run(source: Source, overrides: Overrides = None) -> None:
 def _stage(source: Path, overrides: list[str] | None, command: str) -> None:
     from turnwise.run import open_run, run_steps
 
-    run_steps(open_run(source, overrides or []), command)
+    run_steps(open_run(source, overrides or [], command), command)
 
 
 @app.command()
@@ -154,7 +154,7 @@ def check_env(
     Example: turnwise check-env my_package.my_env:MyEnvironment
     """
     from turnwise.envs.check import check_environment
-    from turnwise.stage import load_object
+    from turnwise.envs.load import load_object
 
     problems = check_environment(load_object(environment), split=split)
     for problem in problems:

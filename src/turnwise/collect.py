@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from turnwise.config import Tasks
 from turnwise.errors import EngineFailure, RunError
 from turnwise.formats import FORMATS
 from turnwise.progress import bar
-from turnwise.rollout import Episode, Job, episode
-from turnwise.stage import choose_tasks, environment_maker, make_jobs, make_protocol, outcomes, record
+from turnwise.rollout import Episode, Job, episode, play_again
+from turnwise.stage import (
+    choose_tasks,
+    make_jobs,
+    make_protocol,
+    outcomes,
+    record,
+    sft_tasks,
+    world_maker,
+)
 from turnwise.store import TrajectoryStore, read_trajectories
 from turnwise.types import Action, EpisodeProtocol, Trajectory
 from turnwise.workspace import Run
@@ -24,7 +32,7 @@ def collect_expert(run: Run) -> None:
     """
     recipe = run.recipe
     protocol = make_protocol(recipe.protocol)
-    env: Any = environment_maker(recipe.environment)()
+    env: Any = world_maker(recipe)()
     try:
         if not hasattr(env, "expert") and run.trajectories("expert").is_file():
             with run.stage("expert") as counts:
@@ -35,14 +43,15 @@ def collect_expert(run: Run) -> None:
                 f"environment {recipe.environment['name']!r} has no expert; record expert trajectories in "
                 f"{run.trajectories('expert')} yourself (docs: turnwise.store.TrajectoryStore)."
             )
-        panels = [recipe.sft.tasks or Tasks(), recipe.explore.tasks]
+        panels = [sft_tasks(recipe), recipe.explore.tasks]
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
         with run.stage("expert") as counts, TrajectoryStore(run.trajectories("expert")) as store:
             done = store.keys()
             with bar("expert episodes", total=len(tasks), done=len(done)) as shown:
                 for job in make_jobs(tasks.values(), recipe.seed):
                     if (job.task.id, job.sample) not in done:
-                        store.append(demonstrate(env, job, protocol))
+                        show = partial(demonstrate, env, job, protocol)
+                        store.append(play_again(show, recipe.worlds.retries))
                         shown.advance()
             counts |= outcomes(store.read())
     finally:
@@ -50,7 +59,7 @@ def collect_expert(run: Run) -> None:
 
 
 def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
-    """Play the expert's actions on one task.
+    """Play the expert's actions on one task; an expert that raises has failed.
 
     Args:
         env: A world that is also an `Expert`.
@@ -58,27 +67,38 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
         protocol: Rules to play by. In the react format the thought is a template, since experts have none.
     """
     write = FORMATS[protocol.format].write
-    script = [Action(write(f"The next thing to do is: {action}.", action)) for action in env.expert(job.task)]
-    return play_script(episode(env, job, protocol=protocol, policy="expert"), script)
+    steps = episode(env, job, protocol=protocol, policy="expert")
+    try:
+        actions = env.expert(job.task)
+    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+        return play_script(steps, [], error)
+    script = [Action(write(f"The next thing to do is: {action}.", action)) for action in actions]
+    failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
+    return play_script(steps, script, failure)
 
 
-def play_script(steps: Episode, script: Sequence[Action]) -> Trajectory:
-    """Play given actions; an episode that outlasts them is marked FAILED."""
+def play_script(steps: Episode, script: Sequence[Action], failure: Exception) -> Trajectory:
+    """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
     try:
         next(steps)
         for action in script:
             steps.send(action)
-        steps.throw(EngineFailure(f"the task was not finished after the expert's {len(script)} actions."))
+        steps.throw(failure)
     except StopIteration as end:
         trajectory: Trajectory = end.value
         return trajectory
     raise AssertionError("an episode ends when its engine fails")
 
 
-def collect_explore(run: Run) -> None:
-    """Let the SFT policy play the tasks it will be corrected on."""
+def collect_explore(run: Run, policy: str = "sft") -> None:
+    """Let a policy play the tasks it will be corrected on, or on which it is the teacher.
+
+    Args:
+        run: The run.
+        policy: `sft`, or `base` where the engine serves no other.
+    """
     settings = run.recipe.explore
-    env = environment_maker(run.recipe.environment)()
+    env = world_maker(run.recipe)()
     try:
         jobs = make_jobs(choose_tasks(env, settings.tasks), run.recipe.seed, settings.samples)
     finally:
@@ -88,7 +108,7 @@ def collect_explore(run: Run) -> None:
             run,
             run.trajectories("explore"),
             jobs,
-            "sft",
+            policy,
             settings.sampling,
             settings.concurrency,
             "exploration episodes",

@@ -20,6 +20,9 @@ from turnwise.types import Sampling
 
 T = TypeVar("T")
 
+_SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
+_SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
+
 Section = dict[str, Any]
 """A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
 
@@ -170,6 +173,32 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Worlds:
+    """Where environments run, and how long they may take; none of it changes what an episode is."""
+
+    processes: int | None = None
+    """Worlds alive at a time, each in a process of its own. None: one for each episode that is played at the same time,
+    as far as memory goes; for an environment that runs outside this process anyway (scienceworld), 0. With 0, worlds
+    live in threads of this process, where the limits below cannot be kept."""
+    start_seconds: float = 120.0
+    """Limit for starting a world, and for posing, listing or solving a task."""
+    step_seconds: float = 60.0
+    """Limit for one step."""
+    episode_seconds: float = 1200.0
+    """Limit for all the time an episode spends in its world; the model's time does not count."""
+    retries: int = 1
+    """How often an episode whose world died or hung is played again before it is stored as failed."""
+
+    def __post_init__(self) -> None:
+        _check(
+            self.processes is None or self.processes >= 0, f"processes must be >= 0, got {self.processes}."
+        )
+        for name in ("start_seconds", "step_seconds", "episode_seconds"):
+            _check(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)}.")
+        _check(self.retries >= 0, f"retries must be >= 0, got {self.retries}.")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything a run needs to be repeated."""
 
@@ -179,11 +208,15 @@ class Recipe:
     environment: Section
     """`name` of an environment and its settings."""
     protocol: ProtocolSettings
-    sft: Train
-    align: Train
+    engine: Section = field(default_factory=lambda: {"name": "local"})
+    """`name` of what answers the prompts and its settings."""
+    sft: Train | None = None
+    """None only where the engine is api: a server's model is not trained here."""
+    align: Train | None = None
     explore: Explore = field(default_factory=Explore)
     pair: Pair = field(default_factory=Pair)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    worlds: Worlds = field(default_factory=Worlds)
     seed: int = 0
     output: str = "runs"
 
@@ -196,6 +229,12 @@ class Recipe:
             "name" in self.environment,
             "environment.name is missing; `turnwise list environments` shows them.",
         )
+        _check("name" in self.engine, "engine.name is missing; `turnwise list engines` shows them.")
+        for part in ("sft", "align"):
+            _check(
+                self.engine["name"] == "api" or getattr(self, part) is not None,
+                f"{part} is missing and has no default; set it in the recipe.",
+            )
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -214,7 +253,23 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
     for word in overrides:
         _override(data, word)
+    _refuse_secrets(data)
     return parse(Recipe, data)
+
+
+def _refuse_secrets(data: Any, where: str = "", key: str = "") -> None:
+    """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            _refuse_secrets(value, _join(where, str(name)), str(name))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            _refuse_secrets(value, f"{where}[{index}]", key)
+    elif data is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(data))):
+        raise ConfigError(
+            f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and reports. "
+            "Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+        )
 
 
 def to_yaml(recipe: Recipe) -> str:

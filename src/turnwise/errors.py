@@ -24,12 +24,24 @@ class EnvironmentFailure(TurnwiseError):
     """An environment could not start, reset or step."""
 
 
+class WorldLost(EnvironmentFailure):
+    """A world's process died or ran into a time limit; its episode may be played again."""
+
+
+class BystanderLost(WorldLost):
+    """A world died with a process that it shared, through no action of its own."""
+
+
 class EngineFailure(TurnwiseError):
     """An inference engine could not answer."""
 
 
 class RunError(TurnwiseError):
     """A run folder is missing, belongs to another recipe, or lacks what a stage needs."""
+
+
+class BudgetError(RunError):
+    """What a run may spend is spent; what was recorded is kept."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

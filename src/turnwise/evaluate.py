@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from turnwise.stage import choose_tasks, environment_maker, make_jobs, make_protocol, panel_digest, record
+from turnwise.stage import choose_tasks, make_jobs, make_protocol, panel_digest, record, world_maker
 from turnwise.types import EpisodeProtocol
 from turnwise.workspace import Run, write_atomically
 
@@ -18,7 +18,7 @@ def evaluate(run: Run, policy: str) -> None:
         policy: `base`, or the name of a trained checkpoint.
     """
     settings = run.recipe.evaluate
-    env = environment_maker(run.recipe.environment)()
+    env = world_maker(run.recipe)()
     try:
         tasks = choose_tasks(env, settings.tasks)
         environment = env.name

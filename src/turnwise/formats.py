@@ -22,6 +22,8 @@ class Format:
     """Text of a turn -> the environment's action, or None where the text breaks the format."""
     write: Callable[[str, str], str]
     """(thought, action) -> the text of a turn."""
+    stop: tuple[str, ...] = ("\nObservation:",)
+    """Where a policy that was not trained on the format is stopped, lest it write the environment's part too."""
 
 
 def _parser(pattern: re.Pattern[str]) -> Callable[[str], str | None]:

@@ -19,11 +19,13 @@ def make_pairs(run: Run) -> None:
         if not run.trajectories(name).is_file():
             raise RunError(f"{run.trajectories(name)} is missing; run: turnwise collect {run.folder}")
     settings = run.recipe.pair
+    # Sorted, since they are stored as they end, which depends on timing.
+    explored = sorted(read_trajectories(run.trajectories("explore")), key=lambda one: one.key)
     experts = [one for one in read_trajectories(run.trajectories("expert")) if one.success]
     with run.stage("pair") as counts:
         pairs, reasons = pair_with_expert(
             experts,
-            read_trajectories(run.trajectories("explore")),
+            explored,
             settings.threshold,
             max_extra_turns=settings.max_extra_turns,
         )

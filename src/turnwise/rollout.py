@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from math import ceil
+from queue import Empty, SimpleQueue
+from statistics import median
 
-from turnwise.errors import EngineFailure
+from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
 from turnwise.formats import FORMATS
 from turnwise.types import (
     Action,
@@ -23,9 +29,19 @@ from turnwise.types import (
     Task,
     Trajectory,
     Turn,
+    observation_faults,
 )
 
 _logger = logging.getLogger(__name__)
+
+_PATIENCE = 0.2
+"""How long the engine waits for more prompts, as a share of the time that a batch takes."""
+_IDLE = 0.25
+"""Time that the engine may be idle for each second that it works, where worlds take longer than it."""
+_LEAVE_S = 10.0
+"""Seconds that worlds have to end when the play is over."""
+_BYSTANDER_LIMIT = 16
+"""How often an episode is played again because of other worlds."""
 
 Episode = Generator[Prompt, Action, Trajectory]
 
@@ -37,6 +53,11 @@ class Job:
     task: Task
     seed: int
     sample: int = 0
+
+    @property
+    def conversation(self) -> str:
+        """Identity of its conversation."""
+        return f"{self.task.id}#{self.sample}"
 
 
 def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
@@ -72,7 +93,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     turns: list[Turn] = []
     seen = Observation("")
     try:
-        seen = env.reset(task, job.seed)
+        seen = _sound(env.reset(task, job.seed), f"reset of task {task.id!r}")
         while not seen.terminated and len(turns) < protocol.limit(task):
             heard: tuple[Message, ...] = ({"role": "user", "content": seen.text},)
             action = yield Prompt(
@@ -80,14 +101,14 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
                 turns=tuple(turns),
                 observation=heard,
                 seed=job.seed * 1_000_003 + len(turns),
-                conversation=f"{task.id}#{job.sample}",
+                conversation=job.conversation,
             )
             command = reader.parse(action.text)
             before = seen
             if command is None:
                 seen = Observation(reader.reminder, valid=False, state_key=before.state_key)
             else:
-                seen = env.step(command)
+                seen = _sound(env.step(command), f"step({command!r:.80})")
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key))
         record = replace(
             record,
@@ -100,6 +121,33 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
+def _sound(answer: Observation, call: str) -> Observation:
+    """What a world answered, if it is an observation with values of the right kinds."""
+    for fault in observation_faults(answer):
+        raise EnvironmentFailure(f"{call} returned {fault}")
+    return answer
+
+
+def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
+    """Play an episode, and again if its world died or hung; the last trajectory counts.
+
+    Args:
+        play_once: Plays it.
+        retries: How often it is played again. Losses to another world's fault are not counted, up to a bound.
+    """
+    bystander = 0
+    while True:
+        trajectory = play_once()
+        kind = (trajectory.error or "").partition(":")[0]
+        if kind == BystanderLost.__name__ and bystander < _BYSTANDER_LIMIT:
+            bystander += 1
+        elif kind in (WorldLost.__name__, BystanderLost.__name__) and retries > 0:
+            retries -= 1
+        else:
+            return trajectory
+        _logger.warning("playing task %s again: %s", trajectory.task.id, trajectory.error)
+
+
 def play(
     jobs: Iterable[Job],
     engine: Engine,
@@ -108,87 +156,193 @@ def play(
     protocol: EpisodeProtocol,
     sampling: Sampling,
     concurrency: int = 16,
+    retries: int = 1,
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
+    Each world lives in a thread of its own: it is made, stepped and closed there, while the engine answers the prompts
+    that are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: it goes
+    ahead once waiting for more prompts would cost more than a fifth of the time of a batch. So the order of
+    trajectories and the batches depend on timing; an answer does not, but for rounding (see `Prompt.seed`).
+
     Args:
         jobs: Episodes to play, in order of start.
-        engine: Answers the prompts of all running episodes as one batch.
-        make_environment: Starts a world. At most `concurrency` are alive; a world whose episode failed is replaced.
+        engine: Answers prompts.
+        make_environment: Starts a world, in any thread. At most `concurrency` are alive; a world whose episode
+            failed is replaced.
         protocol: Rules to play by.
         sampling: How actions are decoded.
         concurrency: Episodes running at the same time.
+        retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
-    waiting = iter(jobs)
-    idle: list[Environment] = []
-    running: list[_Running] = []
+    floor = _Floor(iter(jobs), lambda env, job: episode(env, job, protocol=protocol, policy=engine.name))
     try:
-        while True:
-            for job in islice(waiting, concurrency - len(running)):
-                env = idle.pop() if idle else make_environment()
-                running.append(_Running(env, episode(env, job, protocol=protocol, policy=engine.name)))
-            if not running:
-                return
-            yield from _advance_all(running, engine, sampling, idle)
+        floor.open(concurrency, make_environment, retries)
+        while floor.busy:
+            for trajectory in floor.listen():
+                engine.forget(Job(trajectory.task, trajectory.seed, trajectory.sample).conversation)
+                yield trajectory
+            asked = floor.batch()
+            if asked:
+                began = time.monotonic()
+                answers = engine.generate([prompt for _, prompt in asked], sampling)
+                floor.pace.engine.append(time.monotonic() - began)
+                for (seat, _), answer in zip(asked, answers, strict=True):
+                    seat.inbox.put(answer)
     finally:
-        for env in [*idle, *(one.env for one in running)]:
+        floor.close()
+
+
+class _Pace:
+    """How long the engine and the worlds have taken lately, and what follows for the next batch."""
+
+    def __init__(self) -> None:
+        self.engine: deque[float] = deque([0.0], maxlen=8)
+        self.worlds: deque[float] = deque([0.0], maxlen=32)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the engine may wait for more prompts."""
+        return _PATIENCE * median(self.engine)
+
+    def batch_size(self, busy: int) -> int:
+        """How many prompts to answer together, at most.
+
+        If all episodes were answered together, the engine would be idle while their worlds step. Where that takes
+        longer than the answers, they are answered in groups, as many as it takes for some to step behind the others.
+        Otherwise larger batches are worth more than the wait.
+        """
+        step, answer = median(self.worlds), median(self.engine)
+        return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))
+
+
+_Said = tuple["_Seat", "Prompt | Trajectory | BaseException"]
+
+
+class _Floor:
+    """All seats, and the one queue in which they are heard."""
+
+    def __init__(self, jobs: Iterator[Job], start: Callable[[Environment, Job], Episode]) -> None:
+        self.start = start
+        self.said: SimpleQueue[_Said] = SimpleQueue()
+        self.pace = _Pace()
+        self.busy = 0
+        self._jobs = jobs
+        self._seats: list[_Seat] = []
+        self._asked: list[tuple[_Seat, Prompt]] = []
+
+    def open(self, count: int, make: Callable[[], Environment], retries: int) -> None:
+        """Start playing in at most so many seats."""
+        for job in islice(self._jobs, count):
+            self._seats.append(_Seat(self, make, retries))
+            self._give(self._seats[-1], job)
+
+    def listen(self) -> Iterator[Trajectory]:
+        """Hear all seats until a batch is full, or the first that asks has waited long enough.
+
+        Returns:
+            Trajectories of episodes that ended meanwhile. Their seats play on before they are handed out.
+        """
+        until = time.monotonic() + self.pace.patience
+        while True:
+            full = len(self._asked) >= self.pace.batch_size(self.busy)
+            left = 0.0 if full else max(0.0, until - time.monotonic())
             try:
-                env.close()
-            except Exception as error:  # noqa: BLE001  one world that cannot close must not leave the others open
-                _logger.warning("a world could not be closed: %s: %s", type(error).__name__, error)
+                seat, said = self.said.get(timeout=left if full or self._asked else None)
+            except Empty:
+                return
+            if isinstance(said, BaseException):
+                raise said
+            if isinstance(said, Prompt):
+                until = until if self._asked else time.monotonic() + self.pace.patience
+                self.pace.worlds.extend([] if seat.took is None else [seat.took])
+                self._asked.append((seat, said))
+                continue
+            self.busy -= 1
+            for job in islice(self._jobs, 1):
+                self._give(seat, job)
+            if said.status is Status.FAILED:
+                _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
+            yield said
+
+    def batch(self) -> list[tuple[_Seat, Prompt]]:
+        """Those who have asked first."""
+        size = self.pace.batch_size(self.busy)
+        first, self._asked = self._asked[:size], self._asked[size:]
+        return first
+
+    def close(self) -> None:
+        """Have all worlds closed in their threads; those that hang are left behind."""
+        for seat in self._seats:
+            seat.inbox.put(None)
+        until = time.monotonic() + _LEAVE_S
+        for seat in self._seats:
+            seat.thread.join(max(0.0, until - time.monotonic()))
+
+    def _give(self, seat: _Seat, job: Job) -> None:
+        self.busy += 1
+        seat.inbox.put(job)
 
 
-@dataclass(eq=False)
-class _Running:
-    """An episode under way."""
+class _Stopped(Exception):
+    """Nobody wants the rest of the episode."""
 
-    env: Environment
-    steps: Episode
-    prompt: Prompt | None = None
-    conversation: str = ""
 
-    def advance(self, answer: Action | EngineFailure | None) -> Trajectory | None:
-        """Go on to the next prompt; the trajectory if the episode has ended."""
+class _Seat:
+    """A thread in which one world after the other plays one episode after the other."""
+
+    def __init__(self, floor: _Floor, make: Callable[[], Environment], retries: int) -> None:
+        self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
+        self._floor = floor
+        self._make = make
+        self._retries = retries
+        self._env: Environment | None = None
+        self.took: float | None = None
+        """Seconds of the world's last step, if there was one."""
+        self.thread = threading.Thread(target=self._work, name="world", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
         try:
-            if answer is None:
-                self.prompt = next(self.steps)
-            elif isinstance(answer, EngineFailure):
-                self.prompt = self.steps.throw(answer)
-            else:
-                self.prompt = self.steps.send(answer)
+            while isinstance(job := self.inbox.get(), Job):
+                self._floor.said.put((self, play_again(partial(self._play, job), self._retries)))
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised where the trajectories are consumed
+            self._floor.said.put((self, error))
+        finally:
+            self._leave()
+
+    def _play(self, job: Job) -> Trajectory:
+        """Play one episode; its world is used again unless the episode failed."""
+        if self._env is None:
+            self._env = self._make()
+        steps = self._floor.start(self._env, job)
+        self.took = None
+        try:
+            prompt = next(steps)
+            while True:
+                self._floor.said.put((self, prompt))
+                answer = self.inbox.get()
+                began = time.monotonic()
+                if isinstance(answer, EngineFailure):
+                    prompt = steps.throw(answer)
+                elif isinstance(answer, Action):
+                    prompt = steps.send(answer)
+                else:
+                    raise _Stopped
+                self.took = time.monotonic() - began
         except StopIteration as end:
             trajectory: Trajectory = end.value
-            return trajectory
-        self.conversation = self.prompt.conversation
-        return None
+        if trajectory.status is Status.FAILED:
+            self._leave()
+        return trajectory
 
-
-def _advance_all(
-    running: list[_Running], engine: Engine, sampling: Sampling, idle: list[Environment]
-) -> Iterator[Trajectory]:
-    """Start the new episodes, answer one prompt of each, and hand out those that ended."""
-    for one in [one for one in running if one.prompt is None]:
-        yield from _take(one, one.advance(None), running, engine, idle)
-    asked = [(one, one.prompt) for one in running if one.prompt is not None]
-    if not asked:
-        return
-    answers = engine.generate([prompt for _, prompt in asked], sampling)
-    for (one, _), answer in zip(asked, answers, strict=True):
-        yield from _take(one, one.advance(answer), running, engine, idle)
-
-
-def _take(
-    one: _Running, ended: Trajectory | None, running: list[_Running], engine: Engine, idle: list[Environment]
-) -> Iterator[Trajectory]:
-    """Retire an episode that has ended; its world is used again unless it failed."""
-    if ended is None:
-        return
-    running.remove(one)
-    engine.forget(one.conversation)
-    if ended.status is Status.FAILED:
-        _logger.warning("episode of task %s failed: %s", ended.task.id, ended.error)
-        with suppress(Exception):  # a broken world may not close either
-            one.env.close()
-    else:
-        idle.append(one.env)
-    yield ended
+    def _leave(self) -> None:
+        """Close the world, if there is one."""
+        env, self._env = self._env, None
+        try:
+            if env is not None:
+                env.close()
+        except Exception as error:  # noqa: BLE001  a world that cannot close stops nothing
+            _logger.warning("a world could not be closed: %s: %s", type(error).__name__, error)

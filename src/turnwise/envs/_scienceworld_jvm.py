@@ -8,16 +8,17 @@ simulators in one JVM share state that is not safe under threads.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
 from typing import IO, Any
 
-from turnwise.errors import EnvironmentFailure
+from turnwise.errors import BystanderLost, EnvironmentFailure, WorldLost
 
-ANSWER_LIMIT_S = 300
-"""Seconds the JVM may take for one answer before it counts as hung. Gold paths take up to 4 s."""
+ANSWER_LIMIT_S = 60
+"""Seconds the JVM may take to start or for one answer before it counts as hung. Gold paths take up to 4 s."""
 
 _LOCK = threading.RLock()
 _JVMS: dict[tuple[int, str], Jvm] = {}
@@ -88,7 +89,11 @@ class Jvm:
         return not self._stopped and self.owner == os.getpid() and self.process.poll() is None
 
     def guard(self, work: Callable[[], Any]) -> Any:
-        """Do work on the JVM, turning whatever goes wrong into an `EnvironmentFailure`."""
+        """Do work on the JVM, turning whatever goes wrong into an `EnvironmentFailure`.
+
+        Calls go one at a time, so the one under way when the JVM dies or hangs is the cause; simulators that find it
+        dead later are bystanders.
+        """
         from py4j.protocol import Py4JError, Py4JJavaError
 
         if self.owner != os.getpid():
@@ -99,14 +104,14 @@ class Jvm:
         with _LOCK:
             if not self.alive:
                 self.stop()
-                raise EnvironmentFailure(self._obituary())
+                raise BystanderLost(self._obituary())
             try:
                 return work()
             except Py4JJavaError as error:
                 raise EnvironmentFailure(self._java_error(error)) from error
             except (Py4JError, OSError) as error:
                 self.stop()
-                raise EnvironmentFailure(self._obituary()) from error
+                raise WorldLost(self._obituary()) from error
 
     def stop(self) -> None:
         """Kill the process and reap it. It holds nothing worth saving."""
@@ -183,7 +188,8 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
                 'with pip install --force-reinstall "turnwise[scienceworld]".'
             ) from error
         assert process.stdout is not None
-        port = process.stdout.readline().strip()
+        hung = not select.select([process.stdout], [], [], ANSWER_LIMIT_S)[0]
+        port = f"no answer in {ANSWER_LIMIT_S} s" if hung else process.stdout.readline().strip()
         if not port.isdecimal():
             process.kill()
             rest, _ = process.communicate()

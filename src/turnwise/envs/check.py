@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any
 
-from turnwise.types import Environment, Observation, Task
+from turnwise.types import Environment, Observation, Task, observation_faults
 
 _METHODS = ("tasks", "reset", "step", "close")
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
@@ -156,25 +154,7 @@ def _is_sound(problems: list[str], what: str, observation: Any) -> bool:
     """Whether an answer is an Observation with values of the right kinds; notes why not."""
     if observation is _RAISED:
         return False
-    if not isinstance(observation, Observation):
-        problems.append(
-            f"{what} returned {_show(observation)}, not an Observation. Remedy: return "
-            "turnwise.types.Observation(text, reward, terminated, success, valid)."
-        )
-        return False
-    found = []
-    text, reward, key = (getattr(observation, name) for name in ("text", "reward", "state_key"))
-    if not isinstance(text, str):
-        found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
-    if isinstance(reward, bool) or not isinstance(reward, Real):
-        found.append(f"the reward {_show(reward)}, which is no number. Remedy: return a float, such as 0.0.")
-    elif not math.isfinite(reward):
-        found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
-    if not isinstance(key, str | None):
-        found.append(f"state_key={_show(key)}. Remedy: return a str or None.")
-    for flag in ("terminated", "success", "valid"):
-        if not isinstance(getattr(observation, flag), bool):
-            found.append(f"{flag}={_show(getattr(observation, flag))}. Remedy: return True or False.")
+    found = observation_faults(observation)
     problems += [f"{what} returned {problem}" for problem in found]
     return not found
 

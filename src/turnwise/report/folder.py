@@ -153,7 +153,8 @@ def _text(path: Path) -> str | None:
 
 
 def _trajectories(path: Path) -> list[Trajectory]:
-    return list(read_trajectories(path)) if path.exists() else []
+    """In one order, whatever the order in which they ended, so that resampling draws the same."""
+    return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
 
 
 def _json(path: Path) -> Row | None:

@@ -1,0 +1,111 @@
+"""A world that does what its actions say, among them everything a world must not do. Loaded by test_process.py."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from turnwise.types import Observation, Task
+
+GARBAGE = {
+    "none": None,
+    "text": "just a text",
+    "nan": Observation("fine", reward=float("nan")),
+    "bytes": Observation(b"fine"),
+    "flag": Observation("fine", terminated="no"),
+}
+
+
+def leave_trace(folder):
+    """One more line in a file; how many there are now."""
+    with open(Path(folder) / "trace", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return len((Path(folder) / "trace").read_text().splitlines())
+
+
+def act(what):
+    """Misbehave."""
+    if what == "exit":
+        print("going down", file=sys.stderr)
+        os._exit(3)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "quit":
+        sys.exit("enough")
+    elif what == "hang":
+        print("thinking about it", file=sys.stderr)
+        time.sleep(1000)
+    elif what == "hang-in-C":
+        re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter for years
+    elif what == "raise":
+        raise Foreign("not", "unpicklable", lambda: None)
+    elif what == "print":
+        print("a line for nobody" * 10000)
+        os.write(1, b"and one past Python")
+    elif what == "slow":
+        time.sleep(0.3)
+    elif what == "spawn":
+        subprocess.Popen(["sleep", "1000"])
+
+
+class Foreign(Exception):
+    """An exception that cannot be unpickled."""
+
+    def __init__(self, first, second, third):
+        super().__init__(first, second)
+        self.third = third
+
+
+class World:
+    """Says `done` at the action `up`; other actions are misbehaviour."""
+
+    name = "misbehaving-1.0"
+
+    def __init__(self, start: str = "", folder: str = "", pause: float = 0.0):
+        self.folder, self.pause = folder, pause
+        act(start)
+
+    def tasks(self, split):
+        """Some tasks."""
+        return [Task(f"t/{n}", split=split) for n in range(6)]
+
+    def reset(self, task, seed):
+        """Misbehave if the task's kind says so."""
+        self.task, self.seed = task, seed
+        act(task.kind)
+        return Observation(f"this is {task.id}")
+
+    def step(self, action):
+        """Take an action."""
+        time.sleep(self.pause)
+        if action == "pid":
+            return Observation(str(os.getpid()))
+        if action == "child":
+            return Observation(str(subprocess.Popen(["sleep", "1000"]).pid))
+        if action == "fork":  # a child of its own that keeps the pipes open
+            return Observation(str(os.fork() or time.sleep(1000)))
+        if action.startswith("once "):  # misbehaves in its first life only
+            if leave_trace(self.folder) == 1:
+                act(action.removeprefix("once "))
+        elif action.startswith("always "):
+            leave_trace(self.folder)
+            act(action.removeprefix("always "))
+        elif action in GARBAGE:
+            return GARBAGE[action]
+        else:
+            act(action)
+        return Observation("done", reward=1.0, terminated=True, success=True)
+
+    def close(self):
+        """Nothing is held."""
+
+
+class Lister(World):
+    """Its tasks do not survive JSON."""
+
+    def tasks(self, split):
+        """One task with a tuple."""
+        return [Task("t", data={"place": (1, 2)})]

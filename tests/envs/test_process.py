@@ -1,0 +1,464 @@
+"""Worlds in processes of their own: whatever one does costs its own episode, and none outlives us."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from turnwise.config import Worlds, parse
+from turnwise.envs.check import check_environment
+from turnwise.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_count
+from turnwise.errors import ConfigError, EnvironmentFailure, WorldLost
+from turnwise.rollout import Job, play
+from turnwise.store import read_trajectories
+from turnwise.types import Action, EpisodeProtocol, Sampling, Status, Task
+
+FILE = str(Path(__file__).with_name("misbehaving.py"))
+EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
+LIMITS = Worlds(start_seconds=20, step_seconds=20, episode_seconds=60)
+IMPATIENT = Worlds(start_seconds=20, step_seconds=0.5, episode_seconds=60)
+PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
+
+
+def section(cls="World", **settings):
+    return {"name": f"{FILE}:{cls}", **settings}
+
+
+@pytest.fixture
+def world():
+    """A world in a process of its own."""
+    world = ProcessWorld(section(), LIMITS)
+    yield world
+    world.close()
+
+
+class _Engine:
+    """Answers with the kind of action that the task's id begins with."""
+
+    name = "script"
+
+    def generate(self, prompts, sampling):
+        return [
+            Action("Action: " + prompt.conversation.partition("#")[0].split("/")[0]) for prompt in prompts
+        ]
+
+    def forget(self, conversation):
+        pass
+
+
+def played(*names, limits=IMPATIENT, retries=0, concurrency=3, kinds=None, **settings):
+    """Trajectories by task after playing a task for each name; each task's name is the action that is taken."""
+    jobs = [Job(Task(name, (kinds or {}).get(name, "")), seed=n) for n, name in enumerate(names)]
+    found = play(
+        jobs,
+        _Engine(),
+        ProcessWorlds(section(**settings), limits),
+        protocol=PROTOCOL,
+        sampling=Sampling(),
+        concurrency=concurrency,
+        retries=retries,
+    )
+    return {one.task.id: one for one in found}
+
+
+def is_alive(pid):
+    """Whether a process runs; zombies do not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def assert_ends(*pids):
+    """The processes are gone within 10 s."""
+    until = time.monotonic() + 10
+    while any(map(is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert [pid for pid in pids if is_alive(pid)] == []
+
+
+def test_a_sound_world_is_as_sound_in_a_process():
+    """The documentation's example: contract kept, same tasks, same expert, solved by it."""
+    world = ProcessWorld(EXAMPLE, LIMITS)
+    task = world.tasks("train")[2]
+
+    posed = world.reset(task, 0)
+    seen = world.step(world.expert(task)[0])
+
+    assert (world.name, task.id, task.data) == ("guess-number-1.0", "guess/3", {"secret": 3})
+    assert posed.text.startswith("I think of a whole number")
+    assert (seen.text, seen.reward, seen.terminated, seen.success) == ("Right!", 1.0, True, True)
+    assert check_environment(lambda: world) == []
+
+
+def test_a_world_without_an_expert_has_none_in_a_process(world):
+    """`Expert` is asked for by its attribute."""
+    assert not hasattr(world, "expert")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "exit",
+            "WorldLost: the world's process died in step('exit') with exit code 3; it wrote: going down",
+        ),
+        ("kill", "WorldLost: the world's process died in step('kill') (killed by SIGKILL)."),
+        ("hang", "was killed in step('hang'), where worlds.step_seconds = 0.5 ran out"),
+        ("hang-in-C", "was killed in step('hang-in-C'), where worlds.step_seconds = 0.5 ran out"),
+        ("raise", "EnvironmentFailure: Foreign: ('not', 'unpicklable') (at "),
+        ("quit", "EnvironmentFailure: SystemExit: enough (at "),
+        ("none", "EnvironmentFailure: step returned None, not an Observation."),
+        ("text", "EnvironmentFailure: step returned 'just a text', not an Observation."),
+        ("nan", "EnvironmentFailure: step returned the reward nan, which is not finite."),
+        ("bytes", "EnvironmentFailure: step returned a text of type bytes."),
+        ("flag", "EnvironmentFailure: step returned terminated='no'."),
+    ],
+)
+def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
+    """Before and after it, in the same seats, episodes are played to their ends; the cause is kept."""
+    found = played("up/1", name, "up/2", "up/3", concurrency=2)
+
+    assert found[name].status is Status.FAILED
+    assert says in found[name].error
+    assert "\n" not in found[name].error
+    assert found[name].environment == "misbehaving-1.0"
+    assert [found[f"up/{n}"].success for n in (1, 2, 3)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("exit", "died in reset of task 'bad' with exit code 3"),
+        ("hang", "in reset of task 'bad', where worlds.start_seconds = 2 ran out"),
+    ],
+)
+def test_a_world_that_misbehaves_in_reset_costs_its_own_episode(kind, says):
+    """The limit of a reset is that of a start."""
+    found = played("up/1", "bad", "up/2", kinds={"bad": kind}, limits=Worlds(start_seconds=2), concurrency=1)
+
+    assert says in found["bad"].error
+    assert found["bad"].turns == ()
+    assert found["up/1"].success
+    assert found["up/2"].success
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (
+            "hang",
+            "killed in its start, where worlds.start_seconds = 1 ran out .* it wrote: thinking about it",
+        ),
+        ("exit", "died in its start with exit code 3; it wrote: going down"),
+        ("raise", "cannot start: Foreign: "),
+    ],
+)
+def test_a_world_that_cannot_start_says_so_at_once(start, says):
+    """Before any episode; nothing is left behind."""
+    with pytest.raises(EnvironmentFailure, match=says):
+        ProcessWorlds(section(start=start), Worlds(start_seconds=1))
+
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (section(strat=1), "unknown key 'environment.strat'. Did you mean 'environment.start'?"),
+        (section(cls="Wrld"), "cannot be loaded: AttributeError"),
+        ({"name": "scienceworl"}, "unknown environment.name 'scienceworl'. Did you mean 'scienceworld'?"),
+    ],
+)
+def test_a_wrong_setting_is_the_same_mistake_as_without_a_process(wrong, says):
+    """A `ConfigError`, made on the other side."""
+    with pytest.raises(ConfigError) as caught:
+        ProcessWorlds(wrong, LIMITS)
+
+    assert says in str(caught.value)
+
+
+def test_a_lost_world_starts_again_with_the_next_episode(world):
+    """Same object, another process."""
+    world.reset(Task("t"), 0)
+    first = world.step("pid").text
+    with pytest.raises(WorldLost):
+        world.step("exit")
+
+    world.reset(Task("t"), 0)
+
+    assert world.step("pid").text != first
+
+
+def test_the_episode_limit_counts_the_worlds_time_only():
+    """Two steps of 0.3 s are too many for 0.5 s; waiting 0.6 s in between is not counted, and a reset begins anew."""
+    world = ProcessWorld(section(), Worlds(episode_seconds=0.5))
+    world.reset(Task("t"), 0)
+    world.step("slow")
+    world.reset(Task("t"), 0)
+    time.sleep(0.6)
+    world.step("slow")
+
+    with pytest.raises(WorldLost, match=r"in step\('slow'\), where worlds.episode_seconds = 0.5 ran out"):
+        world.step("slow")
+
+
+def test_a_slow_world_is_no_broken_one():
+    """0.3 s a step under a limit of 20 s."""
+    assert played("slow", limits=LIMITS)["slow"].success
+
+
+@pytest.mark.parametrize("how", ["exit", "kill", "hang"])
+def test_an_episode_whose_world_was_lost_is_played_again(tmp_path, how):
+    """It misbehaves in its first life only, so the second is recorded, as if it had been the first."""
+    name = f"once {how}"
+
+    found = played(name, retries=1, folder=str(tmp_path))
+
+    assert found[name].status is Status.COMPLETED
+    assert found[name].success
+    assert len(found[name].turns) == 1
+    assert len((tmp_path / "trace").read_text().split()) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_retries_are_bounded(tmp_path, retries):
+    """1 + retries lives, each in a process of its own; then it has failed."""
+    found = played("always exit", retries=retries, folder=str(tmp_path))
+
+    lives = (tmp_path / "trace").read_text().split()
+    assert found["always exit"].status is Status.FAILED
+    assert len(set(lives)) == len(lives) == 1 + retries
+
+
+def test_an_exception_is_not_played_again(tmp_path):
+    """A world that raises is alive, and would raise again."""
+    found = played("always raise", retries=2, folder=str(tmp_path))
+
+    assert found["always raise"].status is Status.FAILED
+    assert len((tmp_path / "trace").read_text().split()) == 1
+
+
+def test_a_world_prints_nothing_on_our_output(capfd):
+    """170 kB through Python and a line past it, more than a pipe holds; the episode goes on."""
+    found = played("print", limits=LIMITS)
+
+    assert found["print"].success
+    assert capfd.readouterr().out == ""
+
+
+def test_worlds_are_used_again_unless_they_failed():
+    """Four episodes in one seat: two in one world, and a new one after the failure; none is left over."""
+    worlds, made = ProcessWorlds(section(), LIMITS), []
+
+    def make():
+        made.append(worlds())
+        return made[-1]
+
+    jobs = [Job(Task(name), 0) for name in ("up/1", "up/2", "raise", "up/3")]
+    list(play(jobs, _Engine(), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=1))
+
+    assert len(made) == 2
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize("end", ["close", "exit", "hang"])
+@pytest.mark.parametrize("way", ["child", "fork"])
+def test_what_a_world_started_ends_with_it(end, way):
+    """A process of the world's own, with an interpreter of its own or forked with the pipes open."""
+    world = ProcessWorld(section(), IMPATIENT)
+    world.reset(Task("t"), 0)
+    pids = [int(world.step("pid").text), int(world.step(way).text)]
+    if end != "close":
+        with pytest.raises(WorldLost, match="exit code 3" if end == "exit" else "step_seconds"):
+            world.step(end)
+
+    world.close()
+
+    assert_ends(*pids)
+
+
+def test_a_forgotten_world_ends():
+    """Nobody closes it; it is garbage collected."""
+    world = ProcessWorld(section(), LIMITS)
+    world.reset(Task("t"), 0)
+    pid = int(world.step("pid").text)
+
+    del world
+
+    assert_ends(pid)
+
+
+PARENT = """
+import sys, threading, time
+from turnwise.config import Worlds
+from turnwise.envs.process import ProcessWorld
+from turnwise.types import Task
+world = ProcessWorld({section}, Worlds())
+world.reset({task}, 0)
+{steps}
+print("ready", flush=True)
+{last}
+time.sleep(1000)
+"""
+
+
+def kill_a_parent(section, task="Task('t')", steps="", last=""):
+    """Descendants of a process that was killed with -9 in the midst of an episode."""
+    program = PARENT.format(section=section, task=task, steps=steps, last=last)
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        family = [each.pid for each in psutil.Process(parent.pid).children(recursive=True)]
+    finally:
+        parent.kill()
+        parent.communicate()
+    return family
+
+
+@pytest.mark.parametrize("last", ["", 'world.step("hang")', 'world.step("hang-in-C")'])
+def test_no_world_outlives_a_parent_that_is_killed(last):
+    """Idle, asleep, or in a call that never gives the interpreter back; the world's own child goes too."""
+    family = kill_a_parent(section(), steps='world.step("child")', last=last)
+
+    assert len(family) == 2
+    assert_ends(*family)
+
+
+@pytest.mark.slow
+def test_no_jvm_outlives_a_parent_that_is_killed():
+    """ScienceWorld in a process of its own: the child and its Java."""
+    task = "Task('find-plant/1', 'find-plant', data={'variation': 1})"
+    family = kill_a_parent({"name": "scienceworld", "jvm_memory": "200m"}, task=task)
+
+    assert len(family) == 2
+    assert_ends(*family)
+
+
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import test_process as t
+from turnwise.store import TrajectoryStore
+with TrajectoryStore(Path({file!r})) as store:
+    held = store.keys()
+    jobs = [t.Job(t.Task(f"up/{{n}}"), n) for n in range(40)]
+    jobs = [job for job in jobs if (job.task.id, job.sample) not in held]
+    worlds = t.ProcessWorlds(t.section(pause={pause}), t.LIMITS)
+    for one in t.play(jobs, t._Engine(), worlds, protocol=t.PROTOCOL, sampling=t.Sampling(), concurrency=4):
+        store.append(one)
+"""
+
+
+def run_process_worlds(file, pause):
+    program = RUN.format(here=str(Path(__file__).parent), file=str(file), pause=pause)
+    return subprocess.Popen([sys.executable, "-c", program])
+
+
+def test_episodes_are_stored_exactly_once_though_we_are_killed(tmp_path):
+    """SIGKILL after some of 40 episodes, twice, with four worlds in the midst of a step; then a run to the end."""
+    file = tmp_path / "trajectories.jsonl"
+    for wanted in (5, 15):
+        parent = run_process_worlds(file, pause=0.05)
+        while parent.poll() is None and (not file.is_file() or file.read_bytes().count(b"\n") < wanted):
+            time.sleep(0.005)
+        family = [each.pid for each in psutil.Process(parent.pid).children(recursive=True)]
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert len(family) == 4
+        assert_ends(*family)
+
+    assert run_process_worlds(file, pause=0.0).wait(timeout=60) == 0
+
+    keys = [one.key for one in read_trajectories(file)]
+    assert len(keys) == len(set(keys)) == 40
+    assert all(one.success for one in read_trajectories(file))
+
+
+def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
+    """Spawned by multiprocessing, a child would run this script again."""
+    (tmp_path / "script.py").write_text(
+        "print('once')\n"
+        "from turnwise.config import Worlds\n"
+        "from turnwise.envs.process import ProcessWorld\n"
+        f"ProcessWorld({section()!r}, Worlds()).close()\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=60
+    )
+
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("once\n", "", 0)
+
+
+def test_tasks_that_json_would_change_are_refused():
+    """A tuple would come back as a list."""
+    world = ProcessWorld(section(cls="Lister"), LIMITS)
+
+    with pytest.raises(EnvironmentFailure, match=r"'place': \(1, 2\).*worlds.processes=0"):
+        world.tasks("train")
+    world.close()
+
+
+def test_texts_cross_as_they_are(world):
+    """Half a surrogate pair, control characters, other scripts."""
+    task = Task("\ud800 \x00 \u2603 \U0001f600", data={"text": "\udfff", "n": [1, 2.5, None, True]})
+
+    assert world.reset(task, 0).text == f"this is {task.id}"
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "here", "count"),
+    [
+        ("scienceworld", None, True, 16),
+        ("scienceworld", 2, False, 2),
+        ("mine:World", None, False, 4),
+        ("mine:World", 0, True, 16),
+        ("mine:World", 3, False, 3),
+        ("mine:World", 99, False, 16),
+    ],
+)
+def test_the_pool_is_as_large_as_memory_allows(monkeypatch, name, processes, here, count):
+    """2 GiB free at 512 MiB a world are four; worlds in this process are not counted."""
+    memory = type("Memory", (), {"available": 2 * 2**30})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    settings = Worlds(processes=processes)
+
+    assert runs_here({"name": name}, settings) is here
+    assert world_count({"name": name}, settings, 16) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"processes": -1}, "worlds.processes must be >= 0, got -1"),
+        ({"retries": -1}, "worlds.retries must be >= 0, got -1"),
+        ({"step_seconds": 0}, "worlds.step_seconds must be > 0, got 0"),
+        ({"episode_seconds": -2}, "worlds.episode_seconds must be > 0, got -2"),
+        ({"start_second": 3}, "unknown key 'worlds.start_second'. Did you mean 'worlds.start_seconds'?"),
+    ],
+)
+def test_wrong_limits_are_refused(settings, says):
+    """The section `worlds` of a recipe."""
+    with pytest.raises(ConfigError) as caught:
+        parse(Worlds, settings, "worlds")
+
+    assert says in str(caught.value)
+
+
+def test_a_lost_world_leaves_nothing_open():
+    """Killed, reaped, and its pipes closed."""
+    before = psutil.Process().num_fds()
+    world = ProcessWorld(section(), IMPATIENT)
+    world.reset(Task("t"), 0)
+    with pytest.raises(WorldLost):
+        world.step("hang")
+
+    assert psutil.Process().children() == []
+    assert psutil.Process().num_fds() == before
