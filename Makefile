@@ -33,6 +33,10 @@ bench: setup
 	$(BIN)/python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \
 		--align "{}" "{loss: {name: tlm-dre, reduction: turn_mean}}" "{loss: {name: tlm-dre, reduction: sum}}" \
 		--out benchmarks/alignment.json
+	$(BIN)/python benchmarks/training.py --out benchmarks/training.json
+	$(BIN)/python benchmarks/training_growth.py --out benchmarks/training_growth.json \
+		--figure docs/figures/training_growth.svg
+	$(BIN)/python benchmarks/worlds.py
 
 format: setup
 	$(BIN)/ruff format .
