@@ -307,8 +307,8 @@ class TurnTrainer(Trainer):
         mode = "train" if self._is_training else "eval"
         self._record(chosen, rejected, mode)
         self._add(mode, "loss", value.detach())
-        of = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
-        total = value.sum() / of
+        share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
+        total = value.sum() / share
         return (total, {"loss": value.detach()}) if return_outputs else total
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
