@@ -120,6 +120,21 @@ def loss_by_pair(policy, reference, renderer, pairs, loss):
     return torch.cat([loss(side(pair.chosen), side(pair.rejected)) for pair in pairs])
 
 
+def descend(train, loss, micro, steps, **settings):
+    """Two epochs of gradient descent without a moment, in batches of `micro` rows, `steps` of them accumulated."""
+    trainer = train(
+        loss=loss,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        num_train_epochs=2,
+        optim="sgd",
+        learning_rate=0.1,
+        **settings,
+    )
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.parametrize("loss", ["tlm-dre", "dpo", "sft"])
 def test_micro_batches_do_not_move_the_loss_curve(train, loss):
     """1x4, 2x2 and 4x1 over six rows: the last optimizer step has two pairs in each shape.
@@ -129,15 +144,7 @@ def test_micro_batches_do_not_move_the_loss_curve(train, loss):
     """
     curves, finals = [], []
     for micro, steps in [(1, 4), (2, 2), (4, 1)]:
-        trainer = train(
-            loss=loss,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
-        )
-        trainer.train()
+        trainer = descend(train, loss, micro, steps)
         curves.append(torch.tensor(history(trainer)))
         finals.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
 
@@ -171,16 +178,7 @@ def test_the_token_budget_does_not_move_the_loss_curve(train, monkeypatch, loss,
     curves, norms, finals, counts = [], [], [], []
     for budget, micro, steps in [(4096, 4, 1), (few, 4, 1), (1, 4, 1), (1, 1, 4)]:
         passes.clear()
-        trainer = train(
-            loss=loss,
-            token_budget=budget,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
-        )
-        trainer.train()
+        trainer = descend(train, loss, micro, steps, token_budget=budget)
         counts.append(len(passes))
         assert sum(passes) == 12
         curves.append(torch.tensor(history(trainer)))

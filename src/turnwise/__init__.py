@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from turnwise.types import Action, Observation, PreferencePair, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from turnwise.trainer import TurnConfig, TurnTrainer
+    from turnwise.trainer import TurnTrainer
+from turnwise.trainer_config import TurnConfig
 
 __all__ = [
     "Action",

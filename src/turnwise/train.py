@@ -21,7 +21,8 @@ from turnwise.policy.models import compute_dtype, context_length, load_model, lo
 from turnwise.progress import bar, console, track
 from turnwise.stage import chat_template, choose_tasks, device, policy_path, sft_tasks, world_maker
 from turnwise.store import read_pairs, read_trajectories
-from turnwise.trainer import Examples, TurnConfig, TurnTrainer
+from turnwise.trainer import Examples, TurnTrainer
+from turnwise.trainer_config import TurnConfig
 from turnwise.workspace import Run, write_atomically
 
 

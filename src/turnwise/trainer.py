@@ -10,21 +10,21 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.policy.examples import SHARED_PREFIX, Collator, Example, check_lengths, encode_example, sides
+from turnwise.policy.examples import Collator, Example, check_lengths, encode_example, sides
 from turnwise.policy.logprobs import action_logprobs, loss_turns, prepare
 from turnwise.policy.models import (
     cache_folder,
@@ -38,69 +38,14 @@ from turnwise.policy.packing import Batch
 from turnwise.policy.reference import Track, reference_logprobs
 from turnwise.policy.tokens import Renderer
 from turnwise.trl_format import from_trl
+from turnwise.trainer_config import TurnConfig, loss_section
 from turnwise.types import PreferencePair, Trajectory
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
-class TurnConfig(TrainingArguments):
-    """Settings of `TurnTrainer`: those of `TrainingArguments`, and a loss."""
-
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
-        *TrainingArguments._VALID_DICT_FIELDS,
-        "loss",
-    ]
-
-    loss: dict[str, Any] | str | None = field(
-        default_factory=lambda: {"name": "tlm-dre"},
-        metadata={"help": "Name and settings of a loss, such as {'name': 'tlm-dre', 'kernel': 'ukl'}."},
-    )
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
-    )
-    token_budget: int = field(
-        default=4096,
-        metadata={
-            "help": "Tokens that go through the model together, counted after sharing. It bounds memory: the rows of "
-            "a batch are divided into as many passes as they need. It does not change the loss."
-        },
-    )
-    shared_prefix: str = field(
-        default="keep",
-        metadata={
-            "help": "Turns with which both sides of a pair begin: keep them in the loss, or mask them."
-        },
-    )
-    chat_template: str | None = field(
-        default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
-    )
-    disable_dropout: bool = field(
-        default=True,
-        metadata={"help": "Train without the model's dropout, as the reference ran; adapters keep theirs."},
-    )
-    reference_cache: str | None = field(
-        default=None, metadata={"help": "Folder for reference log-probabilities. None: the user's cache."}
-    )
-    learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
-    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without data."""
-        if isinstance(self.loss, str) and not self.loss.startswith("{"):
-            self.loss = {"name": self.loss}
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        if not torch.accelerator.is_available():  # pinned memory speeds copies to one
-            self.dataloader_pin_memory = False
-        if self.token_budget < 1:
-            raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
-        if self.shared_prefix not in SHARED_PREFIX:
-            raise ConfigError(
-                f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
-            )
+_Sums = dict[str, list[Tensor]]
+"""Metric -> [sum, count] of each batch since the last log entry."""
 
 
 class Examples(Dataset[Example]):
@@ -149,7 +94,7 @@ class TurnTrainer(Trainer):
             TurnwiseError: If a setting or a row is wrong, in one line, before any training.
         """
         args = self.turn_args = args or TurnConfig(output_dir="turnwise-output")
-        self.loss = build(LOSSES, _section(args.loss), "loss")
+        self.loss = build(LOSSES, loss_section(args.loss), "loss")
         if isinstance(model, str):
             processing_class = processing_class or load_tokenizer(model)
             model = load_model(model)
@@ -180,9 +125,7 @@ class TurnTrainer(Trainer):
         )
         _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
-        self._sums: dict[str, dict[str, list[Tensor]]] = {
-            mode: defaultdict(list) for mode in ("train", "eval")
-        }
+        self._sums: dict[str, _Sums] = {mode: defaultdict(list) for mode in ("train", "eval")}
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
@@ -388,13 +331,6 @@ class TurnTrainer(Trainer):
                 for pack in packs
             ]
         return torch.stack(losses).sum(), None, None
-
-
-def _section(loss: dict[str, Any] | str | None) -> dict[str, Any]:
-    """The `loss` setting as a section."""
-    if not isinstance(loss, dict) or "name" not in loss:
-        raise ConfigError(f"loss must name a loss, such as {{'name': 'tlm-dre'}}, got {loss!r}.")
-    return loss
 
 
 def _refuse_data_parallel(gpus: int) -> None:

@@ -236,13 +236,18 @@ def adapt(model, **how):
     return get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", **how)).double()
 
 
-@peft_warns
-@pytest.mark.parametrize("prepared", [False, True])
-def test_adapters_packed_equal_each_sequence_alone(prepared):
-    """LoRA by peft, around a model that was prepared or is not yet: values, and gradients of the adapters alone."""
+@pytest.fixture(params=[False, True], ids=["new", "prepared"])
+def model(request):
+    """A model that was prepared, or is not yet."""
     model = make()
-    if prepared:
+    if request.param:
         prepare(model)
+    return model
+
+
+@peft_warns
+def test_adapters_packed_equal_each_sequence_alone(model):
+    """LoRA by peft, around a model that was prepared or is not yet: values, and gradients of the adapters alone."""
     model, untouched = adapt(model), adapt(make())
     found, expected = action_logprobs(model, BATCH), plain(untouched)
     theirs = gradients(untouched, expected)
@@ -254,12 +259,8 @@ def test_adapters_packed_equal_each_sequence_alone(prepared):
 
 
 @peft_warns
-@pytest.mark.parametrize("prepared", [False, True])
-def test_an_adapter_of_the_output_layer_is_refused(prepared):
+def test_an_adapter_of_the_output_layer_is_refused(model):
     """The layer's weight is not all it computes; a matrix that begins at zero passes any comparison, never to learn."""
-    model = make()
-    if prepared:
-        prepare(model)
     model = adapt(model, target_modules=["q_proj", "lm_head"], init_lora_weights=True)
 
     with pytest.raises(ModelError, match=r"the output layer has an adapter.*modules_to_save"):
