@@ -85,7 +85,8 @@ def compare(case: Case) -> dict[str, Any]:
             gaps.append(abs(theirs - mine))
     ceiling = matmul_ceiling(case.size, case.dtype, tokens[-1])
     work = [achieved_flops(case.size, case.vocab, ours.collate(batch)) for batch in batches[1:]]
-    per_pair = ours.reference_seconds / (len(batches) * case.pairs)
+    # A step's share of what each side computed before training; TRL's defaults compute it in the step.
+    before = [side.reference_seconds / len(batches) for side in (peer, ours)]
     del peer, ours  # the processes that measure memory need it
     release_memory()
     times = [median(one) for one in zip(*seconds, strict=True)]
@@ -98,7 +99,7 @@ def compare(case: Case) -> dict[str, Any]:
         "step_ratio": round(median(ratios), 2),
         "memory_ratio": round(peak(case, case.peer) / peak(case, "turnwise"), 2),
         "loss_gap": None if _differs(case) else max(gaps),
-        "step_ratio_with_reference": round(times[0] / (times[1] + per_pair * case.pairs), 2),
+        "step_ratio_with_reference": round((times[0] + before[0]) / (times[1] + before[1]), 2),
         "peer": case.peer,
         "peer_seconds": round(times[0], 3),
         "seconds": round(times[1], 3),

@@ -107,11 +107,8 @@ class TurnTrainer(Trainer):
         if args.disable_dropout:
             _disable_dropout(model)
         prepare(model)
-        reference = model if ref_model is None else ref_model
         if self.loss.needs_reference:  # before adapters, which may change the weights they are added to
-            identity = f"{weights_digest(reference)} {config_digest(reference)} {args.device.type}"
-            for examples in (train, evaluation):
-                self._add_reference(examples, reference, identity, track or self._tqdm)
+            self._add_references((train, evaluation), model if ref_model is None else ref_model, track)
         if peft_config is not None:
             model = _add_adapters(model, peft_config, args.seed)
         super().__init__(
@@ -166,6 +163,13 @@ class TurnTrainer(Trainer):
                 args.max_length,
             )
         return Examples(encoded)
+
+    def _add_references(self, parts: Iterable[Examples | None], reference: Any, track: Track | None) -> None:
+        """Give the examples of training and evaluation the reference's log-probabilities."""
+        device = self.turn_args.device.type
+        identity = f"{weights_digest(reference)} {config_digest(reference)} {device}"
+        for examples in parts:
+            self._add_reference(examples, reference, identity, track or self._tqdm)
 
     def _add_reference(self, examples: Examples | None, reference: Any, identity: str, track: Track) -> None:
         """Give each example the reference's log-probabilities; the reference is not needed again."""
