@@ -37,8 +37,8 @@ from turnwise.policy.models import (
 from turnwise.policy.packing import Batch
 from turnwise.policy.reference import Track, reference_logprobs
 from turnwise.policy.tokens import Renderer
-from turnwise.trl_format import from_trl
 from turnwise.trainer_config import TurnConfig, loss_section
+from turnwise.trl_format import from_trl
 from turnwise.types import PreferencePair, Trajectory
 
 _logger = logging.getLogger(__name__)
