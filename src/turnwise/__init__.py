@@ -6,7 +6,7 @@ from turnwise.types import Action, Observation, PreferencePair, Task, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.trainer import TurnTrainer
-from turnwise.trainer_config import TurnConfig
+    from turnwise.trainer_config import TurnConfig
 
 __all__ = [
     "Action",

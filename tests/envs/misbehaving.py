@@ -46,7 +46,7 @@ def act(what):
         print("a line for nobody" * 10000)
         os.write(1, b"and one past Python")
     elif what == "slow":
-        time.sleep(0.3)
+        time.sleep(1.0)
     elif what == "spawn":
         subprocess.Popen(["sleep", "1000"])
 

@@ -20,8 +20,10 @@ from turnwise.types import Action, EpisodeProtocol, Sampling, Status, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
 EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
-LIMITS = Worlds(start_seconds=20, step_seconds=20, episode_seconds=60)
-IMPATIENT = Worlds(start_seconds=20, step_seconds=0.5, episode_seconds=60)
+LIMITS = Worlds(start_seconds=60, step_seconds=60, episode_seconds=180)
+IMPATIENT = Worlds(start_seconds=60, step_seconds=2, episode_seconds=180)
+SHORT_START = Worlds(start_seconds=5)
+"""A limit that is waited for in full, and yet long enough for an interpreter to start on a busy machine."""
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
 
 
@@ -108,8 +110,8 @@ def test_a_world_without_an_expert_has_none_in_a_process(world):
             "WorldLost: the world's process died in step('exit') with exit code 3; it wrote: going down",
         ),
         ("kill", "WorldLost: the world's process died in step('kill') (killed by SIGKILL)."),
-        ("hang", "was killed in step('hang'), where worlds.step_seconds = 0.5 ran out"),
-        ("hang-in-C", "was killed in step('hang-in-C'), where worlds.step_seconds = 0.5 ran out"),
+        ("hang", "was killed in step('hang'), where worlds.step_seconds = 2 ran out"),
+        ("hang-in-C", "was killed in step('hang-in-C'), where worlds.step_seconds = 2 ran out"),
         ("raise", "EnvironmentFailure: Foreign: ('not', 'unpicklable') (at "),
         ("quit", "EnvironmentFailure: SystemExit: enough (at "),
         ("none", "EnvironmentFailure: step returned None, not an Observation."),
@@ -134,12 +136,12 @@ def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
     ("kind", "says"),
     [
         ("exit", "died in reset of task 'bad' with exit code 3"),
-        ("hang", "in reset of task 'bad', where worlds.start_seconds = 2 ran out"),
+        ("hang", "in reset of task 'bad', where worlds.start_seconds = 5 ran out"),
     ],
 )
 def test_a_world_that_misbehaves_in_reset_costs_its_own_episode(kind, says):
     """The limit of a reset is that of a start."""
-    found = played("up/1", "bad", "up/2", kinds={"bad": kind}, limits=Worlds(start_seconds=2), concurrency=1)
+    found = played("up/1", "bad", "up/2", kinds={"bad": kind}, limits=SHORT_START, concurrency=1)
 
     assert says in found["bad"].error
     assert found["bad"].turns == ()
@@ -152,7 +154,7 @@ def test_a_world_that_misbehaves_in_reset_costs_its_own_episode(kind, says):
     [
         (
             "hang",
-            "killed in its start, where worlds.start_seconds = 1 ran out .* it wrote: thinking about it",
+            "killed in its start, where worlds.start_seconds = 5 ran out .* it wrote: thinking about it",
         ),
         ("exit", "died in its start with exit code 3; it wrote: going down"),
         ("raise", "cannot start: Foreign: "),
@@ -161,7 +163,7 @@ def test_a_world_that_misbehaves_in_reset_costs_its_own_episode(kind, says):
 def test_a_world_that_cannot_start_says_so_at_once(start, says):
     """Before any episode; nothing is left behind."""
     with pytest.raises(EnvironmentFailure, match=says):
-        ProcessWorlds(section(start=start), Worlds(start_seconds=1))
+        ProcessWorlds(section(start=start), SHORT_START)
 
     assert psutil.Process().children() == []
 
@@ -195,20 +197,20 @@ def test_a_lost_world_starts_again_with_the_next_episode(world):
 
 
 def test_the_episode_limit_counts_the_worlds_time_only():
-    """Two steps of 0.3 s are too many for 0.5 s; waiting 0.6 s in between is not counted, and a reset begins anew."""
-    world = ProcessWorld(section(), Worlds(episode_seconds=0.5))
+    """Two steps of 1 s are too many for 1.8 s; waiting 2 s in between is not counted, and a reset begins anew."""
+    world = ProcessWorld(section(), Worlds(episode_seconds=1.8))
     world.reset(Task("t"), 0)
     world.step("slow")
     world.reset(Task("t"), 0)
-    time.sleep(0.6)
+    time.sleep(2)
     world.step("slow")
 
-    with pytest.raises(WorldLost, match=r"in step\('slow'\), where worlds.episode_seconds = 0.5 ran out"):
+    with pytest.raises(WorldLost, match=r"in step\('slow'\), where worlds.episode_seconds = 1.8 ran out"):
         world.step("slow")
 
 
 def test_a_slow_world_is_no_broken_one():
-    """0.3 s a step under a limit of 20 s."""
+    """1 s a step under a limit of 60 s."""
     assert played("slow", limits=LIMITS)["slow"].success
 
 
