@@ -418,6 +418,41 @@ def test_sleeping_worlds_keep_the_engine_busy():
     assert sorted(beside)[len(beside) // 2] >= 4
 
 
+class _Stream(_Script):
+    """Takes prompts on at any time; answers the latest first, one a moment."""
+
+    def __init__(self, answer):
+        super().__init__(answer)
+        self.open, self.most = [], 0
+
+    def submit(self, prompts, sampling):
+        self.open += prompts
+        self.most = max(self.most, len(self.open))
+
+    def advance(self):
+        if not self.open:
+            raise AssertionError("nothing to do")
+        prompt = self.open.pop()
+        return [(prompt, *self.generate([prompt], None))]
+
+
+def test_an_engine_that_streams_is_given_prompts_as_they_come():
+    """Answers in another order reach their own episodes; the trajectories are those of batches."""
+    names = [f"t{n}" for n in range(9)]
+    answers = by_task(
+        t3=lambda prompt: Action("Action: nothing"), t5=lambda prompt: EngineFailure("out of room")
+    )
+    engine = _Stream(answers)
+    found = {
+        one.task.id: one
+        for one in play(jobs(*names), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=4)
+    }
+
+    assert found == played(answers, jobs(*names), concurrency=4)[0]
+    assert sorted(engine.forgotten) == sorted(f"{name}#0" for name in names)
+    assert 2 <= engine.most <= 4
+
+
 def test_an_answer_that_breaks_the_contract_of_a_world_fails_the_episode():
     """In this process too: no observation, and no number."""
     for answer, says in {

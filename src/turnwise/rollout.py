@@ -26,6 +26,7 @@ from turnwise.types import (
     Prompt,
     Sampling,
     Status,
+    StreamingEngine,
     Task,
     Trajectory,
     Turn,
@@ -161,9 +162,10 @@ def play(
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
     Each world lives in a thread of its own: it is made, stepped and closed there, while the engine answers the prompts
-    that are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: it goes
-    ahead once waiting for more prompts would cost more than a fifth of the time of a batch. So the order of
-    trajectories and the batches depend on timing; an answer does not, but for rounding (see `Prompt.seed`).
+    that are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: a
+    streaming one takes prompts on as they come; any other goes ahead once waiting for more would cost more than a
+    fifth of the time of a batch. So the order of trajectories and the batches depend on timing; an answer does not,
+    but for rounding (see `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in order of start.
@@ -176,43 +178,99 @@ def play(
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
     floor = _Floor(iter(jobs), lambda env, job: episode(env, job, protocol=protocol, policy=engine.name))
+    counter: _Stream | _Batches = _Batches(engine, sampling)
+    if isinstance(engine, StreamingEngine):
+        counter = _Stream(engine, sampling)
+    asked: dict[str, _Seat] = {}
     try:
         floor.open(concurrency, make_environment, retries)
         while floor.busy:
-            for trajectory in floor.listen():
-                engine.forget(Job(trajectory.task, trajectory.seed, trajectory.sample).conversation)
-                yield trajectory
-            asked = floor.batch()
-            if asked:
-                began = time.monotonic()
-                answers = engine.generate([prompt for _, prompt in asked], sampling)
-                floor.pace.engine.append(time.monotonic() - began)
-                for (seat, _), answer in zip(asked, answers, strict=True):
-                    seat.inbox.put(answer)
+            for seat, said in floor.listen(counter.wait):
+                if isinstance(said, Prompt):
+                    asked[said.conversation] = seat
+                    counter.submit(said, seat.took)
+                else:
+                    engine.forget(Job(said.task, said.seed, said.sample).conversation)
+                    yield said
+            for prompt, answer in counter.advance(floor.busy):
+                asked.pop(prompt.conversation).inbox.put(answer)
     finally:
         floor.close()
 
 
-class _Pace:
-    """How long the engine and the worlds have taken lately, and what follows for the next batch."""
+_Answered = list[tuple[Prompt, Action | EngineFailure]]
 
-    def __init__(self) -> None:
-        self.engine: deque[float] = deque([0.0], maxlen=8)
-        self.worlds: deque[float] = deque([0.0], maxlen=32)
 
-    @property
-    def patience(self) -> float:
-        """Seconds that the engine may wait for more prompts."""
-        return _PATIENCE * median(self.engine)
+class _Stream:
+    """Prompts go to an engine that takes them on while it answers others."""
 
-    def batch_size(self, busy: int) -> int:
+    def __init__(self, engine: StreamingEngine, sampling: Sampling) -> None:
+        self._engine, self._sampling = engine, sampling
+        self._open = 0
+
+    def wait(self, busy: int) -> float | None:
+        """Seconds that more may be waited for; None: as long as it takes."""
+        return 0.0 if self._open else None
+
+    def submit(self, prompt: Prompt, took: float | None) -> None:
+        """Pass a prompt on."""
+        self._engine.submit([prompt], self._sampling)
+        self._open += 1
+
+    def advance(self, busy: int) -> _Answered:
+        """Have the engine work for a moment; what it has answered."""
+        answered = self._engine.advance() if self._open else []
+        self._open -= len(answered)
+        return answered
+
+
+class _Batches:
+    """Prompts are gathered for an engine that answers them together: when to ask it, and how many at a time."""
+
+    def __init__(self, engine: Engine, sampling: Sampling) -> None:
+        self._engine, self._sampling = engine, sampling
+        self._asked: list[Prompt] = []
+        self._until = 0.0
+        self._answers: deque[float] = deque([0.0], maxlen=8)
+        self._steps: deque[float] = deque([0.0], maxlen=32)
+
+    def wait(self, busy: int) -> float | None:
+        """Seconds that more may be waited for; None: as long as it takes."""
+        if not self._asked:
+            return None
+        return 0.0 if len(self._asked) >= self._size(busy) else max(0.0, self._until - time.monotonic())
+
+    def submit(self, prompt: Prompt, took: float | None) -> None:
+        """Gather a prompt, which came after a step of so many seconds."""
+        if not self._asked:
+            self._until = self._patience()
+        self._asked.append(prompt)
+        self._steps.extend([] if took is None else [took])
+
+    def advance(self, busy: int) -> _Answered:
+        """Answer those who have asked first."""
+        size = self._size(busy)
+        first, self._asked = self._asked[:size], self._asked[size:]
+        if not first:
+            return []
+        began = time.monotonic()
+        answers = self._engine.generate(first, self._sampling)
+        self._answers.append(time.monotonic() - began)
+        self._until = self._patience()
+        return list(zip(first, answers, strict=True))
+
+    def _patience(self) -> float:
+        """Until when the engine may wait for more prompts."""
+        return time.monotonic() + _PATIENCE * median(self._answers)
+
+    def _size(self, busy: int) -> int:
         """How many prompts to answer together, at most.
 
         If all episodes were answered together, the engine would be idle while their worlds step. Where that takes
         longer than the answers, they are answered in groups, as many as it takes for some to step behind the others.
         Otherwise larger batches are worth more than the wait.
         """
-        step, answer = median(self.worlds), median(self.engine)
+        step, answer = median(self._steps), median(self._answers)
         return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))
 
 
@@ -225,11 +283,9 @@ class _Floor:
     def __init__(self, jobs: Iterator[Job], start: Callable[[Environment, Job], Episode]) -> None:
         self.start = start
         self.said: SimpleQueue[_Said] = SimpleQueue()
-        self.pace = _Pace()
         self.busy = 0
         self._jobs = jobs
         self._seats: list[_Seat] = []
-        self._asked: list[tuple[_Seat, Prompt]] = []
 
     def open(self, count: int, make: Callable[[], Environment], retries: int) -> None:
         """Start playing in at most so many seats."""
@@ -237,39 +293,26 @@ class _Floor:
             self._seats.append(_Seat(self, make, retries))
             self._give(self._seats[-1], job)
 
-    def listen(self) -> Iterator[Trajectory]:
-        """Hear all seats until a batch is full, or the first that asks has waited long enough.
+    def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[_Seat, Prompt | Trajectory]]:
+        """Hear all seats, for as long as `wait` says; those whose episode ended play on before it is handed out.
 
-        Returns:
-            Trajectories of episodes that ended meanwhile. Their seats play on before they are handed out.
+        Args:
+            wait: From the number of running episodes to seconds, asked again after each that is heard.
         """
-        until = time.monotonic() + self.pace.patience
-        while True:
-            full = len(self._asked) >= self.pace.batch_size(self.busy)
-            left = 0.0 if full else max(0.0, until - time.monotonic())
+        while self.busy:
             try:
-                seat, said = self.said.get(timeout=left if full or self._asked else None)
+                seat, said = self.said.get(timeout=wait(self.busy))
             except Empty:
                 return
             if isinstance(said, BaseException):
                 raise said
-            if isinstance(said, Prompt):
-                until = until if self._asked else time.monotonic() + self.pace.patience
-                self.pace.worlds.extend([] if seat.took is None else [seat.took])
-                self._asked.append((seat, said))
-                continue
-            self.busy -= 1
-            for job in islice(self._jobs, 1):
-                self._give(seat, job)
-            if said.status is Status.FAILED:
-                _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
-            yield said
-
-    def batch(self) -> list[tuple[_Seat, Prompt]]:
-        """Those who have asked first."""
-        size = self.pace.batch_size(self.busy)
-        first, self._asked = self._asked[:size], self._asked[size:]
-        return first
+            if isinstance(said, Trajectory):
+                self.busy -= 1
+                for job in islice(self._jobs, 1):
+                    self._give(seat, job)
+                if said.status is Status.FAILED:
+                    _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
+            yield seat, said
 
     def close(self) -> None:
         """Have all worlds closed in their threads; those that hang are left behind."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import DataError, EngineFailure
 
@@ -288,4 +288,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that takes prompts on while it answers others, so that none waits for a batch to end."""
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on; no two at a time are of one conversation."""
+        ...
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Work for a moment; the prompts that are answered with that, and their answers."""
         ...

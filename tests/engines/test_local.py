@@ -1,14 +1,17 @@
 import math
 import random
 from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
 from torch.testing import assert_close
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from turnwise.engines.local import LocalEngine, choose
+from turnwise.engines._sampling import choose
+from turnwise.engines.local import LocalEngine
 from turnwise.errors import EngineFailure, ModelError
 from turnwise.policy.logprobs import action_logprobs
 from turnwise.policy.packing import lay_out
@@ -103,44 +106,44 @@ def test_nothing_kept_between_turns_gives_the_same_answers(ends_turns, renderer)
     assert_close(logprobs_of(kept), logprobs_of(again), atol=1e-4, rtol=0)
 
 
-class _Counting(torch.nn.Module):
-    """A model that notes how many tokens it was given."""
+@contextmanager
+def fed(model):
+    """Numbers of tokens that the model is given, a pass each."""
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    yield seen
+    hook.remove()
 
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.config, self.device, self.seen = model, model.config, model.device, []
 
-    def forward(self, **inputs):
-        self.seen.append(inputs["input_ids"].shape)
-        return self.model(**inputs)
-
-
-def later_turn(engine, renderer, forget):
-    """Lengths of the first prompt, its answer and the second prompt, which is answered last."""
+def later_turn(engine, model, renderer, forget):
+    """Lengths of the first prompt, its answer and the second prompt; what the model was fed for the second."""
     one = prompt("a", heard=OPENINGS[1])
     first = engine.generate([one], SAMPLED)[0]
-    two = prompt("a", [Turn(one.observation, first)], "go", seed=1)
+    two = prompt("a", [Turn(one.observation, first)], "go", seed=2)
     if forget:
         engine.forget("a")
-    engine._model.seen.clear()
-    engine.generate([two], SAMPLED)
-    return [len(renderer.prompt_ids(one)), len(first.token_ids), len(renderer.prompt_ids(two))]
+    with fed(model) as seen:
+        engine.generate([two], SAMPLED)
+    return [len(renderer.prompt_ids(one)), len(first.token_ids), len(renderer.prompt_ids(two)), seen]
 
 
 def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
     """The second prompt is fed from the last sampled token on, which no pass has read yet."""
-    model = _Counting(ends_turns)
-    one, answer, two = later_turn(LocalEngine(model, renderer), renderer, forget=False)
+    engine = LocalEngine(ends_turns, renderer)
+    one, answer, two, seen = later_turn(engine, ends_turns, renderer, forget=False)
 
-    assert model.seen[0][1] == two - one - answer + 1
+    assert seen[0] == two - one - answer + 1
+    assert set(seen[1:]) == {1}
 
 
 def test_a_forgotten_conversation_is_computed_from_its_beginning(ends_turns, renderer):
     """Its keys and values are gone."""
-    model = _Counting(ends_turns)
-    _, _, two = later_turn(LocalEngine(model, renderer), renderer, forget=True)
+    engine = LocalEngine(ends_turns, renderer)
+    _, _, two, seen = later_turn(engine, ends_turns, renderer, forget=True)
 
-    assert model.seen[0][1] == two
+    assert seen[0] == two
 
 
 def test_a_history_that_changed_is_computed_again(ends_turns, renderer):
@@ -266,20 +269,174 @@ def test_no_prompts_are_no_answers(tiny_model, renderer):
     assert LocalEngine(tiny_model, renderer).generate([], SAMPLED) == []
 
 
-def test_a_model_with_a_sliding_window_is_refused(renderer):
-    """Its layers forget; what is kept would be wrong without a word."""
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=8,
+def test_prompts_join_and_leave_at_any_token(ends_turns, renderer):
+    """The second joins when the first has three tokens; each gets what it gets alone, and the shorter leaves first."""
+    engine = LocalEngine(ends_turns, renderer)
+    first, second = prompt("a", heard=OPENINGS[3], seed=5), prompt("b", seed=6)
+    alone = [
+        LocalEngine(ends_turns, renderer).generate([one], replace(SAMPLED, max_new_tokens=limit))[0]
+        for one, limit in ((first, 40), (second, 2))
+    ]
+    engine.submit([first], replace(SAMPLED, max_new_tokens=40))
+    found = [engine.advance() for _ in range(3)]
+    engine.submit([second], replace(SAMPLED, max_new_tokens=2))
+    while sum(map(len, found)) < 2:
+        found.append(engine.advance())
+
+    answers = [each for part in found for each in part]
+    assert len(alone[0].token_ids) > 5
+    assert [asked.conversation for asked, _ in answers] == ["b", "a"]
+    assert [answer.token_ids for _, answer in answers] == [alone[1].token_ids, alone[0].token_ids]
+
+
+def test_a_long_prompt_is_fed_in_parts(ends_turns, renderer, monkeypatch):
+    """Seven tokens a pass at most; the answers are those of one pass."""
+    asked = [prompt(name, heard=heard) for name, heard in zip(NAMES, OPENINGS, strict=True)]
+    whole = LocalEngine(ends_turns, renderer).generate(asked, SAMPLED)
+    monkeypatch.setattr("turnwise.engines.local._PASS", 7)
+    engine = LocalEngine(ends_turns, renderer)
+    with fed(ends_turns) as seen:
+        parts = engine.generate(asked, SAMPLED)
+
+    assert max(seen) == 7
+    assert [one.token_ids for one in parts] == [one.token_ids for one in whole]
+
+
+def budget_for(model, renderer, tokens):
+    """Gigabytes in which so many tokens have room."""
+    return tokens * LocalEngine(model, renderer)._token_bytes / 1e9
+
+
+def test_prompts_wait_rather_than_exceed_the_budget(ends_turns, renderer):
+    """Room for one of the long prompts and its answer at a time: none fails, and memory stays within the budget.
+
+    Buffers are multiples of 64 tokens, hence the slack of one multiple.
+    """
+    asked = [prompt(name, heard=OPENINGS[3], seed=n) for n, name in enumerate(NAMES)]
+    longest = len(renderer.prompt_ids(asked[0])) + SAMPLED.max_new_tokens
+    free = LocalEngine(ends_turns, renderer).generate(asked, SAMPLED)
+    engine = LocalEngine(ends_turns, renderer, cache_gigabytes=budget_for(ends_turns, renderer, longest + 64))
+    engine.submit(asked, SAMPLED)
+    answers, most = {}, 0
+    while len(answers) < len(asked):
+        answers |= {one.conversation: answer for one, answer in engine.advance()}
+        histories = [row.history for row in engine._running] + list(engine._kept.values())
+        most = max(most, sum(history.nbytes for history in histories))
+
+    assert [answers[name].token_ids for name in NAMES] == [one.token_ids for one in free]
+    assert 0 < most <= engine._budget
+
+
+def test_the_conversation_that_rested_longest_is_evicted_first(ends_turns, renderer):
+    """Room for two conversations of three: the first is computed again, the third is not."""
+    engine = LocalEngine(ends_turns, renderer)
+    asked = [prompt(name, heard=OPENINGS[3], seed=n) for n, name in enumerate("abc")]
+    length = len(renderer.prompt_ids(asked[0]))
+    engine._budget = int(1e9 * budget_for(ends_turns, renderer, 2 * (-(-(length + 7) // 64) * 64)))
+    turns = [Turn(one.observation, engine.generate([one], SAMPLED)[0]) for one in asked]
+    fresh = []
+    for name, turn in (("c", turns[2]), ("a", turns[0])):
+        with fed(ends_turns) as seen:
+            engine.generate([prompt(name, [turn])], SAMPLED)
+        fresh.append(seen[0])
+
+    assert fresh[0] < 64 < length < fresh[1]
+
+
+CONFIG = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+WINDOW = {"sliding_window": 8}
+MODELS = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "gemma3_text": {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], **WINDOW},
+    "mistral": WINDOW,
+    "phi3": {"pad_token_id": 0},
+    "olmo2": {},
+    "smollm3": {"pad_token_id": 0},
+}
+
+
+class _Plain:
+    """Prompts whose observations are numbers."""
+
+    end_id = 95
+
+    def prompt_ids(self, one):
+        ids = []
+        for turn in one.turns:
+            ids += [int(word) for word in turn.observation[0]["content"].split()]
+            ids += turn.action.token_ids
+        return ids + [int(word) for word in one.observation[0]["content"].split()]
+
+    def action(self, ids, logprobs):
+        return Action("", tuple(ids), tuple(logprobs))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_architectures_answer_as_they_do_alone(kind):
+    """Three conversations of two turns, longer than the windows, against a plain pass over the whole: 1e-4 nats."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG | MODELS[kind]))
+    engine, tokens = LocalEngine(model, _Plain()), _Plain()
+    texts = [" ".join(str(n * 7 % 90) for n in range(k, k + 6 + 9 * k)) for k in range(3)]
+    turns = [[], [], []]
+    for _ in range(2):
+        asked = [prompt(str(k), turns[k], texts[k], seed=k) for k in range(3)]
+        for k, answer in enumerate(engine.generate(asked, SAMPLED)):
+            turns[k].append(Turn(asked[k].observation, answer))
+    engine.close()
+
+    for k, one in enumerate(asked):
+        action = turns[k][-1].action
+        ids = torch.tensor([[*tokens.prompt_ids(one), *action.token_ids]])
+        with torch.no_grad():
+            plain = model(ids, use_cache=False).logits[0, -len(action.token_ids) - 1 : -1].log_softmax(-1)
+        plain = plain.gather(-1, ids[0, -len(action.token_ids) :, None]).squeeze(-1)
+        assert_close(torch.tensor(action.logprobs), plain, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("gemma2", {"head_dim": 8, "attn_logit_softcapping": 5.0}, "asks for softcap"),
+        ("qwen3_next", {"num_experts": 2, "head_dim": 8}, "layers of type linear_attention"),
+        ("bloom", {"n_layer": 1, "n_head": 2}, "its attention is its own"),
+    ],
+)
+def test_a_model_that_keeps_or_asks_for_more_is_refused(kind, changes, says):
+    """What is kept would be wrong without a word; the model keeps the attention it had."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG | changes))
+    before = model.config._attn_implementation
+
+    with pytest.raises(ModelError, match=says):
+        LocalEngine(model, _Plain())
+    assert model.config._attn_implementation == before
+
+
+def test_a_model_that_would_answer_otherwise_is_refused(tiny_model, renderer, monkeypatch):
+    """A wrong position is seen on the tokens that are compared."""
+    plain = tiny_model.forward
+    monkeypatch.setattr(
+        tiny_model,
+        "forward",
+        lambda *args, position_ids=None, **others: plain(
+            *args, position_ids=None if position_ids is None else position_ids // 2, **others
+        ),
     )
 
-    with pytest.raises(ModelError, match=r"cannot serve MistralForCausalLM.*Sliding"):
-        LocalEngine(MistralForCausalLM(config), renderer)
+    with pytest.raises(
+        ModelError, match=r"other log-probabilities with kept keys and values than alone \(by "
+    ):
+        LocalEngine(tiny_model, renderer)
 
 
 def test_training_sees_the_tokens_and_logprobs_that_were_sampled(ends_turns, renderer, own_environment):

@@ -1,27 +1,32 @@
 """The default engine: a transformers model in this process, with each conversation's keys and values kept.
 
 A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its
-turns, up to a budget; what was evicted is computed again. Laying them side by side in a batch costs a copy that
-grows with the length of the history, far less than computing it.
+turns, up to a budget; what was evicted is computed again. Prompts join the batch when they come and leave it when they
+are answered, at any token; a batch is a row of new tokens without padding (see `_history.py`).
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from turnwise.engines._history import NAME, History, Span, attending
+from turnwise.engines._sampling import choose
 from turnwise.errors import EngineFailure, ModelError
 from turnwise.types import Action, Prompt, Sampling
 
-KeysValues = list[tuple[Tensor, Tensor]]
-"""Keys and values of one conversation, a pair a layer, each [heads, tokens, features]."""
+_PASS = 2048
+"""Most tokens in one pass through the model; longer prompts are fed in several."""
+_CHECK = 24
+"""Tokens on which the engine is compared with the model's own forward pass."""
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Largest difference in nats that rounding explains, by dtype of the weights."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class LocalSettings:
     """Whether it can serve policies that we trained."""
 
     cache_gigabytes: float = 2.0
-    """Memory for keys and values kept between turns; >= 0."""
+    """Memory for keys and values; >= 0. Prompts wait, and kept ones are evicted, rather than exceed it; a single
+    prompt may."""
 
     def __post_init__(self) -> None:
         if self.cache_gigabytes < 0:
@@ -55,20 +61,27 @@ class Tokens(Protocol):
 
 @dataclass(eq=False)
 class _Row:
-    """One prompt of a batch, and its answer as it grows."""
+    """One prompt, and its answer as it grows."""
 
     prompt: Prompt
+    sampling: Sampling
     ids: list[int]
+    longest: int
+    """Tokens of prompt and answer, at most."""
     draw: random.Random
-    kept: KeysValues = field(default_factory=list)
-    length: int = 0
-    """Tokens of `ids + answer` whose keys and values are in `kept`."""
+    history: History = field(default_factory=History)
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def fresh(self) -> list[int]:
+        """Tokens that have not been through the model."""
+        done = len(self.history.ids)
+        return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
+
 
 class LocalEngine:
-    """Batch generation with a transformers model whose layers attend to all earlier tokens."""
+    """Continuous batching with a transformers model whose layers attend to earlier tokens."""
 
     def __init__(
         self,
@@ -79,111 +92,168 @@ class LocalEngine:
         context: int | None = None,
         cache_gigabytes: float = 2.0,
     ) -> None:
-        """Serve a model that is already on its device and in its dtype.
+        """Serve a model that is already on its device and in its dtype; its attention is ours until `close`.
 
         Args:
             model: A causal language model.
             tokens: Conversation -> tokens.
             name: Identity of the policy, stamped on the trajectories.
             context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure.
-            cache_gigabytes: Memory for keys and values kept between turns.
+            cache_gigabytes: Memory for keys and values.
 
         Raises:
-            ModelError: If a layer keeps something else than the keys and values of all tokens.
+            ModelError: If a layer keeps something else than keys and values of tokens, or a few tokens get other
+                log-probabilities from the engine than from the model alone.
         """
         self.name = name
         self._model = model.eval()
         self._tokens = tokens
         self._limit = context or 2**62
         self._budget = int(cache_gigabytes * 1e9)
-        self._kept: OrderedDict[str, tuple[list[int], KeysValues]] = OrderedDict()
-        strange = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
-            "DynamicLayer"
-        }
-        if strange:
-            raise ModelError(
-                f"the local engine cannot serve {type(model).__name__}: its layers keep {', '.join(sorted(strange))}, "
-                "not the keys and values of all tokens; take a model without sliding or linear attention."
-            )
+        self._waiting: deque[_Row] = deque()
+        self._running: list[_Row] = []
+        self._kept: OrderedDict[str, History] = OrderedDict()
+        self._refused: list[_Row] = []
+        self._token_bytes = 0
+        _check_layers(model)
+        self._attention = model.config._attn_implementation
+        model.set_attn_implementation(NAME)
+        try:
+            self._compare()
+        except BaseException:
+            self.close()
+            raise
 
-    @torch.inference_mode()
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt.
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on; `advance` answers them.
 
-        Each answer is drawn with a generator of its prompt's own seed, so it depends on the other prompts of the
-        batch through rounding alone.
+        Each answer is drawn with a generator of its prompt's own seed, so it depends on the other prompts through
+        rounding alone.
         """
-        rows = [self._row(prompt) for prompt in prompts]
-        going: list[_Row] = []
-        for group in _groups([row for row in rows if len(row.ids) < self._limit]):
-            batch = _Batch(group, room=max(len(row.ids) - row.length for row in group))
-            logits = batch.forward(self._model, [row.ids[row.length :] for row in group])
-            for row in group:
-                batch.take(row)
-            going += self._grow(group, logits, sampling)
-        while going:
-            going = self._decode(going, sampling)
-        for row in rows:
+        for prompt in prompts:
+            ids = self._tokens.prompt_ids(prompt)
+            longest = min(len(ids) + sampling.max_new_tokens, self._limit)
+            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed))
+            (self._waiting if len(ids) < self._limit else self._refused).append(row)
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Feed the model once; returns the prompts that are answered with that, and their answers."""
+        ended, self._refused = self._refused, []
+        self._admit()
+        if self._running:
+            ended += self._pass()
+        for row in ended:
             self._keep(row)
-        return [self._answer(row) for row in rows]
+        return [(row.prompt, self._answer(row)) for row in ended]
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, when all are answered."""
+        self.submit(prompts, sampling)
+        answers: dict[int, Action | EngineFailure] = {}
+        while len(answers) < len(prompts):
+            answers |= {id(prompt): answer for prompt, answer in self.advance()}
+        return [answers[id(prompt)] for prompt in prompts]
 
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
 
     def close(self) -> None:
-        """Free all keys and values."""
+        """Drop all prompts, free all keys and values, and give the model its attention back."""
+        self._waiting.clear()
+        self._running.clear()
         self._kept.clear()
+        self._model.set_attn_implementation(self._attention)
 
-    def _row(self, prompt: Prompt) -> _Row:
-        """The prompt as tokens, with what is kept of its beginning."""
-        row = _Row(prompt, self._tokens.prompt_ids(prompt), random.Random(prompt.seed))
-        ids, kept = self._kept.pop(prompt.conversation, ([], []))
-        if 0 < len(ids) < len(row.ids) and row.ids[: len(ids)] == ids:
-            row.kept, row.length = kept, len(ids)
-        return row
+    def _admit(self) -> None:
+        """Let prompts join, in their order, as far as their keys and values have room."""
+        while self._waiting:
+            row = self._waiting[0]
+            own = self._kept.pop(row.prompt.conversation, None)
+            if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
+                row.history = own
+            wanted = self._token_bytes * sum(each.longest for each in [*self._running, row])
+            held = sum(history.nbytes for history in self._kept.values())
+            while wanted + held > self._budget and self._kept:
+                held -= self._kept.popitem(last=False)[1].nbytes
+            if wanted > self._budget and self._running:
+                return
+            self._running.append(self._waiting.popleft())
 
-    def _decode(self, going: list[_Row], sampling: Sampling) -> list[_Row]:
-        """Grow answers together, one token a pass, until half of them have ended; the rest is returned."""
-        batch = _Batch(going, room=sampling.max_new_tokens)
-        while 2 * len(going) > len(batch.rows):
-            logits = batch.forward(self._model, [row.answer[-1:] for row in batch.rows])
-            places = [batch.rows.index(row) for row in going]
-            still = self._grow(going, logits[places], sampling)
-            for row in going:
-                if row not in still:
-                    batch.take(row)
-            going = still
-        for row in going:
-            batch.take(row)
-        return going
+    def _pass(self) -> list[_Row]:
+        """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
+        parts: list[tuple[_Row, list[int]]] = []
+        left = _PASS
+        for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first
+            if left > 0:
+                parts.append((row, row.fresh[:left]))
+                left -= len(parts[-1][1])
+        ready = [
+            row for row, part in parts if len(row.history.ids) + len(part) == len(row.ids) + len(row.answer)
+        ]
+        logits = self._forward(parts, [row in ready for row, _ in parts])
+        self._sample(ready, logits)
+        ended = [row for row in ready if self._has_ended(row)]
+        self._running = [row for row in self._running if row not in ended]
+        return ended
 
-    def _grow(self, rows: list[_Row], logits: Tensor, sampling: Sampling) -> list[_Row]:
-        """Sample one token for each row; returns the rows whose answers go on.
+    @torch.inference_mode()
+    def _forward(self, parts: list[tuple[_Row, list[int]]], wanted: list[bool]) -> Tensor:
+        """Feed new tokens.
 
         Args:
-            rows: Rows to extend.
-            logits: Of the next token [rows, vocabulary].
-            sampling: How to choose.
+            parts: Rows and their new tokens.
+            wanted: Of which rows the next token is to be chosen.
+
+        Returns:
+            Logits of the next token, float32 [wanted rows, vocabulary].
         """
-        chosen = choose(logits.float(), sampling, [row.draw for row in rows])
-        logprobs = logits.float().log_softmax(-1).gather(-1, chosen[:, None]).squeeze(-1)
-        going = []
-        for row, token, logprob in zip(rows, chosen.tolist(), logprobs.tolist(), strict=True):
-            row.answer.append(token)
-            row.logprobs.append(logprob)
-            full = len(row.answer) == sampling.max_new_tokens or len(row.ids) + len(row.answer) >= self._limit
-            if token != self._tokens.end_id and not full:
-                going.append(row)
-        return going
+        ids: list[int] = []
+        positions: list[int] = []
+        spans = []
+        for row, part in parts:
+            old = len(row.history.ids)
+            spans.append(Span(row.history, len(ids), len(ids) + len(part)))
+            ids += part
+            positions += range(old, old + len(part))
+        places = [span.stop - 1 for span, want in zip(spans, wanted, strict=True) if want]
+        device = self._model.device
+        with attending(spans):
+            logits = self._model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=torch.tensor([positions], device=device),
+                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # not read
+                use_cache=False,
+                logits_to_keep=torch.tensor(places, dtype=torch.long, device=device),
+            ).logits[0]
+        for row, part in parts:
+            row.history.ids += part
+        found: Tensor = logits.float()
+        return found
+
+    def _sample(self, rows: list[_Row], logits: Tensor) -> None:
+        """Lengthen each answer by one token.
+
+        Args:
+            rows: Whose answers.
+            logits: Of the next token [rows, vocabulary].
+        """
+        logprobs = logits.log_softmax(-1)
+        for sampling in {row.sampling for row in rows}:
+            places = [place for place, row in enumerate(rows) if row.sampling == sampling]
+            chosen = choose(logits[places], sampling, [rows[place].draw for place in places])
+            likely = logprobs[places].gather(-1, chosen[:, None]).squeeze(-1)
+            for place, token, logprob in zip(places, chosen.tolist(), likely.tolist(), strict=True):
+                rows[place].answer.append(token)
+                rows[place].logprobs.append(logprob)
+
+    def _has_ended(self, row: _Row) -> bool:
+        return row.answer[-1] == self._tokens.end_id or len(row.ids) + len(row.answer) >= row.longest
 
     def _keep(self, row: _Row) -> None:
-        """Keep what was computed for the conversation's next turn, within the budget, newest first."""
-        self._kept[row.prompt.conversation] = (row.ids + row.answer)[: row.length], row.kept
-        held = sum(_size(kept) for _, kept in self._kept.values())
-        while held > self._budget and self._kept:
-            _, (_, kept) = self._kept.popitem(last=False)
-            held -= _size(kept)
+        """Keep what was computed for the conversation's next turn; evicted when others need the room."""
+        if row.history.ids and row.history.nbytes <= self._budget:
+            self._kept[row.prompt.conversation] = row.history
 
     def _answer(self, row: _Row) -> Action | EngineFailure:
         if row.answer:
@@ -193,144 +263,39 @@ class LocalEngine:
             f"{self._limit}; lower the turn limit or take a model with a longer context."
         )
 
+    @torch.inference_mode()
+    def _compare(self) -> None:
+        """Feed a few tokens in two conversations and two passes, and plainly; learns what a token takes.
 
-def choose(logits: Tensor, sampling: Sampling, draws: Sequence[random.Random]) -> Tensor:
-    """Choose one token a row, by inverting the cumulative distribution at one uniform number.
-
-    Args:
-        logits: Of the next token [rows, vocabulary].
-        sampling: Temperature and nucleus.
-        draws: Each row's own source of randomness.
-
-    Returns:
-        Token ids [rows].
-    """
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    probabilities = (logits.double() / sampling.temperature).softmax(-1)
-    order = None
-    if sampling.top_p < 1:  # the nucleus: the fewest likeliest tokens whose probability reaches top_p
-        probabilities, order = probabilities.sort(-1, descending=True)
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = torch.where(before < sampling.top_p, probabilities, 0.0)
-    cumulative = probabilities.cumsum(-1)
-    uniform = torch.tensor([draw.random() for draw in draws], dtype=torch.double, device=logits.device)
-    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    place = place.clamp_max(logits.shape[-1] - 1)
-    return (place if order is None else order.gather(-1, place)).squeeze(-1)
-
-
-class _Layer(DynamicLayer):
-    """One layer of a batch's cache with room to grow, so that new tokens are written in place."""
-
-    def __init__(self, kept: list[tuple[Tensor, Tensor] | None], old: int, room: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kept, self._size = kept, old + room
-        self._used = old
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = self._buffer(key_states, 0), self._buffer(value_states, 1)
-        self.is_initialized = True
-
-    def _buffer(self, new: Tensor, which: int) -> Tensor:
-        """Zeros [rows, heads, size, features] with what is kept of each row ending at the same place."""
-        rows, heads, _, features = new.shape
-        buffer = new.new_zeros(rows, heads, self._size, features)
-        for index, kept in enumerate(self._kept):
-            if kept is not None:
-                buffer[index, :, self._used - kept[which].shape[1] : self._used] = kept[which]
-        return buffer
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        end = self._used + key_states.shape[-2]
-        self.keys[:, :, self._used : end] = key_states
-        self.values[:, :, self._used : end] = value_states
-        self._used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_seq_length(self) -> int:
-        return self._used
-
-
-class _Batch:
-    """Rows side by side, with a cache that holds their history and has room for more."""
-
-    def __init__(self, rows: list[_Row], room: int) -> None:
-        self.rows = list(rows)
-        self._old = max(row.length for row in rows)
-        self._room = room
-        layers = max(len(row.kept) for row in rows)
-        self._layers = [
-            _Layer([row.kept[index] if row.kept else None for row in rows], self._old, room)
-            for index in range(layers)
-        ]
-        self._mask = torch.zeros(len(rows), self._old + room, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            self._mask[index, self._old - row.length : self._old] = True
-        self._used = self._old
-
-    def forward(self, model: Any, fresh: list[list[int]]) -> Tensor:
-        """Feed new tokens, padded on the left so that all rows end together.
-
-        Args:
-            model: A causal language model.
-            fresh: New tokens of each row, at least one.
-
-        Returns:
-            Logits of the token after the last one [rows, vocabulary].
+        Raises:
+            ModelError: If the log-probabilities differ by more than rounding.
         """
-        new = max(map(len, fresh))
-        ids = torch.zeros(len(fresh), new, dtype=torch.long)
-        for index, tokens in enumerate(fresh):
-            ids[index, new - len(tokens) :] = torch.tensor(tokens)
-            self._mask[index, self._used + new - len(tokens) : self._used + new] = True
-        self._used += new
-        mask = self._mask[:, : self._used]
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -new:]
-        if not self._layers:
-            layers = model.config.get_text_config().num_hidden_layers
-            self._layers = [_Layer([None] * len(self.rows), self._old, self._room) for _ in range(layers)]
-        output = model(
-            input_ids=ids.to(model.device),
-            position_ids=positions.to(model.device),
-            attention_mask=mask.to(model.device),
-            past_key_values=Cache(layers=list(self._layers)),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
-
-    def take(self, row: _Row) -> None:
-        """Give a row its own copy of its keys and values."""
-        index = self.rows.index(row)
-        places = self._mask[index, : self._used].nonzero().squeeze(-1)
-        row.kept = [
-            (layer.keys[index][:, places], layer.values[index][:, places])
-            for layer in self._layers
-            if layer.keys is not None and layer.values is not None
+        model = self._model
+        size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
+        words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
+        rows = [
+            _Row(Prompt((), (), (), 0, ""), Sampling(), ids, 0, random.Random(0))
+            for ids in (words, words[5:])
         ]
-        row.length = len(places)
+        self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
+        found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
+        for row, each in zip(rows, found, strict=True):
+            plain = model(input_ids=torch.tensor([row.ids], device=model.device), use_cache=False).logits[
+                0, -1
+            ]
+            difference = float((plain.float().log_softmax(-1) - each).abs().max())
+            if not difference <= _TOLERANCE.get(model.dtype, 0.0):
+                raise ModelError(
+                    f"{type(model).__name__} gives other log-probabilities with kept keys and values than alone (by "
+                    f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
+                )
+        self._token_bytes = rows[0].history.nbytes // -(-len(words) // 64) // 64
 
 
-def _groups(rows: list[_Row]) -> list[list[_Row]]:
-    """Rows whose new tokens are of similar number, so that little of a batch is padding."""
-    groups: list[list[_Row]] = []
-    for row in sorted(rows, key=lambda row: len(row.ids) - row.length):
-        fresh = len(row.ids) - row.length
-        if groups and fresh <= max(32, 1.5 * (len(groups[-1][0].ids) - groups[-1][0].length)):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
-
-
-def _size(kept: KeysValues) -> int:
-    return sum(keys.nbytes + values.nbytes for keys, values in kept)
+def _check_layers(model: Any) -> None:
+    """Refuse what attends in a way of its own, or keeps something else than keys and values."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if strange or not getattr(model, "_supports_attention_backend", False):
+        why = f"it has layers of type {', '.join(sorted(strange))}" if strange else "its attention is its own"
+        raise ModelError(f"the local engine cannot serve {name}: {why}; take another model or engine.")
