@@ -7,7 +7,8 @@ import pytest
 
 from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
 from turnwise.formats import FORMATS
-from turnwise.rollout import Job, episode, play, system_prompt
+from turnwise.prompts import system_prompt
+from turnwise.rollout import Job, episode, play
 from turnwise.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)

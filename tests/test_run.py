@@ -218,6 +218,32 @@ def test_the_summary_has_the_keys_that_scripts_read(whole):
     assert summary["seconds"] > 0
 
 
+def test_a_score_has_its_protocol(whole):
+    """All that must be equal before scores are compared; the command prints it in one line."""
+    folder, printed = whole
+    summary = json.loads((folder / "summary.json").read_text())
+    stamp = summary["protocol"]
+
+    assert stamp == json.loads((folder / "evaluation" / "protocol.json").read_text())
+    assert [stamp.pop(key)[:8] for key in ("panel_sha256", "prompt_sha256")] == ["a5d0a6a5", "x"]
+    assert stamp == {
+        "environment": "corridor-1.0",
+        "settings": {"name": "turnwise_corridor:Corridor"},
+        "split": "test",
+        "n": 6,
+        "name": "tiny-action",
+        "max_turns": {"left": 3, "right": 3},
+        "history": "full",
+        "list_admissible": False,
+        "decoding": {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 6},
+        "departures": {},
+        "seed": 0,
+    }
+    words = " ".join(printed.split())
+    for part in ("tiny-action on corridor-1.0; split test, n = 6", "full history; greedy, at most 6 tokens"):
+        assert part in words
+
+
 def test_a_second_call_says_done_and_changes_nothing(whole, here, monkeypatch, capsys):
     """Every file keeps its bytes; the policies are not even loaded, so nothing is computed."""
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}

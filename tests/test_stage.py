@@ -1,22 +1,24 @@
 """What the workflows share: panels, seeds, protocols and environments."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import ProtocolSettings, Tasks
+from turnwise.config import Evaluate, ModelSettings, ProtocolSettings, Recipe, Tasks
 from turnwise.envs.load import environment_maker, load_object
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure
 from turnwise.stage import (
     choose_tasks,
+    evaluation_sampling,
     make_jobs,
     make_protocol,
     panel_digest,
 )
-from turnwise.types import Task
+from turnwise.types import EpisodeProtocol, Sampling, Task
 
 GOLDEN_PANEL = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]
 GOLDEN_JOBS = [("a/0", 0, 3945813709), ("a/1", 0, 2542573737), ("a/0", 1, 3533912301), ("a/1", 1, 2589512466)]
@@ -149,6 +151,14 @@ def test_a_protocol_of_ones_own_has_ones_own_rules():
             "protocol 'mine' is not a named one, so set protocol.system and",
         ),
         (ProtocolSettings("mine", "recat"), "unknown protocol.format 'recat'. Did you mean 'react'?"),
+        (
+            ProtocolSettings("mine", system="", max_turns=4, history=-1),
+            "protocol.history must be >= 0 or full, got -1.",
+        ),
+        (
+            ProtocolSettings("mine", system="", max_turns=4, example=[{"role": "user", "content": "a"}]),
+            "protocol.example must begin with a user message and end with",
+        ),
     ],
 )
 def test_an_unknown_protocol_is_refused(settings, says):
@@ -157,6 +167,66 @@ def test_an_unknown_protocol_is_refused(settings, says):
         make_protocol(settings)
 
     assert says in str(caught.value)
+
+
+EXAMPLE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "Action: b"})
+
+
+@pytest.fixture
+def shortened(monkeypatch):
+    """A named protocol with all the rules there are."""
+    rules = EpisodeProtocol(
+        "short", "action", "Play.", example=EXAMPLE, history=2, list_admissible=True, sampling=Sampling(0.4)
+    )
+    monkeypatch.setitem(PROTOCOLS, "short", rules)
+    return rules
+
+
+@pytest.mark.parametrize(
+    ("own", "changed"),
+    [
+        ({"history": "full"}, {"history": None}),
+        ({"history": 0}, {"history": 0}),
+        ({"list_admissible": False}, {"list_admissible": False}),
+        ({"example": []}, {"example": ()}),
+        ({"example": [], "format": "react"}, {"example": (), "format": "react"}),
+        ({"max_turns": 7}, {"max_turns": 7}),
+    ],
+)
+def test_a_named_protocol_with_changed_rules_is_marked(shortened, own, changed):
+    """The name of a published protocol stands for its rules alone."""
+    protocol = make_protocol(ProtocolSettings("short", **own))
+
+    assert protocol == replace(shortened, name="short-custom", **changed)
+
+
+@pytest.mark.usefixtures("shortened")
+def test_an_example_in_another_format_is_refused():
+    """It would show the policy what the parser does not take."""
+    with pytest.raises(ConfigError, match=r"written in format 'action', not 'react'; set protocol.example"):
+        make_protocol(ProtocolSettings("short", format="react"))
+
+
+@pytest.mark.usefixtures("shortened")
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        ("short", None, Sampling(0.4)),
+        ("short", Sampling(1.0), Sampling(1.0)),
+        ("scienceworld-eto", None, Sampling()),
+    ],
+)
+def test_an_evaluation_decodes_as_its_protocol_unless_the_recipe_has_its_own(name, own, expected):
+    recipe = Recipe(
+        name="r",
+        model=ModelSettings("m"),
+        environment={"name": "e"},
+        protocol=ProtocolSettings(name),
+        engine={"name": "api"},
+        evaluate=Evaluate(sampling=own),
+    )
+
+    assert evaluation_sampling(recipe) == expected
 
 
 @pytest.fixture

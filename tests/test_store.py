@@ -68,6 +68,7 @@ TRAJECTORY = st.builds(
     sample=st.integers(0, 5),
     seed=st.integers(),
     policy=TEXT,
+    history=st.none() | st.integers(0, 3),
 )
 
 

@@ -181,8 +181,11 @@ def _print_summary(folder: Path) -> None:
     """The headline table of a finished run."""
     import json
 
+    from turnwise.report.protocol import protocol_line
+
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    table = Table(title=f"{summary['protocol'].get('name', '')}, held-out tasks")
+    stamp = summary["protocol"] or {}
+    table = Table(title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp))
     for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
         table.add_column(column)
     for row in summary["policies"]:

@@ -10,13 +10,13 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.types import Sampling
+from turnwise.types import Message, Sampling
 
 T = TypeVar("T")
 
@@ -73,12 +73,18 @@ class ProtocolSettings:
 
     name: str
     """A named protocol, or any name for your own rules."""
-    format: str = "react"
-    """How an action is written: react or action."""
+    format: str | None = None
+    """How an action is written: react or action. None: the named protocol's, else react."""
     system: str | None = None
     """System text; None: the named protocol's."""
     max_turns: int | None = None
     """Turn limit of every task; None: the named protocol's."""
+    history: int | Literal["full"] | None = None
+    """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
+    list_admissible: bool | None = None
+    """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
+    example: list[Message] | None = None
+    """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
     def __post_init__(self) -> None:
         _check(
@@ -165,7 +171,9 @@ class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
     tasks: Tasks = field(default_factory=lambda: Tasks(split="test"))
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling | None = None
+    """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
+    protocol."""
     concurrency: int = 16
 
     def __post_init__(self) -> None:

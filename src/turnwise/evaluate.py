@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+from typing import Any
 
-from turnwise.stage import choose_tasks, make_jobs, make_protocol, panel_digest, record, world_maker
-from turnwise.types import EpisodeProtocol
+from turnwise.prompts import system_prompt
+from turnwise.stage import (
+    choose_tasks,
+    evaluation_sampling,
+    make_jobs,
+    make_protocol,
+    panel_digest,
+    record,
+    world_maker,
+)
+from turnwise.types import EpisodeProtocol, Sampling
 from turnwise.workspace import Run, write_atomically
 
 
@@ -24,17 +35,16 @@ def evaluate(run: Run, policy: str) -> None:
         environment = env.name
     finally:
         env.close()
-    protocol = make_protocol(run.recipe.protocol)
+    protocol, sampling = make_protocol(run.recipe.protocol), evaluation_sampling(run.recipe)
     stamp = {
-        "name": f"{protocol.name}-{protocol.format}",
         "environment": environment,
         "settings": run.recipe.environment,
         "split": settings.tasks.split,
         "n": len(tasks),
         "panel_sha256": panel_digest(tasks),
-        "max_turns": _limits(protocol, {task.kind for task in tasks}),
-        "history": "full",
-        "decoding": dataclasses.asdict(settings.sampling),
+        **_rules(protocol, {task.kind for task in tasks}),
+        "decoding": dataclasses.asdict(sampling),
+        "departures": _departures(protocol, sampling),
         "seed": run.recipe.seed,
     }
     write_atomically(run.folder / "evaluation" / "protocol.json", json.dumps(stamp, indent=2) + "\n")
@@ -45,11 +55,33 @@ def evaluate(run: Run, policy: str) -> None:
             run.evaluation(policy),
             jobs,
             policy,
-            settings.sampling,
+            sampling,
             settings.concurrency,
             f"evaluating {policy}",
         )
 
 
-def _limits(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, int]:
-    return {kind: protocol.max_turns_by_kind.get(kind, protocol.max_turns) for kind in sorted(kinds)}
+def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:
+    """What of a protocol must be equal before two scores are compared."""
+    prompt = json.dumps(system_prompt(protocol), sort_keys=True)
+    return {
+        "name": f"{protocol.name}-{protocol.format}",
+        "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
+        "max_turns": {
+            kind: protocol.max_turns_by_kind.get(kind, protocol.max_turns) for kind in sorted(kinds)
+        },
+        "history": "full" if protocol.history is None else protocol.history,
+        "list_admissible": protocol.list_admissible,
+    }
+
+
+def _departures(protocol: EpisodeProtocol, sampling: Sampling) -> dict[str, dict[str, float]]:
+    """Settings of decoding in which a run is not its protocol, with both values."""
+    if protocol.sampling is None:
+        return {}
+    theirs, ours = dataclasses.asdict(protocol.sampling), dataclasses.asdict(sampling)
+    return {
+        name: {"protocol": theirs[name], "here": value}
+        for name, value in ours.items()
+        if value != theirs[name]
+    }

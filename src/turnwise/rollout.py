@@ -16,12 +16,12 @@ from statistics import median
 
 from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
 from turnwise.formats import FORMATS
+from turnwise.prompts import recalled, shown, system_prompt, window
 from turnwise.types import (
     Action,
     Engine,
     Environment,
     EpisodeProtocol,
-    Message,
     Observation,
     Prompt,
     Sampling,
@@ -61,12 +61,6 @@ class Job:
         return f"{self.task.id}#{self.sample}"
 
 
-def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
-    """The messages before the first observation."""
-    text = "\n\n".join(part for part in (protocol.system, FORMATS[protocol.format].instruction) if part)
-    return ({"role": "system", "content": text},)
-
-
 def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: str = "") -> Episode:
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
@@ -90,27 +84,31 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         sample=job.sample,
         seed=job.seed,
         policy=policy,
+        history=protocol.history,
     )
     turns: list[Turn] = []
+    past: list[Turn] = []
     seen = Observation("")
     try:
         seen = _sound(env.reset(task, job.seed), f"reset of task {task.id!r}")
         while not seen.terminated and len(turns) < protocol.limit(task):
-            heard: tuple[Message, ...] = ({"role": "user", "content": seen.text},)
+            heard = shown(seen, protocol)
+            earlier, newest = window(past, heard, protocol.history)
             action = yield Prompt(
                 messages=record.prompt,
-                turns=tuple(turns),
-                observation=heard,
+                turns=earlier,
+                observation=newest,
                 seed=job.seed * 1_000_003 + len(turns),
                 conversation=job.conversation,
             )
             command = reader.parse(action.text)
             before = seen
             if command is None:
-                seen = Observation(reader.reminder, valid=False, state_key=before.state_key)
+                seen = replace(before, text=reader.reminder, reward=0.0, valid=False)
             else:
                 seen = _sound(env.step(command), f"step({command!r:.80})")
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key))
+            past.append(replace(turns[-1], observation=recalled(before, protocol)))
         record = replace(
             record,
             success=seen.success,

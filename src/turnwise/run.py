@@ -86,6 +86,13 @@ def _refuse_training(recipe: Recipe, command: str | None) -> None:
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: turnwise collect, pair, evaluate or report."
         )
+    history = make_protocol(recipe.protocol).history
+    if trains and history is not None:
+        raise ConfigError(
+            f"protocol {recipe.protocol.name!r} shows the last {history} turns alone, so its episodes are not one "
+            "sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it with "
+            "turnwise evaluate."
+        )
 
 
 def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:

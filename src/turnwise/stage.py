@@ -27,6 +27,9 @@ from turnwise.store import TrajectoryStore
 from turnwise.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
 from turnwise.workspace import Run
 
+_OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
+"""Settings of a protocol that make it another one."""
+
 
 def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     """What starts a world of the recipe, in a process of its own unless the recipe says otherwise.
@@ -45,26 +48,40 @@ def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
     Raises:
         ConfigError: If the format is unknown, or an unnamed protocol lacks its rules.
     """
-    if settings.format not in FORMATS:
+    if settings.format not in (None, *FORMATS):
         raise ConfigError(
-            f"unknown protocol.format {settings.format!r}.{did_you_mean(settings.format, FORMATS)}"
+            f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"
         )
     named = PROTOCOLS.get(settings.name)
-    if named is None:
-        if settings.max_turns is None or settings.system is None:
-            hint = did_you_mean(settings.name, PROTOCOLS)
-            raise ConfigError(
-                f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
-            )
-        return EpisodeProtocol(settings.name, settings.format, settings.system, settings.max_turns)
-    if settings.system is None and settings.max_turns is None:
-        return replace(named, format=settings.format)
-    changed = replace(named, name=f"{named.name}-custom", format=settings.format)
-    if settings.system is not None:
-        changed = replace(changed, system=settings.system)
-    if settings.max_turns is not None:
-        changed = replace(changed, max_turns=settings.max_turns, max_turns_by_kind={})
-    return changed
+    if named is None and (settings.max_turns is None or settings.system is None):
+        hint = did_you_mean(settings.name, PROTOCOLS)
+        raise ConfigError(
+            f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
+        )
+    rules = named or EpisodeProtocol(settings.name)
+    own = {key: getattr(settings, key) for key in _OWN_RULES if getattr(settings, key) is not None}
+    if "history" in own:
+        own["history"] = None if own["history"] == "full" else own["history"]
+    if "max_turns" in own:
+        own["max_turns_by_kind"] = {}
+    if "example" in own:
+        own["example"] = tuple(own["example"])
+    if own and named:
+        own["name"] = f"{named.name}-custom"
+    if settings.format not in (None, rules.format) and rules.example and "example" not in own:
+        raise ConfigError(
+            f"the worked example of protocol {settings.name!r} is written in format {rules.format!r}, not "
+            f"{settings.format!r}; set protocol.example to one of yours, or to [] for none."
+        )
+    try:
+        return replace(rules, **own, format=settings.format or rules.format)
+    except ValueError as error:
+        raise ConfigError(f"protocol.{error}") from None
+
+
+def evaluation_sampling(recipe: Recipe) -> Sampling:
+    """How the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
+    return recipe.evaluate.sampling or make_protocol(recipe.protocol).sampling or Sampling()
 
 
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
@@ -194,7 +211,7 @@ def open_engine(run: Run, policy: str) -> Engine:
             raise RunError(
                 f"engine api serves {model_settings.name!r} of {settings.host} alone, not policy {policy!r}."
             )
-        stop = FORMATS[run.recipe.protocol.format].stop
+        stop = FORMATS[make_protocol(run.recipe.protocol).format].stop
         return ApiEngine(model_settings.name, settings, stop=stop, ledger=run.folder / "api.jsonl")
     path = policy_path(run, policy)
     where = device()

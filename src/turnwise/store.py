@@ -203,6 +203,7 @@ _TRAJECTORY = {
     "sample": _count,
     "seed": _whole,
     "policy": _text,
+    "history": _or_none(_count),
 }
 _read_action_fields = _record_of(Action, _ACTION)
 _read_trajectory_fields = _record_of(Trajectory, _TRAJECTORY)
@@ -348,10 +349,7 @@ def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
-    """The pairs of a file in order.
-
-    A pair file is written whole, so a torn line is damage here, and an error.
-    """
+    """The pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
     return [_parse(raw, f"{path}:{number}", _read_pair) for number, raw in _lines(path)]
 
 

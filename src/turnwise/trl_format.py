@@ -77,6 +77,7 @@ def to_trl(trajectory: Trajectory) -> dict[str, Any]:
     `from_trl` gives back the same messages and turns. Of a prompt that ends in neither a system nor an
     assistant message, the last messages come back in the first observation.
     """
+    trajectory.require_full_history()
     if not trajectory.turns:
         raise DataError(f"task {trajectory.task.id!r}: expected at least one turn, got none. Leave it out.")
     if any(message.get("role") == "assistant" for message in trajectory.prompt):
@@ -102,6 +103,8 @@ def pair_to_trl(pair: PreferencePair, *, shared_prefix: bool = False) -> dict[st
     """
     chosen, rejected = pair.chosen, pair.rejected
     where = f"task {chosen.task.id!r}"
+    chosen.require_full_history()
+    rejected.require_full_history()
     if not chosen.turns or not rejected.turns:
         raise DataError(f"{where}: expected at least one turn a side, got none. Leave the pair out.")
     for name, left, right in [

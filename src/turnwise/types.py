@@ -114,6 +114,8 @@ class Trajectory:
     seed: int = 0
     policy: str = ""
     """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
+    history: int | None = None
+    """How many earlier turns the policy saw at each turn; None: all. `turns` holds all of them."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [
@@ -135,6 +137,19 @@ class Trajectory:
             conversation += [*turn.observation, turn.action.message()]
         return conversation
 
+    def require_full_history(self) -> None:
+        """Refuse to be taken for one sequence if the policy did not see it as one.
+
+        Raises:
+            DataError: If a turn was taken without sight of an earlier one.
+        """
+        if self.history is not None and len(self.turns) > self.history + 1:
+            raise DataError(
+                f"task {self.task.id!r}: its {len(self.turns)} turns are not one sequence, since the policy saw only "
+                f"the last {self.history} at each turn. Play the tasks again with protocol.history=full to train on "
+                "them; shortened histories are for evaluation."
+            )
+
 
 @dataclass(frozen=True)
 class PreferencePair:
@@ -151,7 +166,7 @@ class Prompt:
     messages: tuple[Message, ...]
     """Messages before the first turn."""
     turns: tuple[Turn, ...]
-    """The turns played so far."""
+    """The turns played so far, or the last of them if the protocol shortens the history."""
     observation: tuple[Message, ...]
     """The newest observation."""
     seed: int
@@ -180,6 +195,20 @@ class Sampling:
             raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}.")
 
 
+def _check_example(example: Sequence[Message]) -> None:
+    """Refuse a worked example that an observation cannot follow."""
+    for index, message in enumerate(example):
+        if message.get("role") not in ("user", "assistant", "tool") or not isinstance(
+            message.get("content"), str
+        ):
+            raise ValueError(
+                f"example[{index}] must be a message of user, assistant or tool with a text as content, "
+                f"got {message!r:.80}."
+            )
+    if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
+        raise ValueError("example must begin with a user message and end with an assistant message.")
+
+
 @dataclass(frozen=True)
 class EpisodeProtocol:
     """The rules an episode is played by; scores are comparable only under equal rules."""
@@ -192,11 +221,25 @@ class EpisodeProtocol:
     max_turns: int = 30
     """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
     max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
+    example: tuple[Message, ...] = ()
+    """A worked example: messages of user and assistant between the system text and the first observation. Its
+    actions are written in `format`."""
+    history: int | None = None
+    """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
+    list_admissible: bool = False
+    """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
+    history only the newest observation does."""
+    sampling: Sampling | None = None
+    """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
+    its own. None: the protocol leaves it open."""
 
     def __post_init__(self) -> None:
         for limit in (self.max_turns, *self.max_turns_by_kind.values()):
             if limit < 1:
                 raise ValueError(f"max_turns must be >= 1, got {limit}.")
+        if self.history is not None and self.history < 0:
+            raise ValueError(f"history must be >= 0 or full, got {self.history}.")
+        _check_example(self.example)
 
     def limit(self, task: Task) -> int:
         """Turn limit of a task."""
@@ -216,6 +259,8 @@ class Observation:
     valid: bool = True
     """Whether the environment understood the action."""
     state_key: str | None = None
+    admissible: tuple[str, ...] = ()
+    """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
 
 
 def observation_faults(answer: object) -> list[str]:
@@ -226,7 +271,9 @@ def observation_faults(answer: object) -> list[str]:
             "turnwise.types.Observation(text, reward, terminated, success, valid)."
         ]
     found = []
-    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
+    text, reward, key, commands = (
+        getattr(answer, name) for name in ("text", "reward", "state_key", "admissible")
+    )
     if not isinstance(text, str):
         found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
     if isinstance(reward, bool) or not isinstance(reward, Real):
@@ -235,6 +282,8 @@ def observation_faults(answer: object) -> list[str]:
         found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
     if not isinstance(key, str | None):
         found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
+    if not isinstance(commands, tuple) or not all(isinstance(each, str) for each in commands):
+        found.append(f"admissible={commands!r:.60}. Remedy: return a tuple of str, or leave it out.")
     for flag in ("terminated", "success", "valid"):
         if not isinstance(getattr(answer, flag), bool):
             found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")

@@ -16,6 +16,7 @@ GARBAGE = {
     "nan": Observation("fine", reward=float("nan")),
     "bytes": Observation(b"fine"),
     "flag": Observation("fine", terminated="no"),
+    "commands": Observation("fine", admissible=("up", "down")),
 }
 
 

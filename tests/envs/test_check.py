@@ -127,6 +127,12 @@ def test_example_answers_higher_and_lower():
         (broken(step=answering(terminated=1)), "terminated=1"),
         (broken(step=answering(valid=None)), "valid=None"),
         (broken(step=answering(state_key=7)), "state_key=7"),
+        (broken(step=answering(admissible=["7"])), r"admissible=\['7'\]. Remedy: return a tuple"),
+        (broken(reset=posing(admissible=(7,))), r"admissible=\(7,\)"),
+        (
+            broken(reset=posing(admissible=("7", "guess"))),
+            r"step\('guess'\).*listed as admissible.*valid=False",
+        ),
         (broken(close=raising), r"close\(\) raised RuntimeError"),
     ],
 )
@@ -136,6 +142,10 @@ def test_each_fault_is_named_with_a_remedy(environment, problem):
 
     assert any(re.search(problem, told) for told in problems), problems
     assert all("Remedy: " in told for told in problems)
+
+
+def test_commands_that_are_understood_may_be_listed():
+    assert check_environment(broken(reset=posing(admissible=("7", "8")))) == []
 
 
 def test_one_fault_is_told_once():

@@ -97,6 +97,13 @@ def test_a_sound_world_is_as_sound_in_a_process():
     assert check_environment(lambda: world) == []
 
 
+def test_the_commands_a_world_lists_cross_the_pipe(world):
+    """As the tuple they are."""
+    world.reset(world.tasks("train")[0], 0)
+
+    assert world.step("commands").admissible == ("up", "down")
+
+
 def test_a_world_without_an_expert_has_none_in_a_process(world):
     """`Expert` is asked for by its attribute."""
     assert not hasattr(world, "expert")

@@ -114,6 +114,8 @@ def _check_episode(problems: list[str], environment: Environment, task: Task) ->
         observation = _attempt(problems, what, partial(environment.step, action), remedy)
         if not _is_sound(problems, what, observation) or observation.terminated:
             break
+    if first.admissible:
+        _check_admissible(problems, environment, task)
     again = _check_reset(problems, environment, task, " after an episode")
     if again is not None and _words(again.text) != _words(first.text):
         problems.append(
@@ -148,6 +150,22 @@ def _check_reset(
         )
         return None
     return posed
+
+
+def _check_admissible(problems: list[str], environment: Environment, task: Task) -> None:
+    """Whether the world understands what it says it would: the first and the last of its commands."""
+    for place in (0, -1):
+        posed: Any = _attempt(problems, "reset()", lambda: environment.reset(task, 0), "see above")
+        if posed is _RAISED or observation_faults(posed) or not posed.admissible or posed.terminated:
+            return
+        command = posed.admissible[place]
+        what = f"step({_show(command)}) of task {task.id!r}, which is listed as admissible,"
+        answer = _attempt(problems, what, partial(environment.step, command), "list what step() understands")
+        if _is_sound(problems, what, answer) and not answer.valid:
+            problems.append(
+                f"{what} returned valid=False; probably `admissible` is built for another state or in other words. "
+                "Remedy: list exactly what step() understands now, or nothing."
+            )
 
 
 def _is_sound(problems: list[str], what: str, observation: Any) -> bool:

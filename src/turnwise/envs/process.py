@@ -136,13 +136,13 @@ class ProcessWorld:
             self._start()
         self._left = self._limits.episode_seconds
         what = f"reset of task {task.id!r}"
-        return Observation(**self._timed("reset", _plain(task), seed, what=what, limit="start_seconds"))
+        return _observation(self._timed("reset", _plain(task), seed, what=what, limit="start_seconds"))
 
     def step(self, action: str) -> Observation:
         """Take one action."""
         if self._child is None:
             raise EnvironmentFailure("no episode is running: call reset before step.")
-        return Observation(**self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
+        return _observation(self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
 
     def close(self) -> None:
         """End the process. The world may be used again."""
@@ -303,6 +303,11 @@ class _Child:
 def _plain(task: Task) -> dict[str, Any]:
     """A task as JSON can carry it."""
     return {"id": task.id, "kind": task.kind, "split": task.split, "data": dict(task.data)}
+
+
+def _observation(plain: dict[str, Any]) -> Observation:
+    """What a world answered; JSON has no tuples."""
+    return Observation(**plain | {"admissible": tuple(plain["admissible"])})
 
 
 def _value(reply: dict[str, Any]) -> Any:

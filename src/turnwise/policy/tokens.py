@@ -78,8 +78,10 @@ class Renderer:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
         Raises:
-            DataError: If the trajectory has no turn, or not even the first one fits.
+            DataError: If the trajectory has no turn, not even the first one fits, or it was played with a shortened
+                history and so is not one sequence.
         """
+        trajectory.require_full_history()
         if not trajectory.turns:
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
