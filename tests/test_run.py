@@ -225,7 +225,7 @@ def test_a_score_has_its_protocol(whole):
     stamp = summary["protocol"]
 
     assert stamp == json.loads((folder / "evaluation" / "protocol.json").read_text())
-    assert [stamp.pop(key)[:8] for key in ("panel_sha256", "prompt_sha256")] == ["a5d0a6a5", "x"]
+    assert [stamp.pop(key)[:8] for key in ("panel_sha256", "prompt_sha256")] == ["dfd87854", "f7e7e7f5"]
     assert stamp == {
         "environment": "corridor-1.0",
         "settings": {"name": "turnwise_corridor:Corridor"},
