@@ -1,0 +1,247 @@
+r"""Turns a second of the local engine against re-encoding the history each turn, and what it costs to grow.
+
+    python benchmarks/rollouts.py            the full table (about an hour on two cores)
+    python benchmarks/rollouts.py --quick    three cases, within five minutes
+    python benchmarks/rollouts.py --json     rows for machines
+
+Conversations of observations of 60 tokens and greedy actions of 20. A ratio is ours over theirs in turns a second, in
+one process, with the same weights and threads; larger is better. A peer that reads the whole history is given the
+actions that ours has chosen, and times every so many turns (`--every`): a turn costs what its history is long. `agree`
+is the share of its tokens that are ours too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_peer
+from worlds import Sleeping
+
+from turnwise.engines import LocalEngine
+from turnwise.rollout import Job, play
+from turnwise.types import EpisodeProtocol, Sampling
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison."""
+
+    peer: str
+    size: str
+    dtype: str = "float32"
+    shape: Shape = field(default_factory=Shape)
+    repeats: int = 3
+    every: int = 3
+    quick: bool = False
+
+
+def _cases() -> list[Case]:
+    found = [Case("re-encode", "15M", quick=True), Case("re-encode", "135M", repeats=1)]
+    found += [
+        Case("re-encode", size, shape=Shape(turns=30), repeats=repeats, every=every)
+        for size, repeats, every in (("15M", 2, 6), ("135M", 1, 29))
+    ]
+    found += [Case("re-encode", "15M", shape=Shape(conversations=n)) for n in (1, 8, 64)]
+    found += [Case("re-encode", "135M", shape=Shape(conversations=n), repeats=1, every=9) for n in (1, 64)]
+    found += [Case("float32", size, dtype="bfloat16", repeats=2) for size in ("15M", "135M")]
+    found += [Case("equal lengths", "15M", shape=Shape(conversations=48, spread=0.5, at_once=16), quick=True)]
+    found += [Case("continuous", "15M", repeats=1, every=9)]
+    found += [Case("idle", "15M", quick=True)]
+    return found
+
+
+def compare(case: Case) -> dict[str, Any]:
+    """One row of the table."""
+    model = load(case.size, case.dtype)
+    side: Callable[[Case, Any], list[dict[str, float]]]
+    side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy}.get(case.peer, _histories)
+    side(replace(case, shape=replace(case.shape, conversations=2, turns=2), every=1), model)  # warms up
+    found = [each for _ in range(case.repeats) for each in side(case, model)]
+    return {
+        "case": case.peer,
+        "conversations": case.shape.conversations,
+        "turns": case.shape.turns,
+        "ratio": round(median(each.pop("ratio") for each in found), 2),
+        "size": case.size,
+        "dtype": case.dtype,
+        **{key: round(median(each[key] for each in found), 3) for key in found[0]},
+        "repeats": len(found),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _histories(case: Case, model: Any) -> list[dict[str, float]]:
+    """Against a peer that reads the whole history in each turn."""
+    scripts = make_scripts(case.shape)
+    ours = play_ours(model, scripts, case.shape)
+    seconds, agree = time_peer(case.peer, model, scripts, ours, case.every)
+    return [
+        {
+            "ratio": seconds / ours.seconds,
+            "turns_per_second": ours.turns / ours.seconds,
+            "tokens_per_second": ours.tokens / ours.seconds,
+            "peer_turns_per_second": ours.turns / seconds,
+            "agree": agree,
+        }
+    ]
+
+
+def _dtypes(case: Case, model: Any) -> list[dict[str, float]]:
+    """Against our own engine in float32."""
+    scripts = make_scripts(case.shape)
+    other = load(case.size, "float32")
+    ours, theirs = (play_ours(each, scripts, case.shape) for each in (model, other))
+    return [
+        {
+            "ratio": theirs.seconds / ours.seconds,
+            "turns_per_second": ours.turns / ours.seconds,
+            "tokens_per_second": ours.tokens / ours.seconds,
+            "peer_turns_per_second": theirs.turns / theirs.seconds,
+        }
+    ]
+
+
+def _ragged(case: Case, model: Any) -> list[dict[str, float]]:
+    """Lengths and numbers of turns that differ, against equal ones of the same mean: new tokens a second."""
+    equal = replace(case.shape, spread=0.0)
+    ours, theirs = (play_ours(model, make_scripts(each), each) for each in (case.shape, equal))
+    return [
+        {
+            "ratio": (ours.tokens / ours.seconds) / (theirs.tokens / theirs.seconds),
+            "turns_per_second": ours.turns / ours.seconds,
+            "tokens_per_second": ours.tokens / ours.seconds,
+            "peer_turns_per_second": theirs.turns / theirs.seconds,
+        }
+    ]
+
+
+def _busy(case: Case, model: Any) -> list[dict[str, float]]:
+    """Worlds of 50 ms a step through the real driver: the share of time that the engine works."""
+    engine, busy = LocalEngine(model, Words()), 0.0
+    advance = engine.advance
+
+    def timed() -> Any:
+        nonlocal busy
+        began = time.perf_counter()
+        found = advance()
+        busy += time.perf_counter() - began
+        return found
+
+    engine.advance = timed  # type: ignore[method-assign]
+    protocol = EpisodeProtocol("plain", "action", "Play.", max_turns=case.shape.turns)
+    jobs = [Job(task, 0) for task in Sleeping().tasks("train")[: 3 * case.shape.conversations]]
+    began = time.perf_counter()
+    found = list(
+        play(
+            jobs,
+            engine,
+            Sleeping,
+            protocol=protocol,
+            sampling=Sampling(max_new_tokens=case.shape.action),
+            concurrency=case.shape.conversations,
+        )
+    )
+    seconds = time.perf_counter() - began
+    engine.close()
+    return [{"ratio": busy / seconds, "turns_per_second": sum(len(one.turns) for one in found) / seconds}]
+
+
+def growth() -> dict[str, Any]:
+    """Seconds of a turn and memory of keys and values, as conversations become longer and more."""
+    model = load("15M", "float32")
+    long = play_ours(model, make_scripts(Shape(turns=40)), Shape(turns=40))
+    clock = [after - before for before, after in zip([0.0, *long.clock], long.clock, strict=False)]
+    many = {}
+    for conversations in (1, 4, 16, 64):
+        shape = Shape(conversations=conversations)
+        many[conversations] = play_ours(model, make_scripts(shape), shape).seconds / shape.turns
+    return {
+        "seconds_by_turn": [round(each, 4) for each in clock],
+        "seconds_of_a_turn_by_conversations": {str(n): round(each, 4) for n, each in many.items()},
+        "bytes_of_a_token": {
+            f"{size} {dtype}": LocalEngine(load(size, dtype), Words())._token_bytes
+            for size in ("15M", "135M")
+            for dtype in ("float32", "bfloat16")
+        },
+    }
+
+
+def draw(found: dict[str, Any], file: Path) -> None:
+    """The growth as a figure."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    left.plot(range(1, len(found["seconds_by_turn"]) + 1), found["seconds_by_turn"], marker=".")
+    left.set(xlabel="turn", ylabel="seconds, 16 conversations", ylim=(0, None))
+    many = found["seconds_of_a_turn_by_conversations"]
+    right.plot([int(n) for n in many], list(many.values()), marker="o")
+    right.set(xlabel="conversations", ylabel="seconds of a turn, mean of 10", ylim=(0, None))
+    figure.savefig(file, metadata={"Date": None})
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table for people."""
+    keys = [
+        "case",
+        "size",
+        "dtype",
+        "conversations",
+        "turns",
+        "turns_per_second",
+        "peer_turns_per_second",
+        "ratio",
+    ]
+    print("| " + " | ".join(keys) + " |\n|" + "---|" * len(keys))
+    for row in rows:
+        print("| " + " | ".join(str(row.get(key, "")) for key in keys) + " |")
+
+
+def main() -> None:
+    """Parse, run each case in a process of its own, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", help="cases whose peer or size is this")
+    parser.add_argument("--out", type=Path, help="file for the rows and the growth")
+    parser.add_argument("--figure", type=Path, help="file for the growth as a figure")
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    cases = _cases()
+    if words.case is not None:
+        print(json.dumps(compare(cases[words.case])))
+        return
+    rows = []
+    for number, case in enumerate(cases):
+        if (case.quick or not words.quick) and words.only in (None, case.peer, case.size):
+            print(f"{asdict(case)}", file=sys.stderr)
+            command = [sys.executable, __file__, "--case", str(number)]
+            rows.append(
+                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            )
+    print(json.dumps(rows, indent=1)) if words.json else show(rows)
+    if words.figure or words.out:
+        grown = growth()
+        if words.out:
+            words.out.write_text(
+                json.dumps({"rows": rows, "growth": grown}, indent=1) + "\n", encoding="utf-8"
+            )
+        if words.figure:
+            draw(grown, words.figure)
+
+
+if __name__ == "__main__":
+    main()

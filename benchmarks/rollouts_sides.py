@@ -1,0 +1,230 @@
+"""The ways to answer conversations that are compared, and the conversations."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+import transformers
+from training_sides import make_model
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from turnwise.engines import LocalEngine
+from turnwise.policy.models import resolve_model
+from turnwise.types import Action, Prompt, Sampling, Turn
+
+warnings.filterwarnings("ignore")
+transformers.utils.logging.set_verbosity_error()
+
+WORDS = 8_000
+"""Observations are drawn from so many words."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How conversations go."""
+
+    conversations: int = 16
+    turns: int = 10
+    observation: int = 60
+    action: int = 20
+    spread: float = 0.0
+    """Lengths and turns are uniform within this share of their means."""
+    at_once: int | None = None
+    """Conversations that run at the same time; None: all."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one conversation is told, and how long its answers are."""
+
+    observations: tuple[str, ...]
+    actions: tuple[int, ...]
+
+
+def make_scripts(shape: Shape, seed: int = 0) -> list[Script]:
+    """The conversations of a shape."""
+    draw = random.Random(seed)
+
+    def around(center: int) -> int:
+        return round(center * draw.uniform(1 - shape.spread, 1 + shape.spread))
+
+    def observation() -> str:
+        return " ".join(str(draw.randrange(WORDS)) for _ in range(around(shape.observation)))
+
+    turns = [around(shape.turns) for _ in range(shape.conversations)]
+    return [
+        Script(tuple(observation() for _ in range(n)), tuple(around(shape.action) for _ in range(n)))
+        for n in turns
+    ]
+
+
+def load(size: str, dtype: str) -> Any:
+    """A 15M Llama of random weights and 8192 words, or SmolLM2-135M."""
+    if size == "135M":
+        model = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m"), dtype=torch.float32)
+    else:
+        model = make_model(size, 8_192)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+class Words:
+    """Words as tokens; no answer ends by itself."""
+
+    end_id = -1
+
+    def ids(self, text: str) -> list[int]:
+        """A token for each word."""
+        return [int(word) if word.isdigit() else zlib.crc32(word.encode()) % WORDS for word in text.split()]
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Observations and actions, one after the other."""
+        found: list[int] = []
+        for turn in prompt.turns:
+            found += self.ids(turn.observation[0]["content"])
+            found += turn.action.token_ids or ()
+        return found + self.ids(prompt.observation[0]["content"])
+
+    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """The tokens, under a text that a world can read."""
+        return Action("Action: go", tuple(ids), tuple(logprobs))
+
+
+@dataclass
+class Played:
+    """What a side did."""
+
+    seconds: float
+    turns: int
+    tokens: int
+    """New tokens: of observations and actions."""
+    clock: list[float]
+    """Seconds after which the k-th turn of all conversations was answered."""
+    answers: dict[tuple[int, int], tuple[int, ...]]
+    """Token ids by conversation and turn."""
+
+
+def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
+    """Turnwise's local engine; each conversation goes on as soon as it is answered."""
+    engine = LocalEngine(model, Words(), cache_gigabytes=8.0)
+    waiting, open_ = deque(enumerate(scripts)), 0
+    turns: dict[str, list[Turn]] = {}
+    answers: dict[tuple[int, int], tuple[int, ...]] = {}
+    counts: list[list[float]] = []
+    began = time.perf_counter()
+
+    def ask(number: int) -> None:
+        script, so_far = scripts[number], turns[str(number)]
+        heard = ({"role": "user", "content": script.observations[len(so_far)]},)
+        limit = Sampling(max_new_tokens=script.actions[len(so_far)])
+        engine.submit([Prompt((), tuple(so_far), heard, 0, str(number))], limit)
+
+    while waiting or open_:
+        while waiting and open_ < (shape.at_once or shape.conversations):
+            number, _ = waiting.popleft()
+            turns[str(number)], open_ = [], open_ + 1
+            ask(number)
+        for prompt, action in engine.advance():
+            number, so_far = int(prompt.conversation), turns[prompt.conversation]
+            assert isinstance(action, Action)
+            answers[number, len(so_far)] = action.token_ids or ()
+            counts += [[]] * (len(so_far) + 1 - len(counts))
+            counts[len(so_far)] = [*counts[len(so_far)], time.perf_counter() - began]
+            so_far.append(Turn(prompt.observation, action))
+            if len(so_far) < len(scripts[number].observations):
+                ask(number)
+            else:
+                engine.forget(prompt.conversation)
+                open_ -= 1
+    seconds = time.perf_counter() - began
+    engine.close()
+    return Played(seconds, len(answers), _tokens(scripts), [max(each) for each in counts], answers)
+
+
+def _tokens(scripts: Sequence[Script]) -> int:
+    return sum(len(text.split()) for one in scripts for text in one.observations) + sum(
+        sum(one.actions) for one in scripts
+    )
+
+
+def histories(scripts: Sequence[Script], played: Played, turn: int) -> list[list[int]]:
+    """What each conversation's policy has read before a turn, the actions being those that were played."""
+    words = Words()
+    found = []
+    for number, script in enumerate(scripts):
+        ids: list[int] = []
+        for k in range(turn):
+            ids += words.ids(script.observations[k]) + list(played.answers[number, k])
+        found.append(ids + words.ids(script.observations[turn]))
+    return found
+
+
+def time_peer(
+    peer: str, model: Any, scripts: Sequence[Script], played: Played, every: int
+) -> tuple[float, float]:
+    """Seconds of all turns of a peer that reads the whole history in each, and the share of tokens that agree.
+
+    Turns are timed every so often; those between are taken as the mean of the neighbours, since the cost of a turn
+    depends on the length of its history alone.
+    """
+    turns = len(scripts[0].observations)
+    timed = sorted({*range(0, turns, every), turns - 1})
+    seconds, same = {}, []
+    for turn in timed:
+        asked = histories(scripts, played, turn)
+        began = time.perf_counter()
+        answers = PEERS[peer](model, asked, scripts[0].actions[turn])
+        seconds[turn] = time.perf_counter() - began
+        same += [
+            mean(a == b for a, b in zip(answer, played.answers[number, turn], strict=True))
+            for number, answer in enumerate(answers)
+        ]
+    total = 0.0
+    for turn in range(turns):
+        before, after = max(t for t in timed if t <= turn), min(t for t in timed if t >= turn)
+        share = (turn - before) / (after - before) if after > before else 0.0
+        total += (1 - share) * seconds[before] + share * seconds[after]
+    return total, mean(same)
+
+
+def re_encode(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
+    """`generate` on the whole histories, padded on the left."""
+    longest = max(map(len, asked))
+    ids = torch.zeros(len(asked), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, each in enumerate(asked):
+        ids[row, longest - len(each) :] = torch.tensor(each)
+        mask[row, longest - len(each) :] = 1
+    with torch.inference_mode():
+        found = model.generate(ids, attention_mask=mask, generation_config=_greedy(new))
+    return [row[longest:].tolist() for row in found]
+
+
+def continuous(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
+    """Transformers' own continuous batching on the whole histories."""
+    found = model.generate_batch(inputs=asked, generation_config=_greedy(new), progress_bar=False)
+    return [
+        list(found[key].generated_tokens) for key in sorted(found, key=lambda key: int(key.split("_")[-1]))
+    ]
+
+
+def _greedy(new: int) -> GenerationConfig:
+    return GenerationConfig(
+        do_sample=False,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        eos_token_id=-1,
+        pad_token_id=0,
+        use_cache=True,
+    )
+
+
+PEERS = {"re-encode": re_encode, "continuous": continuous}
