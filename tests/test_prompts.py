@@ -164,10 +164,10 @@ def test_a_kept_cache_does_not_leak_what_is_left_out(tiny_model, tokenizer):
     asked = []
 
     class Watched(LocalEngine):
-        def generate(self, prompts, sampling):
-            answers = super().generate(prompts, sampling)
-            asked.extend(zip(prompts, answers, strict=True))
-            return answers
+        def advance(self):
+            answered = super().advance()
+            asked.extend(answered)
+            return answered
 
     engine = Watched(tiny_model, tokens)
     (trajectory,) = play([Job(Task("t"), 0)], engine, Corridor, protocol=rules, sampling=sampling)
