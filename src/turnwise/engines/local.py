@@ -25,8 +25,8 @@ _PASS = 2048
 """Most tokens in one pass through the model; longer prompts are fed in several."""
 _CHECK = 24
 """Tokens on which the engine is compared with the model's own forward pass."""
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Largest difference in nats that rounding explains, by dtype of the weights."""
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+"""Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class LocalEngine:
             plain = model(input_ids=torch.tensor([row.ids], device=model.device), use_cache=False).logits[
                 0, -1
             ]
-            difference = float((plain.float().log_softmax(-1) - each).abs().max())
+            difference = float((plain.float().log_softmax(-1) - each).abs().mean())
             if not difference <= _TOLERANCE.get(model.dtype, 0.0):
                 raise ModelError(
                     f"{type(model).__name__} gives other log-probabilities with kept keys and values than alone (by "
