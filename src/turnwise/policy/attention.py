@@ -7,8 +7,10 @@ block mask of FlexAttention.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ NAME = "turnwise"
 PIECES = "flash attention, a piece for each segment"
 FLEX = "FlexAttention"
 MASK = "scaled dot products under a mask"
+
+Piece = tuple[slice, slice, bool]
+"""Query rows, key rows, and whether the rows are the same tokens, each of which sees those before it."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -115,11 +120,18 @@ def forest_attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     # The kernel takes the features to be contiguous, and does not look.
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    segments = attention_mask[0, 0].tolist()
-    output: Tensor = _ForestAttention.apply(  # type: ignore[no-untyped-call]
-        query, key, value, segments, scaling
+    segments, wanted = attention_mask[0, 0].tolist(), getattr(module, "turnwise_wanted", None)
+    if wanted is None:
+        pieces = _pieces(segments)
+        output: Tensor = _ForestAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, pieces, scaling
+        )
+        return output, None
+    found = _ForestAttention.apply(  # type: ignore[no-untyped-call]
+        query.index_select(2, wanted), key, value, _wanted_pieces(segments, wanted.tolist()), scaling
     )
-    return output, None
+    output = found.new_zeros(1, query.shape[2], *found.shape[2:])
+    return output.index_copy(1, wanted, found), None
 
 
 def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
@@ -147,7 +159,7 @@ class _ForestAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        segments: list[list[int]],
+        pieces: list[Piece],
         scale: float | None,
     ) -> Tensor:
         q, k, v = _grouped(query, key, value)
@@ -156,7 +168,7 @@ class _ForestAttention(torch.autograd.Function):
         joined = output.permute(1, 2, 0, 3)
         lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
         written = 0  # what precedes this place holds something already
-        for rows, keys, causal in _pieces(segments):
+        for rows, keys, causal in pieces:
             piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
             if rows.start < written:
                 _join(joined[:, :, rows], lse[:, :, rows], *piece)
@@ -164,7 +176,7 @@ class _ForestAttention(torch.autograd.Function):
                 joined[:, :, rows], lse[:, :, rows] = piece
                 written = rows.stop
         ctx.save_for_backward(query, key, value, output, lse)
-        ctx.segments, ctx.scale = segments, scale
+        ctx.pieces, ctx.scale = pieces, scale
         return output.view(1, tokens, key_heads * group, features)
 
     @staticmethod
@@ -173,9 +185,11 @@ class _ForestAttention(torch.autograd.Function):
         q, k, v = _grouped(query, key, value)
         joined = output.permute(1, 2, 0, 3)
         grad = grad_output.view(output.shape).permute(1, 2, 0, 3)
-        grads = [torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v)]
-        # Each token is in one causal piece, which comes first and is written; the others are added.
-        for rows, keys, causal in sorted(_pieces(ctx.segments), key=lambda piece: not piece[2]):
+        # Where all tokens ask, each is in one causal piece, which comes first and is written; the others are added.
+        all_ask = q.shape[2] == k.shape[2]
+        make = torch.empty if all_ask else torch.zeros
+        grads = [make(each.shape, dtype=each.dtype) for each in (q, k, v)]
+        for rows, keys, causal in sorted(ctx.pieces, key=lambda piece: not piece[2]):
             piece = _flash_backward(
                 grad[:, :, rows],
                 q[:, :, rows],
@@ -188,7 +202,7 @@ class _ForestAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             for total, part, place in zip(grads, piece, (rows, keys, keys), strict=True):
-                if causal:
+                if causal and all_ask:
                     total[:, :, place] = part
                 else:
                     total[:, :, place] += part
@@ -198,17 +212,43 @@ class _ForestAttention(torch.autograd.Function):
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The heads that share a key as a group, each tensor a view [key heads, group, tokens, features]."""
     q = query[0].unflatten(0, (key.shape[1], -1))
-    return q, key[0, :, None].expand_as(q), value[0, :, None].expand(-1, q.shape[1], -1, -1)
+    return q, *(each[0, :, None].expand(-1, q.shape[1], -1, -1) for each in (key, value))
 
 
-def _pieces(segments: list[list[int]]) -> list[tuple[slice, slice, bool]]:
-    """Query rows, key rows, causal: what each segment adds."""
+def _pieces(segments: list[list[int]]) -> list[Piece]:
+    """What each segment adds."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
         if reach > end:
             pieces.append((slice(end, reach), slice(start, end), False))
     return pieces
+
+
+def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
+    """The same, where only some tokens ask; query rows count these.
+
+    Args:
+        segments: Start, end, and end of what descends from it.
+        wanted: Places of the tokens that ask, in order.
+    """
+    pieces: list[Piece] = []
+    for start, end, reach in segments:
+        first, last, far = (bisect_left(wanted, place) for place in (start, end, reach))
+        for low, high in _runs(wanted, first, last):
+            rows, begin = slice(low, high), wanted[low]
+            if begin > start:
+                pieces.append((rows, slice(start, begin), False))
+            pieces.append((rows, slice(begin, begin + high - low), True))
+        if far > last:
+            pieces.append((slice(last, far), slice(start, end), False))
+    return pieces
+
+
+def _runs(places: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Parts of `places[first:last]` that have no gaps, as bounds."""
+    cuts = [index for index in range(first + 1, last) if places[index] != places[index - 1] + 1]
+    return list(pairwise([first, *cuts, last])) if last > first else []
 
 
 def _join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:

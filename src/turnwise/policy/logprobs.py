@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from turnwise.errors import ModelError
 from turnwise.policy.attention import NAME, forest_mask, kernel
 from turnwise.policy.head import Head, token_logprobs
+from turnwise.policy.last_layer import spare_last_layer, want
 from turnwise.policy.packing import Batch, lay_out
 from turnwise.policy.tokens import Encoded
 
@@ -62,12 +63,14 @@ def prepare(model: Any) -> None:
     model.turnwise_plain_forward = model.forward
     model.set_attn_implementation(NAME)
     model.forward = MethodType(_forward_like(model.forward), model)
+    undo = spare_last_layer(model)
     try:
         _compare(model)
     except BaseException:  # or a second call would take the model for one that passed
         model.forward = model.turnwise_plain_forward
         del model.turnwise_plain_forward
         model.set_attn_implementation(attention)
+        undo()
         raise
     finally:
         model.train(was_training)
@@ -82,7 +85,9 @@ def loss_turns(batch: Batch) -> tuple[Tensor, Tensor]:
 def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
     """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
     if packed is None:
+        want(model, None)
         return model.turnwise_plain_forward(*args, **others)
+    want(model, packed["place"].unique())
     states = model.get_decoder()(
         input_ids=packed["ids"][None],
         position_ids=packed["position"][None],
