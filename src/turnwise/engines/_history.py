@@ -35,43 +35,36 @@ class History:
 
     ids: list[int] = field(default_factory=list)
     """Tokens whose keys and values are held."""
-    _layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By layer [key heads, room, features], twice."""
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values by layer, each [1, key heads, room, features]."""
+    room: int = 0
+    """Tokens for which there is room."""
 
     @property
     def nbytes(self) -> int:
         """Memory that is held."""
-        return sum(each.nbytes for pair in self._layers.values() for each in pair)
+        return sum(each.nbytes for pair in self.layers.values() for each in pair)
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write what follows `ids` in one layer.
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many tokens."""
+        if tokens > self.room:
+            wanted = max(tokens, self.room + self.room // 4)
+            self.room = -(-wanted // _ROOM) * _ROOM
+            for layer, (keys, values) in self.layers.items():
+                self.layers[layer] = self._grown(keys), self._grown(values)
 
-        Args:
-            layer: Index of the layer.
-            key: Of the new tokens [key heads, new tokens, features].
-            value: Likewise.
+    def open(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The empty buffers of a layer, for keys and values of these shapes [1, key heads, tokens, features]."""
+        self.layers[layer] = self._buffer(key), self._buffer(value)
+        return self.layers[layer]
 
-        Returns:
-            Keys and values of all tokens so far, as views.
-        """
-        old, end = len(self.ids), len(self.ids) + key.shape[1]
-        held = self._layers.get(layer)
-        if held is None or held[0].shape[1] < end:
-            held = (_grown(held and held[0], key, old, end), _grown(held and held[1], value, old, end))
-            self._layers[layer] = held
-        keys, values = held
-        keys[:, old:end] = key
-        values[:, old:end] = value
-        return keys[:, :end], values[:, :end]
+    def _buffer(self, like: Tensor) -> Tensor:
+        return like.new_empty(1, like.shape[1], self.room, like.shape[3])
 
-
-def _grown(held: Tensor | None, new: Tensor, old: int, end: int) -> Tensor:
-    """A buffer with room for `end` tokens and more, which begins with the `old` tokens that are held."""
-    room = end if held is None else max(end, old + old // 4)
-    buffer = new.new_empty(new.shape[0], -(-room // _ROOM) * _ROOM, new.shape[2])
-    if held is not None:
-        buffer[:, :old] = held[:, :old]
-    return buffer
+    def _grown(self, held: Tensor) -> Tensor:
+        buffer = self._buffer(held)
+        buffer[:, :, : len(self.ids)] = held[:, :, : len(self.ids)]
+        return buffer
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +72,11 @@ class Span:
     """The new tokens of one conversation in a batch."""
 
     history: History
-    start: int
-    stop: int
+    new: int
 
-    def sees(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Which of the conversation's tokens each new one attends to [new tokens, tokens]; None: all of them."""
-        new, old = self.stop - self.start, len(self.history.ids)
-        if new == 1:
-            return None
+    def sees(self, window: int | None, device: torch.device) -> Tensor:
+        """Which of the conversation's tokens each new one attends to [new tokens, tokens]."""
+        new, old = self.new, len(self.history.ids)
         query = torch.arange(old, old + new, device=device)[:, None]
         key = torch.arange(old + new, device=device)
         return (key <= query) if window is None else (key <= query) & (key > query - window)
@@ -101,6 +91,8 @@ def attending(spans: Sequence[Span]) -> Iterator[None]:
 
     Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
     """
+    for span in spans:
+        span.history.reserve(len(span.history.ids) + span.new)
     token = _SPANS.set(spans)
     try:
         yield
@@ -134,37 +126,51 @@ def _attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    output = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
-    for span in spans:
-        rows = slice(span.start, span.stop)
-        keys, values = span.history.extend(layer, key[0, :, rows], value[0, :, rows])
-        output[rows] = _attend_one(query[0, :, rows], keys, values, span, scaling, sliding_window)
-    return output[None], None
+    lengths = [span.new for span in spans]
+    held = _write(spans, module.layer_idx, key.split(lengths, 2), value.split(lengths, 2))  # type: ignore[arg-type]
+    found = [
+        _attend_one(each, *kept, span, scaling, sliding_window)
+        for span, each, kept in zip(spans, query.split(lengths, 2), held, strict=True)
+    ]
+    return torch.cat(found)[None], None
+
+
+def _write(
+    spans: Sequence[Span], layer: int, key: Sequence[Tensor], value: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Add each conversation's new keys and values to what is held; views of all that is held then.
+
+    One call writes them all: with many short spans, what counts is the number of calls.
+    """
+    places, held = [], []
+    for span, new_key, new_value in zip(spans, key, value, strict=True):
+        old = len(span.history.ids)
+        keys, values = span.history.layers.get(layer) or span.history.open(layer, new_key, new_value)
+        places += [keys.narrow(2, old, span.new), values.narrow(2, old, span.new)]
+        held.append((keys.narrow(2, 0, old + span.new), values.narrow(2, 0, old + span.new)))
+    torch._foreach_copy_(places, [each for pair in zip(key, value, strict=True) for each in pair])
+    return held
 
 
 def _attend_one(
     query: Tensor, keys: Tensor, values: Tensor, span: Span, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Attention of one conversation's new tokens: [heads, new, features] to [new, heads, features].
+    """Attention of one conversation's new tokens: [1, heads, new, features] to [new, heads, features].
 
     The heads that share a key are rows of one product where there is one new token, else a batch.
     """
-    key_heads, total, _ = keys.shape
-    heads, new, _ = query.shape
+    _, key_heads, total, _ = keys.shape
+    _, heads, new, _ = query.shape
     if new == 1:
-        first = 0 if window is None else max(0, total - window)
+        if window is not None and window < total:
+            keys, values = (each.narrow(2, total - window, window) for each in (keys, values))
         grouped = query.view(1, key_heads, heads // key_heads, -1)
-        found = F.scaled_dot_product_attention(
-            grouped, keys[None, :, first:], values[None, :, first:], scale=scaling
-        )
-        return found.reshape(1, heads, -1)
-    groups = (key_heads, heads // key_heads)
+        return F.scaled_dot_product_attention(grouped, keys, values, scale=scaling).reshape(1, heads, -1)
     causal = new == total and (window is None or total <= window)
     found = F.scaled_dot_product_attention(
-        query.unflatten(0, groups),
-        keys[:, None].expand(-1, groups[1], -1, -1),
-        values[:, None].expand(-1, groups[1], -1, -1),
+        query[0].unflatten(0, (key_heads, -1)),
+        keys[0, :, None].expand(-1, heads // key_heads, -1, -1),
+        values[0, :, None].expand(-1, heads // key_heads, -1, -1),
         attn_mask=None if causal else span.sees(window, query.device),
         is_causal=causal,
         scale=scaling,

@@ -210,15 +210,14 @@ class LocalEngine:
         """
         ids: list[int] = []
         positions: list[int] = []
-        spans = []
-        for row, part in parts:
+        places: list[int] = []
+        for (row, part), want in zip(parts, wanted, strict=True):
             old = len(row.history.ids)
-            spans.append(Span(row.history, len(ids), len(ids) + len(part)))
             ids += part
             positions += range(old, old + len(part))
-        places = [span.stop - 1 for span, want in zip(spans, wanted, strict=True) if want]
+            places += [len(ids) - 1] if want else []
         device = self._model.device
-        with attending(spans):
+        with attending([Span(row.history, len(part)) for row, part in parts]):
             logits = self._model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=torch.tensor([positions], device=device),
