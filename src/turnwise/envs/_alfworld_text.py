@@ -1,0 +1,113 @@
+"""What an ALFWorld game says: names of things, lists of them, and the sentences of two grammars.
+
+The sentences are those of the official games, word for word: a policy is compared across engines by them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
+NOTHING_HAPPENS = "Nothing happens."
+
+_COMMANDS = (
+    ("look", "look around your current location"),
+    ("inventory", "check your current inventory"),
+    ("go to (receptacle)", "move to a receptacle"),
+    ("open (receptacle)", "open a receptacle"),
+    ("close (receptacle)", "close a receptacle"),
+    ("take (object) from (receptacle)", "take an object from a receptacle"),
+    ("move (object) to (receptacle)", "place an object in or on a receptacle"),
+    ("examine (something)", "examine a receptacle or an object"),
+    ("use (object)", "use an object"),
+    ("heat (object) with (receptacle)", "heat an object using a receptacle"),
+    ("clean (object) with (receptacle)", "clean an object using a receptacle"),
+    ("cool (object) with (receptacle)", "cool an object using a receptacle"),
+    ("slice (object) with (object)", "slice an object using a sharp object"),
+)
+_PADDED = {"move (object) to (receptacle)": 32}
+"""Width of the left column where it is not 34."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Where the two grammars differ."""
+
+    put: str
+    """The command that puts something down."""
+    has_put: str
+    """What is said when that is done."""
+    arrives: str
+    """What is said after going somewhere."""
+    helps: bool
+    """Whether there is a command `help`."""
+
+
+GRAMMARS = {
+    "0.4": Grammar(
+        put="move {object} to {receptacle}",
+        has_put="You move the {object} to the {receptacle}.",
+        arrives="You arrive at {receptacle}. ",
+        helps=True,
+    ),
+    "0.3": Grammar(
+        put="put {object} in/on {receptacle}",
+        has_put="You put the {object} in/on the {receptacle}.",
+        arrives="You arrive at {location}. ",
+        helps=False,
+    ),
+}
+"""Grammars by the version of the alfworld package whose games they came with."""
+
+
+def help_text() -> str:
+    """The answer to `help`."""
+    rows = [f"  {f'{command}:'.ljust(_PADDED.get(command, 34))}{what}" for command, what in _COMMANDS]
+    return "Available commands:\n" + "\n".join(rows) + "\n"
+
+
+def name_entities(ids: Iterable[str]) -> dict[str, str]:
+    """Ids such as `cabinet_bar_..._bar_...` -> names such as `cabinet 3`.
+
+    Things of a kind are numbered down in the order of their ids. What has no place (a type, the agent) has no number.
+    """
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for each in ids:
+        kind, placed, _ = each.partition("_bar_")
+        if placed:
+            kinds[f"{kind}basin" if "basin" in each else kind].append(each)
+    return {
+        each: f"{kind} {number}"
+        for kind, members in kinds.items()
+        for number, each in enumerate(sorted(members, reverse=True), start=1)
+    }
+
+
+def listed(names: Sequence[str], article: str = "a ") -> str:
+    """`a cup 1, a pen 2, and a pen 1`, or `nothing`."""
+    if not names:
+        return "nothing"
+    *first, last = [f"{article}{name}" for name in names]
+    return f"{', '.join(first)}, and {last}" if first else last
+
+
+def describe(name: str, *, temperature: str, is_clean: bool, is_on: bool, is_sliced: bool) -> str:
+    """What examining an object says.
+
+    Args:
+        name: The object.
+        temperature: `hot`, `cool` or nothing.
+        is_clean: Whether it has been cleaned.
+        is_on: Whether it is a thing with a switch that has been used.
+        is_sliced: Whether it has been sliced.
+    """
+    state = " and ".join(word for word in (temperature, "clean" if is_clean else "") if word)
+    if state and is_sliced:
+        return f"This is a {state} sliced {name}."
+    if state:
+        return f"This is a {'cold' if state == 'cool' else state} {name}."
+    if is_on:
+        return f"This {name} is on."
+    return f"This is a sliced {name}." if is_sliced else f"There's nothing special about {name}."
