@@ -20,7 +20,7 @@ from turnwise.stage import (
     world_maker,
 )
 from turnwise.store import TrajectoryStore, read_trajectories
-from turnwise.types import Action, EpisodeProtocol, Trajectory
+from turnwise.types import Action, EpisodeProtocol, Task, Trajectory
 from turnwise.workspace import Run
 
 
@@ -64,17 +64,26 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     Args:
         env: A world that is also an `Expert`.
         job: What to play.
-        protocol: Rules to play by. In the react format the thought is a template, since experts have none.
+        protocol: Rules to play by. In the react format, an expert without thoughts of its own (see `Demonstrator`) gets
+            a template for them.
     """
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
-        actions = env.expert(job.task)
+        said = _demonstration(env, job.task)
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
-    script = [Action(write(f"The next thing to do is: {action}.", action)) for action in actions]
+    script = [Action(write(thought, action)) for thought, action in said]
     failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
     return play_script(steps, script, failure)
+
+
+def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
+    """(thought, action) a turn of the expert."""
+    if hasattr(env, "demonstration"):
+        said: Sequence[tuple[str, str]] = env.demonstration(task)
+        return said
+    return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 
 
 def play_script(steps: Episode, script: Sequence[Action], failure: Exception) -> Trajectory:

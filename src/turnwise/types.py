@@ -321,6 +321,14 @@ class Expert(Protocol):
         ...
 
 
+class Demonstrator(Expert, Protocol):
+    """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
+
+    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        """(thought, action) a turn; the actions are those of `expert`."""
+        ...
+
+
 class Engine(Protocol):
     """Something that answers prompts."""
 

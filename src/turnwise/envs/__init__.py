@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from turnwise.envs.alfworld import ALFWorld
+from turnwise.envs.alfworld_like import ALFWorldLike
+from turnwise.envs.alfworld_official import ALFWorldOfficial
 from turnwise.envs.scienceworld import ScienceWorld
 from turnwise.types import Environment
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"scienceworld": ScienceWorld}
+ENVIRONMENTS: dict[str, type[Environment]] = {
+    "alfworld": ALFWorld,
+    "alfworld-like": ALFWorldLike,
+    "alfworld-official": ALFWorldOfficial,
+    "scienceworld": ScienceWorld,
+}
 """Environments by the name that recipes use."""
 
-SELF_CONTAINED = frozenset({"scienceworld"})
-"""Environments whose simulator runs in a process of its own anyway: a second one around it only costs.
+SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "scienceworld"})
+"""Environments around which a process only costs: their simulator runs in one of its own anyway, or they are our own
+Python, whose steps take microseconds and wait for nothing (ALFWorld's reader; in threads, all share one archive).
 
 ScienceWorld, 16 episodes at once on two cores (`benchmarks/worlds.py --jvm`, one run each): with one JVM for all, 17
 turns/s and 0.6 GB; with a process and a JVM for each world, 10 turns/s and 3.7 GB.

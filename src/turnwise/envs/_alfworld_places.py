@@ -95,4 +95,4 @@ def promise(thing: str, place: str, places: int) -> float:
     """
     likely = LIKELY.get(thing, ())
     chance = _FIRST * _FALL ** likely.index(place) if place in likely else _UNLIKELY
-    return chance / places**0.7 / (2 if place in CLOSED else 1)
+    return float(chance / places**0.7 / (2 if place in CLOSED else 1))

@@ -75,14 +75,19 @@ def name_entities(ids: Iterable[str]) -> dict[str, str]:
     """
     kinds: dict[str, list[str]] = defaultdict(list)
     for each in ids:
-        kind, placed, _ = each.partition("_bar_")
-        if placed:
-            kinds[f"{kind}basin" if "basin" in each else kind].append(each)
+        if "_bar_" in each:
+            kinds[kind_of_id(each)].append(each)
     return {
         each: f"{kind} {number}"
         for kind, members in kinds.items()
         for number, each in enumerate(sorted(members, reverse=True), start=1)
     }
+
+
+def kind_of_id(each: str) -> str:
+    """`cabinet_bar_...` -> `cabinet`; a basin is named after what it belongs to."""
+    kind = each.partition("_bar_")[0]
+    return f"{kind}basin" if "basin" in each else kind
 
 
 def listed(names: Sequence[str], article: str = "a ") -> str:

@@ -89,7 +89,7 @@ class _World:
             raise EnvironmentFailure(
                 f"the environment's name must be a text such as 'game-1.0', got {name!r}."
             )
-        return {"name": name, "expert": hasattr(self._env, "expert")}
+        return {"name": name} | {each: hasattr(self._env, each) for each in ("expert", "demonstration")}
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """All tasks of a split."""
@@ -109,6 +109,13 @@ class _World:
         if not all(isinstance(action, str) for action in actions):
             raise EnvironmentFailure(f"expert must return texts, got {actions!r:.200}.")
         return actions
+
+    def demonstration(self, task: dict[str, Any]) -> list[tuple[str, str]]:
+        """Thoughts and actions that solve a task."""
+        said = [tuple(turn) for turn in self._env.demonstration(Task(**task))]
+        if not all(len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in said):
+            raise EnvironmentFailure(f"demonstration must return (thought, action) texts, got {said!r:.200}.")
+        return said
 
     def close(self) -> None:
         """Release what the world holds."""

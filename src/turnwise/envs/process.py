@@ -98,6 +98,8 @@ class Facts:
     name: str
     expert: bool
     """Whether it is an `Expert` too."""
+    demonstration: bool = False
+    """Whether its expert says what it thinks."""
 
 
 class ProcessWorld:
@@ -124,6 +126,8 @@ class ProcessWorld:
         self.name = self.facts.name
         if self.facts.expert:
             self.expert = self._expert
+        if self.facts.demonstration:
+            self.demonstration = self._demonstration
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split."""
@@ -161,6 +165,11 @@ class ProcessWorld:
         what = f"expert of task {task.id!r}"
         actions: list[str] = self._call("expert", _plain(task), what=what, limit="start_seconds")
         return actions
+
+    def _demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        what = f"demonstration of task {task.id!r}"
+        said = self._call("demonstration", _plain(task), what=what, limit="start_seconds")
+        return [(thought, action) for thought, action in said]
 
     def _start(self) -> Facts:
         self._child = child = _Child()

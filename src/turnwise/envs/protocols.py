@@ -1,5 +1,6 @@
 """Named protocols: the rules under which published scores were made."""
 
+from turnwise.envs._alfworld_protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
 from turnwise.envs._scienceworld_eto import ETO_MAX_TURNS, ETO_PROTOCOL
 from turnwise.types import EpisodeProtocol
 
@@ -10,6 +11,8 @@ _SCIENCEWORLD = (
 )
 
 PROTOCOLS = {
+    ALFWORLD_ETO.name: ALFWORLD_ETO,
+    ALFWORLD_GIGPO.name: ALFWORLD_GIGPO,
     ETO_PROTOCOL: EpisodeProtocol(
         name=ETO_PROTOCOL, system=_SCIENCEWORLD, max_turns=100, max_turns_by_kind=ETO_MAX_TURNS
     ),
