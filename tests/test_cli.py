@@ -229,7 +229,7 @@ def test_help_shows_an_example(turnwise, words):
     ("what", "names"),
     [
         ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
-        ("environments", ["scienceworld"]),
+        ("environments", ["alfworld", "alfworld-like", "alfworld-official", "scienceworld"]),
         ("engines", ["local", "api"]),
         ("credits", []),
     ],

@@ -1,0 +1,102 @@
+"""ALFWorld's reader against the official engine, turn by turn. Not part of CI, which has no such engine:
+
+    pip install -e ".[dev,alfworld]" && pytest tests/envs/test_alfworld_official.py
+
+compares real games where `$TURNWISE_DATA/alfworld` or `../shared/data/alfworld` has them, and generated ones else.
+"""
+
+import importlib.util
+import json
+import os
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+
+from turnwise.envs._alfworld_games import KINDS
+from turnwise.envs._alfworld_play import TextGame
+from turnwise.envs._alfworld_text import GRAMMARS
+from turnwise.envs.alfworld import ALFWorld
+from turnwise.envs.alfworld_like import ALFWorldLike
+from turnwise.envs.alfworld_official import ALFWorldOfficial, OfficialGame
+from turnwise.envs.check import check_environment
+from turnwise.errors import EnvironmentFailure
+
+GAMES_A_KIND = 11
+WANDERING = 40
+needs_engine = pytest.mark.skipif(
+    importlib.util.find_spec("alfworld") is None,
+    reason='the official engine is not installed: pip install "turnwise[alfworld]" (compiles for minutes)',
+)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """The module that records games; it has the actions and the play."""
+    path = Path(__file__).parents[1] / "golden" / "make_alfworld.py"
+    spec = importlib.util.spec_from_file_location("make_alfworld", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that are not ours
+        yield OfficialGame()
+
+
+def games_of(kind):
+    """Real games of a kind where there are some, from three splits; generated ones else."""
+    root = Path(os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    if not (root / "alfworld").is_dir():
+        world = ALFWorldLike(kinds=(kind,))
+        return [world.game(task) for task in world.tasks("train")[:GAMES_A_KIND]]
+    world = ALFWorld(str(root / "alfworld"), kinds=(kind,))
+    tasks = [task for split in ("valid_seen", "valid_train") for task in world.tasks(split)]
+    return [world.game(task) for task in random.Random(kind).sample(tasks, GAMES_A_KIND)]
+
+
+@pytest.mark.slow
+@needs_engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_engines_answer_alike(kind, golden, engine):
+    """Texts, commands, rewards, validity and ends, at random and along walkthroughs; no difference is excused."""
+    ours = TextGame(GRAMMARS["0.4"])
+    turns = 0
+    for number, game in enumerate(games_of(kind)):
+        wandering = WANDERING if number % 3 else 0
+        records = [
+            golden.play(side, game, golden.wander(game.walkthrough, wandering, random.Random(game.id)))
+            for side in (engine, ours)
+        ]
+        for (action, theirs), (_, mine) in zip(*records, strict=True):
+            for part in ("text", "admissible", "reward", "valid", "terminated", "success"):
+                assert getattr(mine, part) == getattr(theirs, part), (game.id, action, part)
+        assert wandering or records[1][-1][1].success
+        turns += len(records[0])
+    print(f"{kind}: {GAMES_A_KIND} games, {turns} observations, no difference")
+
+
+@needs_engine
+@pytest.mark.filterwarnings("ignore")
+def test_official_engine_keeps_the_contract(tmp_path):
+    """With its own game file; its name says the versions of all that plays."""
+    game = ALFWorldLike().game(ALFWorldLike().tasks("train")[1])
+    file = tmp_path / "json_2.1.1" / "train" / "pick_and_place_simple-x" / "trial_1" / "game.tw-pddl"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(OfficialGame().game_data(game)))
+
+    assert check_environment(lambda: ALFWorldOfficial(str(tmp_path)), episodes=1) == []
+    assert ALFWorldOfficial(str(tmp_path)).name.startswith("alfworld-official-alfworld-0.")
+
+
+@pytest.mark.skipif(not needs_engine.args[0], reason="the official engine is installed")
+def test_missing_engine_is_said_with_the_remedy():
+    with pytest.raises(
+        EnvironmentFailure, match=r'pip install "turnwise\[alfworld\]".* or play the same games'
+    ):
+        ALFWorldOfficial()
