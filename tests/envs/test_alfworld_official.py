@@ -1,8 +1,8 @@
-"""ALFWorld's reader against the official engine, turn by turn. Not part of CI, which has no such engine:
+"""ALFWorld's reader against the official engine, turn by turn. CI has no such engine and skips this.
 
     pip install -e ".[dev,alfworld]" && pytest tests/envs/test_alfworld_official.py
 
-compares real games where `$TURNWISE_DATA/alfworld` or `../shared/data/alfworld` has them, and generated ones else.
+The games are real ones where `$TURNWISE_DATA/alfworld` or `../shared/data/alfworld` has them, and generated ones else.
 """
 
 import importlib.util

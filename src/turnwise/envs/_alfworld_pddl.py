@@ -92,7 +92,7 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
     try:
         literals = list(_flatten(tree[1], {}))
         ranked = [(_GOAL_ORDER.index(literal[0]), literal) for literal in literals]
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{where}: the goal is none of ALFWorld's six kinds ({type(error).__name__}: {error}). "
             "Play such a game with alfworld-official."

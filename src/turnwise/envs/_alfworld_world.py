@@ -217,12 +217,9 @@ class World:
         )
 
     def _take(self, each: str, receptacle: str) -> str:
-        self._contents[receptacle].remove(each)
         self._left.add((each, receptacle))
-        self._flip("in", each, receptacle)
-        if each in self._lying.get(self._here, ()):
-            self._lying[self._here].remove(each)
-            self._flip("lying", each, self._here)
+        self._place_in(self._contents, "in", each, receptacle, False)
+        self._place_in(self._lying, "lying", each, self._here, False)
         self._held.append(each)
         self._flip("held", each)
         self._commands = None
@@ -231,11 +228,9 @@ class World:
     def _put(self, each: str, receptacle: str) -> str:
         self._held.remove(each)
         self._flip("held", each)
-        insort(self._contents.setdefault(receptacle, []), each)
         self._left.discard((each, receptacle))
-        self._flip("in", each, receptacle)
-        insort(self._lying.setdefault(self._here, []), each)
-        self._flip("lying", each, self._here)
+        self._place_in(self._contents, "in", each, receptacle, True)
+        self._place_in(self._lying, "lying", each, self._here, True)
         self._commands = None
         return self._grammar.has_put.format(object=self._names[each], receptacle=self._names[receptacle])
 
@@ -262,6 +257,17 @@ class World:
             members ^= {each}
             self._flip(flag, each)
 
+    def _place_in(self, groups: dict[str, list[str]], fact: str, each: str, group: str, value: bool) -> None:
+        """Put a member into a group, or take it out. It may be in several, and there or not there already."""
+        members = groups.setdefault(group, [])
+        if (each in members) is value:
+            return
+        if value:
+            insort(members, each)
+        else:
+            members.remove(each)
+        self._flip(fact, each, group)
+
     def _flip(self, *fact: str) -> None:
         """Note that a fact has changed its truth: twice is as at the start."""
         self._changes ^= {fact}
@@ -272,7 +278,8 @@ class World:
         if predicate in self._types:
             return [pair for pair in self._types[predicate].items() if pair[1] == wanted[1]]
         if predicate == "inreceptacle":
-            return [(wanted[0], each) for each, members in self._contents.items() if wanted[0] in members]
+            pairs = [(each, place) for place, members in self._contents.items() for each in members]
+            return pairs if wanted[0].startswith("?") else [pair for pair in pairs if pair[0] == wanted[0]]
         if predicate == "holds":
             return [(self._agent, each) for each in self._held]
         if predicate == "atlocation":
