@@ -289,8 +289,12 @@ def test_a_nested_dataclass_is_parsed_inside_an_optional_field():
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file):
-    """Losses, engine, environment and protocol are made; ScienceWorld starts no JVM before it is asked for tasks."""
+def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, monkeypatch):
+    """Losses, engine, environment and protocol are made; ScienceWorld starts no JVM before it is asked for tasks, and
+    ALFWorld reads no game, but sees that there are some.
+    """
+    (tmp_path / "train.jsonl.xz").touch()
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     recipe = read_recipe(file)
 
     stages = [stage for stage in (recipe.sft, recipe.align) if stage is not None]

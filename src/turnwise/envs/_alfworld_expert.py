@@ -76,6 +76,8 @@ class Player:
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
         self.seen: dict[str, list[str]] = {}
         """Receptacle -> what was in it when last looked at."""
+        self.brought: list[str] = []
+        """Things that were put where they are wanted."""
         self.here = ""
         self._last = first
         self._step = step
@@ -116,42 +118,42 @@ def kind(name: str) -> str:
 
 def demonstrate(player: Player) -> Sequence[tuple[str, str]]:
     """Play a game to its end, or until all has been searched: (thought, action) a turn."""
-    wish = player.wish
-    if wish.lamp:
-        thing = _fetch(player, [])
-        lamp, place = _find(player, wish.lamp, [])
-        if thing and lamp:
-            player.visit(place, f"I have the {thing}. Now I need the {lamp}, which is at {place}.")
-            player.do(f"I turn on the {lamp} to look at the {thing}.", player.can("use", lamp))
+    if player.wish.lamp:
+        _look_under_lamp(player)
         return player.script
-    placed: list[str] = []
-    while len(placed) < wish.count and not player.ended:
-        thing = _fetch(player, placed)
-        if not thing:
+    while len(_placed(player)) < player.wish.count and not player.ended:
+        if not _bring(player):
             break
-        if wish.treatment:
-            _treat(player, thing)
-        _deliver(player, thing, _target(player, placed))
-        placed.append(thing)
     return player.script
 
 
-def _fetch(player: Player, placed: list[str]) -> str:
-    """Find a thing of the kind that is asked for and take it; its name, or nothing if there is none."""
-    target = _target(player, placed)
-    if player.wish.count > 1:
-        placed += [each for each in _known(player, target) if each not in placed]
-        if len(placed) >= player.wish.count:
-            return ""
-    thing, place = _find(player, player.wish.thing, placed)
-    if thing and player.wish.count > 1 and place == _target(player, placed):
-        placed.append(thing)
-        thing, place = _find(player, player.wish.thing, placed)
-    if not thing:
-        return ""
-    player.visit(place, f"I need the {thing}, which is at {place}.")
-    player.do(f"There is the {thing}. I take it.", player.can("take", thing, place))
-    player.seen[place] = [each for each in player.seen[place] if each != thing]
+def _look_under_lamp(player: Player) -> None:
+    """Take the thing, find the lamp, and switch it on."""
+    thing = _take(player, *_find(player, player.wish.thing, ()))
+    lamp, place = _find(player, player.wish.lamp, ())
+    if thing and lamp:
+        player.visit(place, f"I have the {thing}. Now I need the {lamp}, which is at {place}.")
+        player.do(f"I turn on the {lamp} to look at the {thing}.", player.can("use", lamp))
+
+
+def _bring(player: Player) -> bool:
+    """Find one more thing, treat it if it must be, and put it where it is wanted; whether one was found."""
+    thing, place = _find(player, player.wish.thing, _placed(player))
+    if not thing or thing in _placed(player):  # the search may have found it where it is wanted
+        return bool(thing)
+    _take(player, thing, place)
+    if player.wish.treatment:
+        _treat(player, thing)
+    _deliver(player, thing, _target(player))
+    return True
+
+
+def _take(player: Player, thing: str, place: str) -> str:
+    """Take a thing, if there is one; its name."""
+    if thing:
+        player.visit(place, f"I need the {thing}, which is at {place}.")
+        player.do(f"There is the {thing}. I take it.", player.can("take", thing, place))
+        player.seen[place] = [each for each in player.seen[place] if each != thing]
     return thing
 
 
@@ -160,13 +162,19 @@ def _known(player: Player, place: str) -> list[str]:
     return [each for each in player.seen.get(place, ()) if kind(each) == player.wish.thing]
 
 
-def _target(player: Player, placed: list[str]) -> str:
-    """The receptacle to put things into: where one of them already is, or the first of its kind."""
+def _target(player: Player) -> str:
+    """The receptacle to put things into: where most of them already are, or the first of its kind."""
     choices = [each for each in player.places if kind(each) == player.wish.place]
     return max(choices, key=lambda each: len(_known(player, each)), default="")
 
 
-def _find(player: Player, thing: str, taken: list[str]) -> tuple[str, str]:
+def _placed(player: Player) -> list[str]:
+    """Things that need not be brought: those that were, and where two are wanted, those that lie there anyway."""
+    found = _known(player, _target(player)) if player.wish.count > 1 else []
+    return list(dict.fromkeys([*player.brought, *found]))
+
+
+def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
     """A thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
     many = Counter(map(kind, player.places))
     order = sorted(player.places, key=lambda each: -promise(thing, kind(each), many[kind(each)]))
@@ -198,3 +206,4 @@ def _deliver(player: Player, thing: str, place: str) -> None:
     put = player.can("move", thing, place) or player.can("put", thing, place)
     player.do(f"I am at {place}. I put the {thing} there.", put)
     player.seen[place] = [*player.seen[place], thing]
+    player.brought.append(thing)
