@@ -290,8 +290,9 @@ def test_a_nested_dataclass_is_parsed_inside_an_optional_field():
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, monkeypatch):
-    """Losses, engine, environment and protocol are made; ScienceWorld starts no JVM before it is asked for tasks, and
-    ALFWorld reads no game, but sees that there are some.
+    """Losses, engine, environment and protocol are made; before tasks are asked for, no JVM starts, no game is read.
+
+    ALFWorld sees whether there is any data.
     """
     (tmp_path / "train.jsonl.xz").touch()
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))

@@ -17,7 +17,8 @@ from turnwise.envs._alfworld_expert import demonstrate as explore
 from turnwise.envs._alfworld_games import KINDS, PANELS, GameText, ids_digest
 from turnwise.envs._alfworld_pddl import parse_problem
 from turnwise.envs._alfworld_play import TextGame
-from turnwise.envs._alfworld_text import GRAMMARS, listed, name_entities
+from turnwise.envs._alfworld_text import GRAMMARS, describe, listed, name_entities
+from turnwise.envs._alfworld_world import World
 from turnwise.envs.alfworld import ALFWorld
 from turnwise.envs.alfworld_like import SPLITS, ALFWorldLike
 from turnwise.envs.check import check_environment
@@ -175,6 +176,66 @@ def test_things_that_are_in_two_places_at_once_are_there_once():
     assert game.step("take book 1 from desk 1").valid
     assert game.step("examine desk 1").text == "On the desk 1, you see nothing."
     assert game.step("look").state_key != start
+
+
+KITCHEN = (
+    PROBLEM.replace("DeskType", "MicrowaveType")
+    .replace("DrawerType", "FridgeType")
+    .replace(
+        "(pickupable",
+        "(heatable Book_bar_1) (coolable Book_bar_1) (sliceable Book_bar_1) (isSliced Book_bar_1) (pickupable",
+    )
+)
+
+
+def test_heat_and_cold_drive_each_other_out():
+    """A sliced book is wanted cool; the desk is a microwave, the drawer a fridge. Heated it is not, cooled again it is."""
+    game = TextGame(GRAMMARS["0.4"])
+    game.reset(
+        GameText("x/y/z", "put a cool book in desk", KITCHEN.replace("(and (in", "(and (isCool ?o) (in"))
+    )
+    cool = ("cool book 1 with drawer 1", "examine book 1", "go to desk 1")
+    heat = ("heat book 1 with desk 1", "examine book 1", "move book 1 to desk 1", "take book 1 from desk 1")
+    again = ("go to drawer 1", *cool, "move book 1 to desk 1")
+    start = ("go to drawer 1", "open drawer 1", "take book 1 from drawer 1")
+    seen = [game.step(action) for action in (*start, *cool, "open desk 1", *heat, *again)]
+
+    examined = [one.text for one in seen if one.text.startswith("This")]
+    assert examined == [f"This is a {state} sliced book 1." for state in ("cool", "hot", "cool")]
+    assert [one.success for one in seen] == [False] * (len(seen) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "There's nothing special about egg 1."),
+        ({"temperature": "cool"}, "This is a cold egg 1."),
+        ({"temperature": "cool", "is_clean": True}, "This is a cool and clean egg 1."),
+        (
+            {"temperature": "hot", "is_clean": True, "is_sliced": True},
+            "This is a hot and clean sliced egg 1.",
+        ),
+        ({"is_clean": True}, "This is a clean egg 1."),
+        ({"is_on": True, "is_sliced": True}, "This egg 1 is on."),
+        ({"is_sliced": True}, "This is a sliced egg 1."),
+    ],
+)
+def test_objects_are_described_in_the_order_of_the_grammar(state, text):
+    nothing = {"temperature": "", "is_clean": False, "is_on": False, "is_sliced": False}
+    assert describe("egg 1", **(nothing | state)) == text
+
+
+def test_variables_of_two_scopes_are_two_variables():
+    """Some book in the drawer and some pen on the desk, both called ?o: one object cannot be both."""
+    there = "(exists (?o - object ?r - receptacle) (and (objectType ?o {}Type) (inReceptacle ?o ?r)))"
+    goal = f"(:goal (and {there.format('Book')} {there.format('Pen')})))"
+    pen = "(objectType Pen_bar_1 PenType) (inReceptacle Pen_bar_1 Desk_bar_1) (pickupable"
+    problem = PROBLEM[: PROBLEM.index("(:goal")].replace("(pickupable", pen) + goal
+
+    assert World(parse_problem(problem, "x"), GRAMMARS["0.4"]).won
+    assert not World(
+        parse_problem(problem.replace("Pen_bar_1 Desk", "Cup_bar_1 Desk"), "x"), GRAMMARS["0.4"]
+    ).won
 
 
 def test_steps_without_an_episode_are_refused():
