@@ -1,5 +1,8 @@
 """Worlds to play in."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from turnwise.envs.scienceworld import ScienceWorld
@@ -34,3 +37,13 @@ def make():
     yield make_world
     for world in made:
         world.close()
+
+
+@pytest.fixture(scope="session")
+def alfworld_data():
+    """Folder of real games; the test is skipped where it is absent."""
+    root = os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(root) / "alfworld"
+    if not folder.is_dir():
+        pytest.skip(f"no ALFWorld games at {folder}; set TURNWISE_DATA to the folder that holds alfworld/")
+    return folder

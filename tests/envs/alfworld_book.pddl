@@ -1,0 +1,7 @@
+(define (problem p) (:domain alfred) (:objects)
+(:init (atLocation agent1 loc_bar_9) (receptacleType Desk_bar_1 DeskType) (receptacleAtLocation Desk_bar_1 loc_bar_1)
+(receptacleType Drawer_bar_1 DrawerType) (receptacleAtLocation Drawer_bar_1 loc_bar_0) (openable Drawer_bar_1)
+(objectType Book_bar_1 BookType) (pickupable Book_bar_1) (inReceptacle Book_bar_1 Drawer_bar_1)
+(objectAtLocation Book_bar_1 loc_bar_0) (canContain DeskType BookType) (canContain DrawerType BookType))
+(:goal (exists (?r - receptacle) (exists (?o - object)
+  (and (inReceptacle ?o ?r) (objectType ?o BookType) (receptacleType ?r DeskType))))))
