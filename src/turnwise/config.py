@@ -186,7 +186,7 @@ class Worlds:
 
     processes: int | None = None
     """Worlds alive at a time, each in a process of its own. None: one for each episode that is played at the same time,
-    as far as memory goes; for an environment that runs outside this process anyway (scienceworld), 0. With 0, worlds
+    as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With 0, worlds
     live in threads of this process, where the limits below cannot be kept."""
     start_seconds: float = 120.0
     """Limit for starting a world, and for posing, listing or solving a task."""
