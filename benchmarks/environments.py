@@ -192,7 +192,7 @@ def main() -> None:
         rows.append(run(given.quick, given.data))
     for row in rows:
         print(json.dumps(row) if given.json else _table(row), flush=True)
-    if given.out:
+    if given.out and rows:
         given.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
 
 
