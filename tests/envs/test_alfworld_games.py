@@ -95,6 +95,15 @@ def test_damaged_files_are_named_before_anything_is_played(tmp_path, write, file
         ALFWorld(str(tmp_path)).tasks("valid_seen")
 
 
+def test_archives_of_another_split_are_refused(tmp_path):
+    """A renamed file would be played under the wrong name."""
+    write_archive(tmp_path, a_game())
+    (tmp_path / "valid_seen.jsonl.xz").rename(tmp_path / "train.jsonl.xz")
+
+    with pytest.raises(EnvironmentFailure, match=r"line 1 has a game of another split, 'valid_seen/"):
+        ALFWorld(str(tmp_path)).tasks("train")
+
+
 def test_missing_data_is_said_with_the_remedy(tmp_path, monkeypatch):
     """At construction, which is before work starts; from the setting and from the variable."""
     with pytest.raises(EnvironmentFailure, match=r"no ALFWorld games at .*alfworld-download.*alfworld-like"):

@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import random
+import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,26 +61,52 @@ def games_of(kind):
     return [world.game(task) for task in random.Random(kind).sample(tasks, GAMES_A_KIND)]
 
 
-@pytest.mark.slow
-@needs_engine
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
-def test_both_engines_answer_alike(kind, golden, engine):
-    """Texts, commands, rewards, validity and ends, at random and along walkthroughs; no difference is excused."""
-    ours = TextGame(GRAMMARS["0.4"])
-    turns = 0
-    for number, game in enumerate(games_of(kind)):
+def compare(kind, grammar, games, golden, engine):
+    """Play games in both engines; how many answers were compared."""
+    ours, count = TextGame(GRAMMARS[grammar]), 0
+    for number, game in enumerate(games):
+        put = GRAMMARS[grammar].put.format(object=r"\1", receptacle=r"\2")
+        walk = [re.sub(r"^move (.*) to (.*)$", put, action) for action in game.walkthrough]
         wandering = WANDERING if number % 3 else 0
         records = [
-            golden.play(side, game, golden.wander(game.walkthrough, wandering, random.Random(game.id)))
+            golden.play(side, game, golden.wander(walk, wandering, random.Random(game.id)))
             for side in (engine, ours)
         ]
         for (action, theirs), (_, mine) in zip(*records, strict=True):
             for part in ("text", "admissible", "reward", "valid", "terminated", "success"):
                 assert getattr(mine, part) == getattr(theirs, part), (game.id, action, part)
         assert wandering or records[1][-1][1].success
-        turns += len(records[0])
-    print(f"{kind}: {GAMES_A_KIND} games, {turns} observations, no difference")
+        count += len(records[0])
+    print(f"{kind}, grammar {grammar}: {len(games)} games, {count} answers, no difference")
+
+
+@pytest.mark.slow
+@needs_engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_engines_answer_alike(kind, golden, engine):
+    """Texts, commands, rewards, validity and ends, at random and along walkthroughs; no difference is excused."""
+    compare(kind, "0.4", games_of(kind), golden, engine)
+
+
+@pytest.mark.slow
+@needs_engine
+@pytest.mark.filterwarnings("ignore")
+def test_both_engines_answer_alike_in_the_grammar_of_old(golden):
+    """The installed logic, turned into what it was in 0.3.3: `put X in/on Y`, places' names on arrival, no `help`."""
+    from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+
+    domain, grammar = Path(ALFRED_PDDL_PATH).read_text(), Path(ALFRED_TWL2_PATH).read_text()
+    for new, old in (
+        ("You arrive at {r.name}.", "You arrive at {lend.name}."),
+        ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+        ('"move {o} to {r}"', '"put {o} in/on {r}"'),
+    ):
+        assert new in grammar
+        grammar = grammar.replace(new, old)
+    engine = OfficialGame((domain.partition("(:action help")[0] + ")", grammar.partition("action help {")[0]))
+    for kind in KINDS:
+        compare(kind, "0.3", [replace(game, logic=None) for game in games_of(kind)[:2]], golden, engine)
 
 
 @needs_engine

@@ -6,7 +6,7 @@ solvable, and those whose path says `movable` or `Sliced`, do not count.
 
 An archive is `<data>/<split>.jsonl.xz`: a JSON object a line, with `id` (`<split>/<kind>-...-<room>/<trial>`), `task`
 (what the game asks for), `pddl_problem`, and, if wanted, `walkthrough`. It is some thirty times smaller, and is read at
-once: 3553 games in a few seconds.
+once: 3553 games in about a second.
 """
 
 from __future__ import annotations
@@ -127,10 +127,9 @@ class Games:
     def _list(self, split: str) -> list[str]:
         if (folder := self._folder(split)) is not None:
             files = [Path(root) / _FILE for root, _, files in os.walk(folder) if _FILE in files]
-            chosen = [each for each in files if "movable" not in str(each) and "Sliced" not in str(each)]
-            return [
-                each.parent.relative_to(folder.parent).as_posix() for each in chosen if _is_solvable(each)
-            ]
+            games = {each.parent.relative_to(folder.parent).as_posix(): each for each in files}
+            chosen = [game for game in games if "movable" not in game and "Sliced" not in game]
+            return [game for game in chosen if _is_solvable(games[game])]
         if (archive := self._archive(split)) is not None:
             return list(_read_archive(archive))
         raise EnvironmentFailure(
@@ -228,6 +227,8 @@ def _decompress(path: Path) -> dict[str, bytes]:
                 name = head[1].decode() if head else str(json.loads(line)["id"])
                 if not line.rstrip().endswith(b"}") or kind_of(name) not in KINDS:
                     raise ValueError(f"line {number} is no game of the six kinds")
+                if name.partition("/")[0] != path.name.partition(".")[0]:
+                    raise ValueError(f"line {number} has a game of another split, {name!r}")
                 found[name] = zlib.compress(line, 1)
     except (EOFError, OSError, lzma.LZMAError, ValueError, KeyError, TypeError, IndexError) as error:
         raise EnvironmentFailure(
