@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from turnwise.envs.hotpotqa import HotpotQA
 from turnwise.envs.scienceworld import ScienceWorld
 from turnwise.types import Environment
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"scienceworld": ScienceWorld}
+ENVIRONMENTS: dict[str, type[Environment]] = {
+    "hotpotqa": HotpotQA,
+    "scienceworld": ScienceWorld,
+}
 """Environments by the name that recipes use."""
 
-SELF_CONTAINED = frozenset({"scienceworld"})
-"""Environments whose simulator runs in a process of its own anyway: a second one around it only costs.
+SELF_CONTAINED = frozenset({"hotpotqa", "scienceworld"})
+"""Environments for which a process around each world only costs: their simulator runs in one of its own anyway, or they
+have none that could hang, and their worlds share what they hold.
 
 ScienceWorld, 16 episodes at once on two cores (`benchmarks/worlds.py --jvm`, one run each): with one JVM for all, 17
 turns/s and 0.6 GB; with a process and a JVM for each world, 10 turns/s and 3.7 GB.
