@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from turnwise.envs.hotpotqa import HotpotQA
 from turnwise.envs.scienceworld import ScienceWorld
+from turnwise.envs.webshop import WebShop
 from turnwise.types import Environment
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
     "hotpotqa": HotpotQA,
     "scienceworld": ScienceWorld,
+    "webshop": WebShop,
 }
 """Environments by the name that recipes use."""
 
-SELF_CONTAINED = frozenset({"hotpotqa", "scienceworld"})
+SELF_CONTAINED = frozenset({"hotpotqa", "scienceworld", "webshop"})
 """Environments for which a process around each world only costs: their simulator runs in one of its own anyway, or they
 have none that could hang, and their worlds share what they hold.
 
