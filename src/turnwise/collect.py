@@ -13,7 +13,8 @@ from turnwise.envs.load import make_environment
 from turnwise.errors import ConfigError, EngineFailure, RunError
 from turnwise.formats import FORMATS
 from turnwise.progress import bar
-from turnwise.rollout import Episode, Job, episode, play_again, system_prompt
+from turnwise.prompts import system_prompt
+from turnwise.rollout import Episode, Job, episode, play_again
 from turnwise.stage import (
     choose_tasks,
     make_jobs,
@@ -86,11 +87,16 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
             raise ConfigError(f"environment {recipe.environment['name']!r} reads no episodes of others.")
         panels = [sft_tasks(recipe), recipe.explore.tasks]
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
-        rules = {"protocol": f"{protocol.name}-{protocol.format}", "prompt": system_prompt(protocol)}
+        rules: dict[str, Any] = {
+            "protocol": f"{protocol.name}-{protocol.format}",
+            "prompt": system_prompt(protocol),
+            "history": protocol.history,
+        }
+        write = FORMATS[protocol.format].write
         counts = Counter(imported=0, before=0)
         with TrajectoryStore(run.trajectories("expert")) as store:
             held = store.keys()
-            for found in env.read_experts(file, list(tasks.values()), FORMATS[protocol.format].write):
+            for found in env.read_experts(file, list(tasks.values()), write):
                 new = found.key not in held
                 counts["imported" if new else "before"] += 1
                 if new:
@@ -98,7 +104,9 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     finally:
         env.close()
     if not counts.total():
-        raise ConfigError(f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks.")
+        raise ConfigError(
+            f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
+        )
     return dict(counts)
 
 

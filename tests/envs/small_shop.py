@@ -68,7 +68,26 @@ PRODUCTS = [
         "Grocery › Snacks › Biscuits",
         "$6.20",
         features=["gluten free", "no palm oil"],
-        options={"flavor name": ["ginger", "plain", "dark chocolate"]},
+        options={
+            "flavor name": ["ginger", "plain", "dark chocolate"],
+            "Size": ["pack of one", "pack of two"],
+        },
+    ),
+    _product(
+        "SHOP000005",
+        "Harbour Butter Biscuits in a Tin",
+        "grocery",
+        "biscuits",
+        "Grocery › Snacks › Biscuits",
+        "$9.00",
+    ),
+    _product(
+        "SHOP000006",
+        "Copper Kettle Ginger Biscuits",
+        "grocery",
+        "biscuits",
+        "Grocery › Snacks › Biscuits",
+        "$4.75",
     ),
     *[
         _product(
@@ -110,13 +129,25 @@ def _goal(said, attributes, *options):
 
 GOALS = {
     "SHOP000001": [
-        _goal("i need a dishwasher safe mug for camping, black, 12 ounce.", ["dishwasher safe"], "black", "12 ounce"),
+        _goal(
+            "i need a dishwasher safe mug for camping, black, 12 ounce.",
+            ["dishwasher safe"],
+            "black",
+            "12 ounce",
+        ),
         _goal("i look for a light weight mug in moss green", ["light weight"], "moss green"),
         _goal("nothing in particular", []),
     ],
     "SHOP000002": [_goal("i want a long sleeve shirt in medium", ["long sleeve"], "medium")],
     "SHOP000003": [_goal("i need a desk lamp that has a usb port", ["usb port"])],
-    "SHOP000004": [_goal("i want gluten free biscuits with ginger", ["gluten free"], "ginger")],
+    "SHOP000004": [
+        _goal(
+            "i want gluten free biscuits with ginger in a pack of two",
+            ["gluten free"],
+            "ginger",
+            "pack of two",
+        )
+    ],
     "SHOP000107": [_goal("show me the plain tea mug number 7", ["mug for tea"])],
     "NOTHERE": [_goal("i want what this shop does not have", ["rare"])],
 }

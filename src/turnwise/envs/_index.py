@@ -1,8 +1,8 @@
 """Documents on disk with a BM25 index: built once in the user's cache, memory-mapped from then on.
 
 HotpotQA keeps its paragraphs so, WebShop its products. Words are those of Lucene's English analyzer as far as it
-matters: lower case, its 33 stop words and the s of possessives left out, Porter stems; the ranking is its BM25 with k1 = 0.9 and b = 0.4, the
-defaults of pyserini. Equal scores rank in the order of the documents.
+matters: lower case, its 33 stop words and the s of possessives left out, Porter stems. The ranking is its BM25 with
+k1 = 0.9 and b = 0.4, the defaults of pyserini. Equal scores rank in the order of the documents.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
     from bm25s.stopwords import STOPWORDS_EN
 
     return bm25s.tokenize(
-        texts,  # type: ignore[arg-type]  # any iterable: the texts of a large corpus do not fit in memory
+        texts,  # any iterable will do: the texts of a large corpus do not fit in memory
         token_pattern=r"(?u)\b\w+\b",
         stopwords=[*STOPWORDS_EN, "s"],  # of a possessive; its stem is empty
         stemmer=Stemmer.Stemmer("porter"),

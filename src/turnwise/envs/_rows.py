@@ -71,9 +71,7 @@ def _gap_end(buffer: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _object(
-    decoder: json.JSONDecoder, text: str, opened: Any, where: str
-) -> tuple[dict[str, Any], int, str]:
+def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tuple[dict[str, Any], int, str]:
     """The object that a text begins with, its end, and the text with as much more as that took to read."""
     while True:
         try:

@@ -12,10 +12,11 @@ from turnwise.envs._webshop_reward import color_of, has_option, purchase_reward
 from turnwise.errors import EnvironmentFailure
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
-_SMALL_TALK = frozenset(
+_WORDS = (
     "i im i'm am would like want need looking look for to buy find me show get can could you help please some a an the "
-    "of in with that is are it its it's my and or should be has have also which".split()
+    "of in with that is are it its it's my and or should be has have also which"
 )
+_SMALL_TALK = frozenset(_WORDS.split())
 
 
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
@@ -47,7 +48,11 @@ def choose_options(goal: Goal, product: Product) -> dict[str, str]:
         for name, values in product.options.items():
             fitting = [value for value in values if has_option(product, name, value, [color_of(wanted)])]
             fitting.sort(key=lambda value: value != wanted.lower())
-            if fitting and name not in chosen and _better(goal, product, chosen, {**chosen, name: fitting[0]}):
+            if (
+                fitting
+                and name not in chosen
+                and _better(goal, product, chosen, {**chosen, name: fitting[0]})
+            ):
                 chosen[name] = fitting[0]
                 break
     return chosen
@@ -68,7 +73,9 @@ def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tu
         if meant.asin in asins:
             ranked.append((asins.index(meant.asin) // WINDOW, query))
     if not ranked:
-        raise EnvironmentFailure(f"no search lists product {meant.asin} ({meant.title:.60}): leave the task out.")
+        raise EnvironmentFailure(
+            f"no search lists product {meant.asin} ({meant.title:.60}): leave the task out."
+        )
     page, query = min(ranked, key=lambda pair: pair[0])
     return query, page
 

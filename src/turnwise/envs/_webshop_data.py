@@ -100,7 +100,9 @@ class Catalogue:
                 continue
             seen.add(asin)
             product = self._product(row, where, attributes.get(asin, {}), reviews.get(asin, {}))
-            options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+            options = ", and ".join(
+                f"{name}: {', '.join(values)}" for name, values in product.options.items()
+            )
             text = " ".join([product.title, product.description, *product.features[:1], options])
             yield Document(asin, text, asdict(product))
 
@@ -189,7 +191,9 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read: {error}. Correct the path, or get the file again.") from error
+        raise DataError(
+            f"{file}: cannot be read: {error}. Correct the path, or get the file again."
+        ) from error
     return value if isinstance(value, dict) else refuse(str(file), "a JSON object by product", value)
 
 

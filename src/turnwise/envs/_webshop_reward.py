@@ -8,24 +8,26 @@ from dataclasses import dataclass
 
 from turnwise.envs._webshop_data import Goal, Product
 
-COLORS = tuple(
-    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
-    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
-    "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo "
-    "ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor "
-    "mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand "
-    "sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut "
-    "wheat white wine yellow".split()
+_COLORS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy "
+    "camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral "
+    "cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite "
+    "grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta "
+    "maroon mauve merlot midnight mint mocha multicolor mushroom mustard natural navy nude olive orange "
+    "peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver skull slate "
+    "steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow"
 )
+COLORS = tuple(_COLORS.split())
 """The words that the original takes for colors, in its order: the first that a text holds is its color."""
 
 _SIMILAR = 85
 """Similarity that counts as equal is above this, of 100."""
-_NO_NOUN = frozenset(COLORS) | frozenset(
-    "a an and are as at be but by for from if in into is it its no not of on or our that the their then these this to "
-    "up was will with without you your small medium large xx xs xl xxl plus new best good great high low long short "
-    "easy extra super ultra mini big all each per".split()
+_SMALL_WORDS = (
+    "a an and are as at be but by for from if in into is it its no not of on or our that the their then "
+    "these this to up was will with without you your small medium large xx xs xl xxl plus new best good "
+    "great high low long short easy extra super ultra mini big all each per"
 )
+_NO_NOUN = frozenset([*COLORS, *_SMALL_WORDS.split()])
 
 
 @dataclass(frozen=True)

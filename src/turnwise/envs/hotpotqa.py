@@ -20,7 +20,10 @@ from turnwise.envs._index import DocumentIndex, check_installed, content_key, op
 from turnwise.errors import ConfigError, EnvironmentFailure, did_you_mean
 from turnwise.types import Action, Observation, Task, Trajectory, Turn
 
-REWARDS = {"f1": f1_score, "em": lambda answer, gold: float(exact_match(answer, gold))}
+REWARDS: dict[str, Callable[[str, str], float]] = {
+    "f1": f1_score,
+    "em": lambda answer, gold: float(exact_match(answer, gold)),
+}
 """What a right answer earns."""
 
 MATCHES = ("title", "best")

@@ -70,7 +70,8 @@ class WebShop:
 
     Goals keep the original's order: with the same files, task `7` is its session 7. Its kind is the goal's category.
 
-    `state_key` is the task, the page and the options chosen, not the way there.
+    `admissible` lists what can be clicked, and that one can search. `state_key` is the task, the page and the options
+    chosen, not the way there.
     """
 
     name = "webshop-1"
@@ -113,13 +114,16 @@ class WebShop:
         assert files[0] is not None
         assert files[1] is not None
         catalogue = Catalogue(files[0], files[1], files[3], num_products, default_price)
-        key = content_key([file for file in (*files[:2], files[3]) if file], "webshop", *dataclasses.astuple(catalogue)[3:])
+        key = content_key(
+            [file for file in (*files[:2], files[3]) if file], "webshop", *dataclasses.astuple(catalogue)[3:]
+        )
         self._index: DocumentIndex = open_index(key, catalogue.documents)
         self._goals_file = files[2]
         self._goals: list[Goal] | None = None
         self._task: Task | None = None
         self._goal: Goal | None = None
         self._visit = _Visit()
+        self._page: Page = []
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split, in the original's order.
@@ -165,7 +169,7 @@ class WebShop:
         if match and match[1] == "search":
             self._search(value)
             return self._observe()
-        part = next((part for part in self._page() if value and part.click == value), None)
+        part = next((part for part in self._page if value and part.click == value), None)
         if part is None:
             return self._observe(valid=False)
         if value == "buy now":
@@ -213,7 +217,8 @@ class WebShop:
         found = self._find(goal.asin)
         if found is None:
             raise EnvironmentFailure(
-                f"Task {task.id!r} wants product {goal.asin}, which this catalogue does not have: take tasks from tasks()."
+                f"Task {task.id!r} wants product {goal.asin}, which this catalogue does not have: "
+                "take tasks from tasks()."
             )
         return goal, found[1]
 
@@ -255,7 +260,7 @@ class WebShop:
         text = OBSERVATIONS[self.observation](done_page(reward))
         return Observation(text, reward, terminated=True, success=reward >= 1.0, state_key=key)
 
-    def _page(self) -> Page:
+    def _open_page(self) -> Page:
         assert self._goal is not None
         said, visit = self._goal.instruction, self._visit
         if visit.place == "search":
@@ -269,12 +274,25 @@ class WebShop:
         return sub_page(said, visit.product, visit.place)
 
     def _observe(self, valid: bool = True) -> Observation:
-        return Observation(OBSERVATIONS[self.observation](self._page()), valid=valid, state_key=self._state())
+        page = self._page = self._page if not valid else self._open_page()
+        return Observation(
+            OBSERVATIONS[self.observation](page),
+            valid=valid,
+            state_key=self._state(),
+            admissible=("search[<keywords>]", *(f"click[{part.click}]" for part in page if part.click)),
+        )
 
     def _state(self) -> str:
         """Key of what the shopper sees and has chosen."""
         assert self._task is not None
         visit = self._visit
         asin = visit.product.asin if visit.product else ""
-        parts: list[Any] = [self._task.id, visit.place, visit.query, visit.number, asin, sorted(visit.chosen.items())]
+        parts: list[Any] = [
+            self._task.id,
+            visit.place,
+            visit.query,
+            visit.number,
+            asin,
+            sorted(visit.chosen.items()),
+        ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
