@@ -45,8 +45,9 @@ def collect_expert(run: Run) -> None:
             return
         if not hasattr(env, "expert"):
             raise RunError(
-                f"environment {recipe.environment['name']!r} has no expert; bring its episodes with turnwise "
-                f"import-expert, or record them in {run.trajectories('expert')} yourself (turnwise.store.TrajectoryStore)."
+                f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with turnwise "
+                f"import-expert, or record them in {run.trajectories('expert')} yourself "
+                "(docs: turnwise.store.TrajectoryStore)."
             )
         panels = [sft_tasks(recipe), recipe.explore.tasks]
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}

@@ -247,7 +247,7 @@ class Recipe:
 
 
 def cache_folder() -> Path:
-    """Where converted models, reference log-probabilities and search indexes are kept; `TURNWISE_CACHE` overrides it."""
+    """Where converted models, reference log-probabilities and indexes are kept; `TURNWISE_CACHE` overrides it."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "turnwise"
     return Path(os.environ.get("TURNWISE_CACHE", default))
 

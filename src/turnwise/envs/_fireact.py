@@ -71,7 +71,11 @@ def _from_transcript(row: Mapping[str, Any], where: str) -> Recorded:
 
 def _from_messages(row: Mapping[str, Any], where: str) -> Recorded:
     messages = row["traj"]
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    if (
+        not messages
+        or not isinstance(messages, list)
+        or not all(isinstance(message, dict) for message in messages)
+    ):
         refuse(f"{where}: traj", "a list of messages", messages)
     question, *said = [text_of(message, "content", f"{where}: traj") for message in messages]
     return Recorded(question, tuple(_steps("\n".join(said))))

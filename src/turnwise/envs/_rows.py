@@ -34,9 +34,10 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     buffer, at = opened.read(_CHUNK), 0
                     if not buffer:
                         break
-                elif buffer[at] in "[]" and inside is not (buffer[at] == "["):
+                elif buffer[at] == {None: "[", True: "]"}.get(inside):
                     inside, at = buffer[at] == "[", at + 1
                 elif buffer[at] == "{":
+                    inside = inside or False
                     row, end, buffer = _object(decoder, buffer[at:], opened, f"{file}:{line}")
                     yield f"{file}:{line}", row
                     line, at = line + buffer.count("\n", 0, end), end

@@ -62,7 +62,7 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
             sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
             sentences = [part for part in sentences if part]
             if sentences:
-                yield text_of(row, "title", where), sentences
+                yield html.unescape(text_of(row, "title", where)), sentences
 
 
 def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
