@@ -379,7 +379,7 @@ def test_products_are_read_once_each(shop):
     [
         ({"observation": "html"}, "Unknown observation 'html' of webshop. Known: text, text_rich."),
         ({"products": "nowhere.json"}, "nowhere.json: expected a file, got none"),
-        ({"goals": "nowhere.json"}, "nowhere.json: cannot be read"),
+        ({"goals": "nowhere.json"}, "nowhere.json: expected a file, got none"),
         (
             {"splits": {"train": (600, None)}},
             "Split 'train' of webshop is empty: it begins at goal 600 of 6.",

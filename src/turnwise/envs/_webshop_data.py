@@ -199,7 +199,8 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
     """A goal with a price limit a little above the product's price, the same in every process."""
-    steps = [step for step in _PRICE_STEPS if step > product.price][:_NEAREST_STEPS]
+    price = product.price
+    steps = [step for step in _PRICE_STEPS if step > price][:_NEAREST_STEPS]
     limit, words = _NO_LIMIT, ""
     if len(steps) > 1:
         limit = max(random.Random(f"{product.asin}\n{said}").sample(steps, 2))

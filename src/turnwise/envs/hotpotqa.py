@@ -29,6 +29,7 @@ REWARDS: dict[str, Callable[[str, str], float]] = {
 MATCHES = ("title", "best")
 """What a search gives: see `HotpotQA`."""
 
+_VERSION = "hotpotqa-1"
 _ACTION = re.compile(r"\s*(search|lookup|finish)\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
 _FIRST_SENTENCES = 5
 _SIMILAR = 5
@@ -52,7 +53,8 @@ class HotpotQA:
     `state_key` is the task, the open page and how far the look-up has come.
     """
 
-    name = "hotpotqa-1"
+    name = _VERSION
+    """Followed by reward, match and a hash of the corpus, since scores depend on them."""
 
     def __init__(
         self, questions: Mapping[str, str], corpus: str, reward: str = "f1", match: str = "title"
@@ -75,9 +77,9 @@ class HotpotQA:
         self.reward = reward
         self.match = match
         self._tasks: dict[str, list[Task]] = {}
-        self._index: DocumentIndex = open_index(
-            content_key([self.corpus], "hotpotqa"), lambda: read_documents(self.corpus)
-        )
+        key = content_key([self.corpus], "hotpotqa")
+        self.name = f"{_VERSION}-{reward}-{match}-{key[:8]}"
+        self._index: DocumentIndex = open_index(key, lambda: read_documents(self.corpus))
         self._task: Task | None = None
         self._page: tuple[str, list[str]] | None = None
         self._keyword = ""
@@ -167,7 +169,7 @@ class HotpotQA:
         return Trajectory(
             task=task,
             turns=tuple(turns),
-            environment=f"{self.name}-recorded",
+            environment=f"{_VERSION}-recorded",
             total_reward=reward,
             success=finished and exact_match(answer, gold),
             terminated=finished,

@@ -40,6 +40,7 @@ SPLITS: dict[str, tuple[int, int | None]] = {
 }
 """Ranges of goals, in the original's shuffled order; `eto-test` is the part of `test` that ETO and others report."""
 
+_VERSION = "webshop-1"
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 _RESULTS = 50
 _SHUFFLE_SEED = 233
@@ -74,7 +75,8 @@ class WebShop:
     chosen, not the way there.
     """
 
-    name = "webshop-1"
+    name = _VERSION
+    """Followed by how pages are written and a hash of the files, since scores depend on them."""
 
     def __init__(
         self,
@@ -110,15 +112,19 @@ class WebShop:
         self.observation = observation
         self.show_attributes = show_attributes
         self.splits = splits
-        files = [Path(file).expanduser() if file else None for file in (products, attributes, goals, reviews)]
-        assert files[0] is not None
-        assert files[1] is not None
-        catalogue = Catalogue(files[0], files[1], files[3], num_products, default_price)
-        key = content_key(
-            [file for file in (*files[:2], files[3]) if file], "webshop", *dataclasses.astuple(catalogue)[3:]
+        files = {
+            name: Path(file).expanduser()
+            for name, file in (("products", products), ("attributes", attributes), ("reviews", reviews))
+            if file is not None
+        }
+        self._goals_file = Path(goals).expanduser() if goals is not None else None
+        catalogue = Catalogue(
+            files["products"], files["attributes"], files.get("reviews"), num_products, default_price
         )
+        key = content_key(files.values(), "webshop", *files, num_products, default_price)
+        wanted = content_key([self._goals_file] if self._goals_file else [], key)
+        self.name = f"{_VERSION}-{observation}-{wanted[:8]}"
         self._index: DocumentIndex = open_index(key, catalogue.documents)
-        self._goals_file = files[2]
         self._goals: list[Goal] | None = None
         self._task: Task | None = None
         self._goal: Goal | None = None
