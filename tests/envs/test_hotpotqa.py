@@ -317,7 +317,7 @@ def test_episodes_of_others_become_trajectories(world, tmp_path):
     ]
     assert found.task == world.tasks("train")[0]
     assert [turn.reward for turn in found.turns] == pytest.approx([0, 2 / 3])
-    assert (found.success, found.terminated, found.environment) == (False, True, "hotpotqa-1-recorded")
+    assert (found.success, found.terminated, found.environment) == (False, True, world.name)
     assert (cut.sample, len(cut.turns), cut.truncated, cut.total_reward) == (1, 1, True, 0.0)
 
 

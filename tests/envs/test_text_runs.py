@@ -62,7 +62,7 @@ def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
     assert second.stdout.endswith("trajectories/expert.jsonl: 0 imported, 4 there before\n")
     experts = list(read_trajectories(run.trajectories("expert")))
     assert [(one.success, one.protocol, one.policy) for one in experts] == [
-        (True, "hotpotqa-react-react", "expert")
+        (True, "hotpotqa-react-react", "recorded")
     ] * 4
     assert experts[0].prompt[1]["content"].startswith("Question: Which river")
     pairs = read_pairs(run.pairs)

@@ -140,7 +140,8 @@ class HotpotQA:
     ) -> Iterator[Trajectory]:
         """Episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
 
-        Observations stay as recorded, from another search engine; the answer is scored here.
+        Observations stay as recorded, from another search engine; the answer is scored here, so that rewards compare
+        with those of episodes played here. The policy's name tells them apart: `recorded`.
 
         Args:
             file: ReAct episodes as FireAct publishes them: rows with `instruction` and `output`, or `traj`.
@@ -169,12 +170,12 @@ class HotpotQA:
         return Trajectory(
             task=task,
             turns=tuple(turns),
-            environment=f"{_VERSION}-recorded",
+            environment=self.name,
             total_reward=reward,
             success=finished and exact_match(answer, gold),
             terminated=finished,
             truncated=not finished,
-            policy="expert",
+            policy="recorded",
         )
 
     def _search(self, entity: str) -> str:
