@@ -1,6 +1,7 @@
 """WebShop over a small catalogue: pages, clicks, goals, the scripted buyer, and bad files."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from turnwise.envs.webshop import WebShop
 from turnwise.errors import ConfigError, DataError, EnvironmentFailure
 from turnwise.rollout import Job, play
 from turnwise.types import Action, Sampling, Status, Task
+
+DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -414,3 +417,41 @@ def test_worlds_of_a_process_share_the_catalogue(shop):
     """It is opened once."""
     assert WebShop(**shop)._index is WebShop(**shop)._index
     assert WebShop(**shop)._index in _index._open.values()
+
+
+def product_of(asin, goals):
+    """A product made of what the goals written for it say: the real catalogue is not ours to keep."""
+    options = {}
+    for goal in goals:
+        for name, _, value in (option.partition(": ") for option in goal["options"]):
+            options.setdefault(name, {})[value.strip()] = None
+    return {
+        "asin": asin,
+        "name": " ".join(goals[0]["instruction"].split()[:14]),
+        "query": "x",
+        "pricing": "$19.99",
+        "customization_options": {
+            name: [{"value": value} for value in values] for name, values in options.items()
+        },
+    }
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs shared/data/webshop (or TURNWISE_DATA)")
+def test_the_buyer_earns_everything_on_real_goals(tmp_path):
+    """106 goals that people wrote, with their attributes and options, in a shop of 98 products made for them."""
+    goals = DATA / "items_human_ins_10000.json"
+    rows = json.loads(goals.read_text())
+    products, attributes = tmp_path / "products.json", tmp_path / "attributes.json"
+    products.write_text(json.dumps([product_of(asin, given) for asin, given in rows.items()]))
+    attributes.write_text(
+        json.dumps({asin: {"attributes": given[0]["attributes"]} for asin, given in rows.items()})
+    )
+    world = WebShop(str(products), str(attributes), str(goals), splits={"train": (0, None)})
+
+    ends = []
+    for task in world.tasks("train"):
+        world.reset(task)
+        ends.append([world.step(action) for action in world.expert(task)])
+
+    assert [steps[-1].reward for steps in ends] == [1.0] * 106
+    assert all(step.valid for steps in ends for step in steps)

@@ -112,7 +112,7 @@ class Catalogue:
         features = row.get("small_description") or []
         return Product(
             asin=text_of(row, "asin", where),
-            title=text_of(row, "name", where),
+            title=_string(row, "name", where),
             category=str(row.get("category") or ""),
             query=str(row.get("query") or "").lower().strip(),
             product_category=str(row.get("product_category") or ""),
@@ -208,6 +208,14 @@ def _goal(product: Product, said: str, attributes: list[str], options: list[str]
     return Goal(product.asin, product.category, said + words, list(attributes), options, limit)
 
 
+def _string(row: Any, key: str, where: str) -> str:
+    """A text that may be empty, as some are in the original's files."""
+    if not isinstance(row, dict):
+        refuse(where, f"an object with {key!r}", row)
+    value = row.get(key)
+    return value if isinstance(value, str) else text_of(row, key, where)
+
+
 def _options(given: Any, where: str) -> dict[str, list[str]]:
     if not isinstance(given, dict):
         refuse(where, "options by name", given)
@@ -217,8 +225,8 @@ def _options(given: Any, where: str) -> dict[str, list[str]]:
             continue
         if not isinstance(contents, list):
             refuse(f"{where}.{name}", "a list of {'value': ...}", contents)
-        values = [text_of(content, "value", f"{where}.{name}") for content in contents]
-        options[name.lower()] = [value.replace("/", " | ").lower() for value in values]
+        values = [_string(content, "value", f"{where}.{name}") for content in contents]
+        options[name.lower()] = [value.strip().replace("/", " | ").lower() for value in values]
     return options
 
 

@@ -238,7 +238,7 @@ class WebShop:
         if kind == "product":
             found = self._find(value)
             assert found is not None
-            visit.place, visit.product, visit.chosen = "item", found[1], {}
+            visit.place, visit.product = "item", found[1]
             visit.visited.add(found[1].asin)
         elif kind == "option":
             assert visit.product is not None
