@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from turnwise.config import parse
 from turnwise.envs.hotpotqa import HotpotQA
 from turnwise.envs.webshop import WebShop
 from turnwise.types import Environment, Task
@@ -80,11 +82,11 @@ def _measured(case: str, size: int) -> Row:
 
 def _child(case: str, settings: dict[str, Any]) -> Row:
     """Open a world, play in it, open another one."""
-    make: Callable[..., Environment] = HotpotQA if case == "hotpotqa" else WebShop
+    make: Callable[[], Environment] = partial(parse, HotpotQA if case == "hotpotqa" else WebShop, settings)
     make_imports()
     before = _memory()
     began = time.perf_counter()
-    world = make(**settings)
+    world = make()
     tasks = world.tasks("train")
     world.reset(tasks[0], 0)
     opened = time.perf_counter() - began
@@ -92,7 +94,7 @@ def _child(case: str, settings: dict[str, Any]) -> Row:
     steps = _play_hotpotqa if case == "hotpotqa" else _play_webshop
     took = _steps_time(itertools.islice(steps(world, list(tasks)), STEPS), world)
     before = _memory()
-    another = make(**settings)
+    another = make()
     another.reset(tasks[0], 0)
     return {
         "open_s": opened,
@@ -191,7 +193,7 @@ def _write_shop(folder: Path, size: int) -> dict[str, Any]:
     for name, content in (("products", products), ("attributes", attributes), ("goals", goals)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     files = {name: str(folder / f"{name}.json") for name in ("products", "attributes", "goals")}
-    return {**files, "splits": {"train": (0, None)}}
+    return {"files": files, "splits": {"train": (0, None)}}
 
 
 def _words(count: int = 50_000) -> tuple[list[str], Callable[[int], list[str]]]:

@@ -57,4 +57,4 @@ def shop(tmp_path):
     """Settings of WebShop over a catalogue of our own invention."""
     folder = _copied("shop", tmp_path)
     files = {name: str(folder / f"{name}.json") for name in ("products", "attributes", "goals", "reviews")}
-    return {**files, "splits": {"train": (0, 4), "test": (4, None)}}
+    return {"files": files, "splits": {"train": (0, 4), "test": (4, None)}}

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.config import parse
 from turnwise.envs import _index
+from turnwise.envs._webshop_data import Files
 from turnwise.envs.check import check_environment
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.envs.webshop import WebShop
@@ -33,7 +35,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def world(shop):
     """The shop, with the goal of two gluten free ginger biscuits."""
-    world = WebShop(**shop)
+    world = parse(WebShop, shop)
     world.reset(task_of(world, "SHOP000004"))
     return world
 
@@ -56,13 +58,13 @@ def after_goal(seen):
 
 def test_it_keeps_the_contract(shop):
     """As `check_environment` sees it."""
-    assert check_environment(partial(WebShop, **shop)) == []
+    assert check_environment(partial(parse, WebShop, shop)) == []
 
 
 @pytest.mark.parametrize("synthetic", [False, True])
 def test_the_buyer_earns_everything(shop, synthetic):
     """On each goal, written or synthetic."""
-    world = WebShop(**shop | ({"goals": None} if synthetic else {}))
+    world = parse(WebShop, shop | {"files": shop["files"] | ({"goals": None} if synthetic else {})})
     tasks = [task for split in world.splits for task in world.tasks(split)]
 
     ends = []
@@ -79,7 +81,7 @@ def test_the_buyer_earns_everything(shop, synthetic):
 def test_the_buyer_turns_pages(shop, monkeypatch):
     """Where the product is not among the first results."""
     monkeypatch.setattr("turnwise.envs._webshop_buyer._queries", lambda goal, meant: ["tea mug"])
-    world = WebShop(**shop)
+    world = parse(WebShop, shop)
     task = task_of(world, "SHOP000107")
     task = replace(task, data={**task.data, "asin": "SHOP000111"})
 
@@ -96,7 +98,7 @@ def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):
 
 def test_the_first_page(shop):
     """The goal, and a search bar that cannot be clicked."""
-    world = WebShop(**shop)
+    world = parse(WebShop, shop)
     seen = world.reset(task_of(world, "SHOP000003"))
 
     assert seen.text == (
@@ -122,7 +124,7 @@ def test_results_come_in_pages_of_ten(world):
 
 def test_a_product_has_options_and_subpages(shop):
     """Options stay chosen over a look at a subpage, until one goes back to the results."""
-    world = WebShop(**shop, show_attributes=True)
+    world = parse(WebShop, shop | {"show_attributes": True})
     world.reset(task_of(world, "SHOP000001"))
     item = do(world, "search[enamel camping]", "click[SHOP000001]")
     chosen = do(world, "click[Black]")
@@ -208,7 +210,7 @@ def test_equal_states_have_equal_keys(world):
 
 def test_rich_text_marks_what_can_be_clicked(shop):
     """And what was."""
-    world = WebShop(**shop, observation="text_rich")
+    world = parse(WebShop, shop | {"observation": "text_rich"})
     world.reset(task_of(world, "SHOP000004"))
     item = do(world, "search[oat]", "click[shop000004]", "click[ginger]")
     results = do(world, "click[< prev]")
@@ -225,7 +227,7 @@ def test_rich_text_marks_what_can_be_clicked(shop):
 
 def test_goals_keep_the_order_of_the_original(shop):
     """In the order of the products, shuffled with its seed; those without attributes or product are left out."""
-    world = WebShop(**shop)
+    world = parse(WebShop, shop)
     asins = ["SHOP000001"] * 2 + ["SHOP000002", "SHOP000003", "SHOP000004", "SHOP000107"]
     random.Random(233).shuffle(asins)
 
@@ -240,7 +242,8 @@ def test_goals_keep_the_order_of_the_original(shop):
 def test_goals_and_prices_are_the_same_in_every_process(shop):
     """Also where a price is a range: nothing is drawn from the global generator."""
     code = (
-        "import json, sys; from turnwise.envs.webshop import WebShop; w = WebShop(**json.loads(sys.argv[1])); "
+        "import json, sys; from turnwise.config import parse; from turnwise.envs.webshop import WebShop; "
+        "w = parse(WebShop, json.loads(sys.argv[1])); "
         "print(json.dumps([[t.data for t in w.tasks('train')], w._find('SHOP000002')[1].price]))"
     )
     command = [sys.executable, "-c", code, json.dumps(shop)]
@@ -248,7 +251,7 @@ def test_goals_and_prices_are_the_same_in_every_process(shop):
     goals, price = json.loads(printed[0])
 
     assert printed[0] == printed[1]
-    assert goals == [dict(task.data) for task in WebShop(**shop).tasks("train")]
+    assert goals == [dict(task.data) for task in parse(WebShop, shop).tasks("train")]
     assert 24.0 <= price <= 31.0
     assert all(
         goal["price_upper"] > 0 and f"{goal['price_upper']:.2f}" in goal["instruction"] for goal in goals
@@ -277,7 +280,7 @@ class Reciter:
 def test_the_worked_example_is_what_the_world_says(shop):
     """Played in the shop it tells of, turn by turn, and bought."""
     protocol = PROTOCOLS["webshop-eto"]
-    make = partial(WebShop, **shop)
+    make = partial(parse, WebShop, shop)
     job = Job(task_of(make(), "SHOP000004"), 0)
 
     (played,) = play([job], Reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
@@ -301,7 +304,7 @@ ZEBRA = Task(
 
 def change(shop, file, edit):
     """Edit one of the shop's files."""
-    path = Path(shop[file])
+    path = Path(shop["files"][file])
     content = json.loads(path.read_text())
     path.write_text(json.dumps(edit(content) or content, indent=1))
 
@@ -316,13 +319,13 @@ def test_a_product_without_a_price_is_named_with_its_remedy(shop):
     change(shop, "products", unpriced)
 
     with pytest.raises(DataError) as raised:
-        WebShop(**shop)
+        parse(WebShop, shop)
 
-    line = Path(shop["products"]).read_text().splitlines().index('  "asin": "SHOP000002",')
+    line = Path(shop["files"]["products"]).read_text().splitlines().index('  "asin": "SHOP000002",')
     assert f"products.json:{line}: product SHOP000002 has no price" in str(raised.value)
     assert "Add it, drop the product, or set default_price (the original takes 100)." in str(raised.value)
-    world = WebShop(**shop, default_price=100)
-    assert world._find("SHOP000002")[1].price_tag == "$100"
+    world = parse(WebShop, shop | {"default_price": 100})
+    assert world._find("SHOP000002")[1].price_tag == "$100.0"
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,7 @@ def test_a_bad_file_is_named(shop, file, edit, message):
     )
 
     with pytest.raises(DataError) as raised:
-        WebShop(**shop).tasks("train")
+        parse(WebShop, shop).tasks("train")
 
     assert message in str(raised.value)
 
@@ -373,16 +376,19 @@ def test_products_are_read_once_each(shop):
     """Repeated and nameless ones are left out, and `num_products` takes the first of the file."""
     change(shop, "products", lambda rows: [*rows[:3], rows[0], {**rows[0], "asin": "nan"}, *rows[3:]])
 
-    assert len(WebShop(**shop)._index) == 18
-    assert len(WebShop(**shop, num_products=4)._index) == 3
+    assert len(parse(WebShop, shop)._index) == 18
+    assert len(parse(WebShop, shop | {"num_products": 4})._index) == 3
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"observation": "html"}, "Unknown observation 'html' of webshop. Known: text, text_rich."),
-        ({"products": "nowhere.json"}, "nowhere.json: expected a file, got none"),
-        ({"goals": "nowhere.json"}, "nowhere.json: expected a file, got none"),
+        (
+            {"files": {"products": "nowhere.json", "attributes": "nowhere.json"}},
+            "nowhere.json: expected a file, got none",
+        ),
+        ({"files": {"products": "nowhere.json"}}, "files.attributes is missing and has no default"),
         (
             {"splits": {"train": (600, None)}},
             "Split 'train' of webshop is empty: it begins at goal 600 of 6.",
@@ -393,7 +399,7 @@ def test_products_are_read_once_each(shop):
 def test_bad_settings_are_refused(shop, settings, message):
     """Before anything is played."""
     with pytest.raises((ConfigError, DataError)) as raised:
-        WebShop(**shop | settings).tasks("train")
+        parse(WebShop, shop | settings).tasks("train")
 
     assert message in str(raised.value)
 
@@ -415,8 +421,8 @@ def test_foreign_tasks_are_refused(world, task, message):
 
 def test_worlds_of_a_process_share_the_catalogue(shop):
     """It is opened once."""
-    assert WebShop(**shop)._index is WebShop(**shop)._index
-    assert WebShop(**shop)._index in _index._open.values()
+    assert parse(WebShop, shop)._index is parse(WebShop, shop)._index
+    assert parse(WebShop, shop)._index in _index._open.values()
 
 
 def product_of(asin, goals):
@@ -446,7 +452,7 @@ def test_the_buyer_earns_everything_on_real_goals(tmp_path):
     attributes.write_text(
         json.dumps({asin: {"attributes": given[0]["attributes"]} for asin, given in rows.items()})
     )
-    world = WebShop(str(products), str(attributes), str(goals), splits={"train": (0, None)})
+    world = WebShop(Files(str(products), str(attributes), str(goals)), splits={"train": (0, None)})
 
     ends = []
     for task in world.tasks("train"):

@@ -74,12 +74,29 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """The files that products come from."""
+class Files:
+    """The original's files."""
 
-    products: Path
-    attributes: Path
-    reviews: Path | None
+    products: str
+    """`items_shuffle.json`, or another catalogue of that form."""
+    attributes: str
+    """`items_ins_v2.json`: attributes and synthetic instructions by product."""
+    goals: str | None = None
+    """`items_human_ins.json`: what people asked for. None makes synthetic goals."""
+    reviews: str | None = None
+    """`reviews.json`. None: products have neither reviews nor ratings."""
+
+    @property
+    def of_products(self) -> list[Path]:
+        """Those that products are read from."""
+        return [Path(file).expanduser() for file in (self.products, self.attributes, self.reviews) if file]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """How the files are read."""
+
+    files: Files
     limit: int | None
     """Products to read, from the beginning of the file."""
     default_price: float | None
@@ -91,10 +108,11 @@ class Catalogue:
         Raises:
             DataError: If a file is malformed, or a product has no price.
         """
-        attributes = read_object(self.attributes)
-        reviews = _read_reviews(self.reviews)
+        products, described, *reviewed = self.files.of_products
+        attributes = read_object(described)
+        reviews = _read_reviews(reviewed[0]) if reviewed else {}
         seen: set[str] = set()
-        for where, row in itertools.islice(read_rows(self.products), self.limit):
+        for where, row in itertools.islice(read_rows(products), self.limit):
             asin = text_of(row, "asin", where)
             if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
                 continue
@@ -137,7 +155,7 @@ class Catalogue:
         if prices:
             return prices
         if not given and self.default_price is not None:
-            return [self.default_price]
+            return [float(self.default_price)]
         raise DataError(
             f"{where}: product {row['asin']} has no price: expected 'pricing' such as '$12.50', got {given!r:.60}. "
             "Add it, drop the product, or set default_price (the original takes 100)."
@@ -230,8 +248,8 @@ def _options(given: Any, where: str) -> dict[str, list[str]]:
     return options
 
 
-def _read_reviews(file: Path | None) -> dict[str, Any]:
-    return {} if file is None else {text_of(row, "asin", where): row for where, row in read_rows(file)}
+def _read_reviews(file: Path) -> dict[str, Any]:
+    return {text_of(row, "asin", where): row for where, row in read_rows(file)}
 
 
 def _review(given: Mapping[str, Any]) -> dict[str, str]:

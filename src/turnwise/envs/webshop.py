@@ -16,7 +16,7 @@ from typing import Any
 
 from turnwise.envs._index import DocumentIndex, check_installed, content_key, open_index
 from turnwise.envs._webshop_buyer import shopping_list
-from turnwise.envs._webshop_data import Catalogue, Goal, Product, human_goals, synthetic_goals
+from turnwise.envs._webshop_data import Catalogue, Files, Goal, Product, human_goals, synthetic_goals
 from turnwise.envs._webshop_pages import (
     OBSERVATIONS,
     SUBPAGES,
@@ -31,6 +31,8 @@ from turnwise.envs._webshop_pages import (
 from turnwise.envs._webshop_reward import purchase_reward
 from turnwise.errors import ConfigError, EnvironmentFailure, did_you_mean
 from turnwise.types import Observation, Task
+
+__all__ = ["SPLITS", "Files", "WebShop"]
 
 SPLITS: dict[str, tuple[int, int | None]] = {
     "test": (0, 500),
@@ -80,11 +82,7 @@ class WebShop:
 
     def __init__(
         self,
-        products: str,
-        attributes: str,
-        goals: str | None = None,
-        reviews: str | None = None,
-        *,
+        files: Files,
         num_products: int | None = None,
         default_price: float | None = None,
         observation: str = "text",
@@ -94,10 +92,7 @@ class WebShop:
         """Check the settings and open the catalogue, indexing it if it is new.
 
         Args:
-            products: `items_shuffle.json` or another catalogue of that form.
-            attributes: `items_ins_v2.json`: attributes and synthetic instructions by product.
-            goals: `items_human_ins.json`. None makes synthetic goals.
-            reviews: `reviews.json`. None: products have neither reviews nor ratings.
+            files: Products, attributes, goals and reviews.
             num_products: Products to read, from the beginning; None: all of them.
             default_price: Price of products without one; None refuses them. The original takes 100.
             observation: `text` (one line, parts joined by [SEP]) or `text_rich` (marked buttons).
@@ -112,18 +107,11 @@ class WebShop:
         self.observation = observation
         self.show_attributes = show_attributes
         self.splits = splits
-        files = {
-            name: Path(file).expanduser()
-            for name, file in (("products", products), ("attributes", attributes), ("reviews", reviews))
-            if file is not None
-        }
-        self._goals_file = Path(goals).expanduser() if goals is not None else None
-        catalogue = Catalogue(
-            files["products"], files["attributes"], files.get("reviews"), num_products, default_price
-        )
-        key = content_key(files.values(), "webshop", *files, num_products, default_price)
-        wanted = content_key([self._goals_file] if self._goals_file else [], key)
-        self.name = f"{_VERSION}-{observation}-{wanted[:8]}"
+        catalogue = Catalogue(files, num_products, default_price)
+        key = content_key(files.of_products, "webshop", bool(files.reviews), num_products, default_price)
+        self._goals_file = Path(files.goals).expanduser() if files.goals else None
+        stamp = content_key([self._goals_file] if self._goals_file else [], key)
+        self.name = f"{_VERSION}-{observation}-{stamp[:8]}"
         self._index: DocumentIndex = open_index(key, catalogue.documents)
         self._goals: list[Goal] | None = None
         self._task: Task | None = None
