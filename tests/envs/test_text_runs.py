@@ -49,13 +49,13 @@ def asked(wiki):
 
 
 def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
-    """They are imported once, carry the run's protocol, and are what pairs prefer."""
+    """They are imported once, carry the run's protocol, and are what pairs prefer; worlds in a process work too."""
     recipe, fireact = RECIPES / "hotpotqa_tlm-dre.yaml", tmp_path / "fireact.json"
     fireact.write_text(json.dumps(EPISODES))
     call = ["import-expert", str(fireact), str(recipe), *words, *asked(wiki)]
 
     first, second = (CliRunner().invoke(app, call, catch_exceptions=False) for _ in range(2))
-    run = open_run(recipe, [*words, *asked(wiki)])
+    run = open_run(recipe, [*words, *asked(wiki), "worlds.processes=1"])
     run_all(run)
 
     assert first.stdout.endswith("trajectories/expert.jsonl: 4 imported, 0 there before\n")
