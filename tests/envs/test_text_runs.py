@@ -48,6 +48,7 @@ def asked(wiki):
     return [*panels, *(setting(key, value) for key, value in wiki.items())]
 
 
+@pytest.mark.slow
 def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
     """They are imported once, carry the run's protocol, and are what pairs prefer; worlds in a process work too."""
     recipe, fireact = RECIPES / "hotpotqa_tlm-dre.yaml", tmp_path / "fireact.json"
@@ -89,6 +90,7 @@ def test_episodes_on_other_questions_are_refused(words, wiki, tmp_path):
         import_expert(run, fireact)
 
 
+@pytest.mark.slow
 def test_webshop_is_taught_by_its_buyer(words, shop):
     """Whose episodes all succeed."""
     from turnwise.collect import import_expert
