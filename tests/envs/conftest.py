@@ -1,6 +1,7 @@
 """Worlds to play in."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,24 @@ def alfworld_data():
     if not folder.is_dir():
         pytest.skip(f"no ALFWorld games at {folder}; set TURNWISE_DATA to the folder that holds alfworld/")
     return folder
+
+
+def _copied(name, target):
+    """A folder beside this file, copied to where a test may change it."""
+    return Path(shutil.copytree(Path(__file__).with_name(name), target / name))
+
+
+@pytest.fixture
+def wiki(tmp_path):
+    """Settings of HotpotQA over an encyclopedia of our own invention."""
+    folder = _copied("wiki", tmp_path)
+    questions = str(folder / "questions.json")
+    return {"questions": {"train": questions, "test": questions}, "corpus": str(folder / "corpus.jsonl")}
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """Settings of WebShop over a catalogue of our own invention."""
+    folder = _copied("shop", tmp_path)
+    files = {name: str(folder / f"{name}.json") for name in ("products", "attributes", "goals", "reviews")}
+    return {"files": files, "splits": {"train": (0, 4), "test": (4, None)}}

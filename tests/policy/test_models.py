@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from turnwise.config import cache_folder
 from turnwise.errors import ModelError
 from turnwise.policy import models
 from turnwise.policy.models import (
-    cache_folder,
     compute_dtype,
     context_length,
     load_model,

@@ -5,20 +5,24 @@ from __future__ import annotations
 from turnwise.envs.alfworld import ALFWorld
 from turnwise.envs.alfworld_like import ALFWorldLike
 from turnwise.envs.alfworld_official import ALFWorldOfficial
+from turnwise.envs.hotpotqa import HotpotQA
 from turnwise.envs.scienceworld import ScienceWorld
+from turnwise.envs.webshop import WebShop
 from turnwise.types import Environment
 
 ENVIRONMENTS: dict[str, type[Environment]] = {
     "alfworld": ALFWorld,
     "alfworld-like": ALFWorldLike,
     "alfworld-official": ALFWorldOfficial,
+    "hotpotqa": HotpotQA,
     "scienceworld": ScienceWorld,
+    "webshop": WebShop,
 }
 """Environments by the name that recipes use."""
 
-SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "scienceworld"})
+SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "hotpotqa", "scienceworld", "webshop"})
 """Environments around which a process only costs: their simulator runs in one of its own anyway, or they are our own
-Python, whose steps take microseconds and wait for nothing (ALFWorld's reader; in threads, all share one archive).
+Python, which waits for nothing and whose worlds share what they hold.
 
 ScienceWorld, 16 episodes at once on two cores (`benchmarks/worlds.py --jvm`, one run each): with one JVM for all, 17
 turns/s and 0.6 GB; with a process and a JVM for each world, 10 turns/s and 3.7 GB.

@@ -1,7 +1,9 @@
 """Named protocols: the rules under which published scores were made."""
 
 from turnwise.envs._alfworld_protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
+from turnwise.envs._hotpotqa_react import HOTPOTQA_REACT, REACT_PROTOCOL
 from turnwise.envs._scienceworld_eto import ETO_MAX_TURNS, ETO_PROTOCOL
+from turnwise.envs._webshop_eto import WEBSHOP_ETO, WEBSHOP_PROTOCOL
 from turnwise.types import EpisodeProtocol
 
 _SCIENCEWORLD = (
@@ -16,8 +18,10 @@ PROTOCOLS = {
     ETO_PROTOCOL: EpisodeProtocol(
         name=ETO_PROTOCOL, system=_SCIENCEWORLD, max_turns=100, max_turns_by_kind=ETO_MAX_TURNS
     ),
+    REACT_PROTOCOL: HOTPOTQA_REACT,
+    WEBSHOP_PROTOCOL: WEBSHOP_ETO,
 }
-"""Turn limits as in Song et al. 2024, arXiv:2403.02502; kinds it leaves out have ScienceWorld's own 100.
+"""ScienceWorld: turn limits as in Song et al. 2024, arXiv:2403.02502; kinds it leaves out have ScienceWorld's own 100.
 
 The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper.
 """

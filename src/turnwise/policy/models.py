@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from turnwise.config import cache_folder
 from turnwise.errors import ModelError
 
 _logger = logging.getLogger(__name__)
@@ -31,12 +31,6 @@ _M_MMAP_THRESHOLD = -3
 """Name of glibc's option in malloc.h."""
 
 DTYPES = ("auto", "float32", "bfloat16")
-
-
-def cache_folder() -> Path:
-    """Where converted models and reference log-probabilities are kept; `TURNWISE_CACHE` overrides it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "turnwise"
-    return Path(os.environ.get("TURNWISE_CACHE", default))
 
 
 def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:

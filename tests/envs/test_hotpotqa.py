@@ -1,0 +1,406 @@
+"""HotpotQA over a small encyclopedia: ReAct's three actions, rewards, tasks, files, and episodes of others."""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from turnwise.envs.check import check_environment
+from turnwise.envs.hotpotqa import HotpotQA
+from turnwise.envs.protocols import PROTOCOLS
+from turnwise.errors import ConfigError, DataError, EnvironmentFailure
+from turnwise.rollout import Job, play
+from turnwise.types import Action, Sampling, Status, Task
+
+DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+OBSERVATORY = "Fernhill Observatory"
+QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json").read_text())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """A cache that all tests of this file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def world(wiki):
+    """The encyclopedia, with the first question asked."""
+    world = HotpotQA(**wiki)
+    world.reset(world.tasks("train")[0])
+    return world
+
+
+def say(world, *actions):
+    """What the world answers to the last of some actions."""
+    return [world.step(action) for action in actions][-1]
+
+
+def test_it_keeps_the_contract(wiki):
+    """As `check_environment` sees it."""
+    assert check_environment(partial(HotpotQA, **wiki)) == []
+
+
+@pytest.mark.parametrize("title", [OBSERVATORY, "fernhill  OBSERVATORY"])
+def test_a_title_opens_its_page(world, title):
+    """And shows five of its six sentences."""
+    text = say(world, f"search[{title}]").text
+
+    assert text.startswith("Fernhill Observatory is an astronomical")
+    assert text.endswith("The dome was restored in 1998.")
+
+
+def test_other_words_list_similar_titles(world):
+    """Each once, best first; the open page stays."""
+    seen = say(world, "search[Tollbridge]", "search[island of Sarn]")
+
+    assert seen.text == (
+        "Could not find island of Sarn. Similar: ['Sarn (island)', 'Fernhill Observatory', 'Holm', 'Edda Marwick']."
+    )
+    assert seen.valid
+    assert "market town" in say(world, "lookup[market]").text
+    assert say(world, "search[zebra]").text == "Could not find zebra. Similar: []."
+
+
+def test_the_best_match_can_be_opened_instead(wiki):
+    """For policies that search by questions."""
+    world = HotpotQA(**wiki, match="best")
+    world.reset(world.tasks("train")[0])
+
+    assert say(world, "search[who was an amateur astronomer?]").text.startswith("Edda Marwick (1822")
+    assert say(world, "search[sarn (ISLAND)]").text.startswith("Sarn is an island")
+    assert say(world, "search[zebra]").text == "Could not find zebra."
+
+
+def test_look_up_goes_from_one_sentence_to_the_next(world):
+    """On all paragraphs of the page; another keyword or page begins anew."""
+    world.step("search[Sarn (island)]")
+
+    texts = [
+        world.step(f"lookup[{word}]").text
+        for word in ["sarn", "sarn", "sarn", "sarn", "sarn", "bridge", "sarn"]
+    ]
+
+    assert texts == [
+        "(Result 1 / 4) Sarn is an island of sheep and slate.",
+        "(Result 2 / 4) Sarn has two harbours.",
+        "(Result 3 / 4) The observatory of Sarn stands on its highest hill.",
+        "(Result 4 / 4) No bridge leads to Sarn.",
+        "No more results.",
+        "(Result 1 / 1) No bridge leads to Sarn.",
+        "(Result 1 / 4) Sarn is an island of sheep and slate.",
+    ]
+    assert say(world, "search[Holm]", "lookup[sarn]").text == "No more results."
+
+
+def test_without_a_page_nothing_is_found(world):
+    """As in ReAct."""
+    assert say(world, "lookup[Sarn]").text == "No more results."
+
+
+@pytest.mark.parametrize(
+    "action", ["", "think[it over]", "search[]", "lookup[ ]", "search Sarn", "search[Sarn", "[Sarn]"]
+)
+def test_what_is_no_action_changes_nothing(world, action):
+    """It is answered with the three that are."""
+    before = say(world, "search[Holm]")
+    seen = say(world, action)
+
+    assert not seen.valid
+    assert "search[entity], lookup[keyword] or finish[answer]" in seen.text
+    assert seen.state_key == before.state_key
+
+
+def test_equal_states_have_equal_keys(world):
+    """Whatever the way there; look-ups and other tasks make others."""
+    first = say(world, "search[Holm]", "search[Tollbridge]").state_key
+    looked = say(world, "lookup[town]").state_key
+    world.reset(world.tasks("train")[0])
+    again = say(world, "search[tollbridge]").state_key
+    world.reset(world.tasks("train")[1])
+    other = say(world, "search[tollbridge]").state_key
+
+    assert first == again
+    assert len({first, looked, other}) == 3
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "earned", "success"),
+    [
+        ("f1", "Wend", 1.0, True),
+        ("f1", "river Wend", 2 / 3, False),
+        ("em", "river Wend", 0.0, False),
+        ("em", "The Wend.", 1.0, True),
+        ("f1", "", 0.0, False),
+    ],
+)
+def test_finishing_pays(wiki, reward, answer, earned, success):
+    """F1 or exact match; success is exact match."""
+    world = HotpotQA(**wiki, reward=reward)
+    world.reset(world.tasks("train")[0])
+
+    seen = world.step(f"Finish[{answer}]")
+
+    assert seen.reward == pytest.approx(earned)
+    assert (seen.terminated, seen.success) == (True, success)
+    assert seen.text == f"Episode finished, reward = {earned:g}"
+    with pytest.raises(EnvironmentFailure, match="call reset"):
+        world.step("finish[Wend]")
+
+
+def test_tasks_are_the_questions(wiki):
+    """Named for their question; one that is asked twice gets a number."""
+    Path(wiki["questions"]["test"]).write_text("\n".join(map(json.dumps, [*QUESTIONS, QUESTIONS[0]])))
+
+    tasks = HotpotQA(**wiki).tasks("test")
+
+    assert [task.kind for task in tasks] == ["bridge", "comparison", "bridge", "bridge", "bridge"]
+    assert tasks[0].data == {key: QUESTIONS[0][key] for key in ("question", "answer")}
+    assert tasks[4].id == f"{tasks[0].id}-2"
+
+
+class Reciter:
+    """An engine that gives the actions of a worked example."""
+
+    name = "reciter"
+
+    def __init__(self, example):
+        self.actions = [message["content"] for message in example if message["role"] == "assistant"]
+
+    def generate(self, prompts, sampling):
+        """The action of this turn."""
+        return [Action(self.actions[len(prompt.turns)]) for prompt in prompts]
+
+    def forget(self, conversation):
+        """Nothing is kept."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+def test_the_worked_example_is_what_the_world_says(wiki):
+    """Played in the encyclopedia it tells of, turn by turn, and solved."""
+    protocol = PROTOCOLS["hotpotqa-react"]
+    make = partial(HotpotQA, **wiki)
+    job = Job(make().tasks("train")[0], 0)
+
+    (played,) = play([job], Reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
+
+    assert played.messages[1 + len(protocol.example) :] == list(protocol.example)
+    assert (played.status, played.success, played.protocol) == (
+        Status.COMPLETED,
+        True,
+        "hotpotqa-react-react",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "A page."}', "corpus.jsonl:7: expected a text in 'title', got the keys text"),
+        ('{"title": " ", "text": "A page."}', "corpus.jsonl:7: expected a text in 'title', got ' '"),
+        ('{"title": "Holm"}', "corpus.jsonl:7: expected a text in 'text', got the keys title"),
+        ('{"title": "Holm", "sentences": "A page."}', "corpus.jsonl:7: sentences: expected a list of texts"),
+        ('{"title": "Holm", "te', "corpus.jsonl:7: the object that begins here is no JSON"),
+    ],
+)
+def test_a_bad_line_of_the_corpus_is_named(wiki, line, message):
+    """With what is missing and what to do; nothing is built."""
+    with Path(wiki["corpus"]).open("a") as file:
+        file.write(line + "\n")
+
+    with pytest.raises(DataError) as raised:
+        HotpotQA(**wiki)
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[\n{"question": "Why?"}\n]',
+            "questions.json:2: expected a text in 'answer', got the keys question. Add it",
+        ),
+        ('[{"question": 7, "answer": "x"}]', "questions.json:1: expected a text in 'question', got 7"),
+        ('[{"question": "Why?", "answer": "x"}', "questions.json:1: the array does not end"),
+        ("[]", "expected questions, got none"),
+    ],
+)
+def test_a_bad_question_is_named(wiki, text, message):
+    """With its line."""
+    Path(wiki["questions"]["test"]).write_text(text)
+
+    with pytest.raises(DataError) as raised:
+        HotpotQA(**wiki).tasks("test")
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"reward": "f2"}, ConfigError, "Unknown reward 'f2' of hotpotqa. Did you mean 'f1'?"),
+        ({"match": "titel"}, ConfigError, "Did you mean 'title'?"),
+        ({"corpus": "nowhere.jsonl"}, DataError, "nowhere.jsonl: expected a file, got none"),
+    ],
+)
+def test_bad_settings_are_refused(wiki, settings, error, message):
+    """Before anything is played."""
+    with pytest.raises(error) as raised:
+        HotpotQA(**wiki | settings)
+
+    assert message in str(raised.value)
+
+
+def test_unknown_splits_and_foreign_tasks_are_refused(world):
+    """With what is known."""
+    with pytest.raises(ConfigError, match=r"Unknown split 'trian' of hotpotqa\. Did you mean 'train'"):
+        world.tasks("trian")
+    with pytest.raises(EnvironmentFailure, match="must carry data with a text 'question'"):
+        world.reset(Task("x"))
+
+
+def transcript(*steps):
+    """A recorded episode, as FireAct's fine-tuning rows have it."""
+    return "".join(f"Thought: {t}\nAction: {a}\nObservation: {o}\n" for t, a, o in steps)
+
+
+RIVER = QUESTIONS[0]["question"]
+FIREACT = [
+    {
+        "instruction": f" {RIVER}\n",
+        "input": "",
+        "output": transcript(
+            ("I search.\nFor the river.", "search[river of Tollbridge]", "Wend is\na river."),
+            ("It is the Wend.", "finish[river Wend]", "Episode finished, reward = True"),
+        ),
+    },
+    {"instruction": "Another question?", "output": transcript(("So.", "finish[x]", "Episode finished"))},
+    {
+        "instruction": RIVER,
+        "output": "Thought: two at once.\nAction: search[a]\nThought: or\nAction: finish[Wend]",
+    },
+    {"instruction": RIVER, "output": "finish[Wend]"},
+]
+ROLLOUTS = {
+    "17": {
+        "traj": [
+            {"role": "user", "content": RIVER},
+            {"role": "assistant", "content": "Thought: I know.\nAction: finish[The Wend]"},
+            {"role": "user", "content": "Observation: Episode finished, reward = True"},
+        ]
+    }
+}
+
+
+def write(thought, action):
+    """A turn as the react format has it."""
+    return f"Thought: {thought}\nAction: {action}"
+
+
+def test_episodes_of_others_become_trajectories(world, tmp_path):
+    """Of known questions, scored here; where the form breaks they end, and without a step they are left out."""
+    file = tmp_path / "fireact.json"
+    file.write_text(json.dumps(FIREACT))
+
+    found, cut = world.read_experts(file, world.tasks("train"), write)
+
+    assert [turn.observation_text for turn in found.turns] == [f"Question: {RIVER}", "Wend is\na river."]
+    assert [turn.action.text for turn in found.turns] == [
+        "Thought: I search.\nFor the river.\nAction: search[river of Tollbridge]",
+        "Thought: It is the Wend.\nAction: finish[river Wend]",
+    ]
+    assert found.task == world.tasks("train")[0]
+    assert [turn.reward for turn in found.turns] == pytest.approx([0, 2 / 3])
+    assert (found.success, found.terminated, found.environment) == (False, True, world.name)
+    assert (cut.sample, len(cut.turns), cut.truncated, cut.total_reward) == (1, 1, True, 0.0)
+
+
+def test_rollouts_become_trajectories_too(world, tmp_path):
+    """The other form."""
+    file = tmp_path / "rollouts.json"
+    file.write_text(json.dumps(ROLLOUTS))
+
+    (found,) = world.read_experts(file, world.tasks("train"), write)
+
+    assert found.success
+    assert [turn.action.text for turn in found.turns] == ["Thought: I know.\nAction: finish[The Wend]"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "cannot be read"),
+        ("[7]", "entry 1: expected an object, got 7"),
+        ('[{"instruction": "Why?"}]', "entry 1: expected a text in 'output', got the keys instruction"),
+        ('{"9": {"traj": "x"}}', "entry 9: traj: expected a list of messages, got 'x'"),
+        ('{"9": {"traj": []}}', "entry 9: traj: expected a list of messages, got []"),
+    ],
+)
+def test_other_files_are_no_episodes(world, tmp_path, content, message):
+    """What is wrong is named with its entry."""
+    file = tmp_path / "file.json"
+    file.write_text(content)
+
+    with pytest.raises(DataError) as raised:
+        list(world.read_experts(file, world.tasks("train"), write))
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or TURNWISE_DATA)")
+def test_real_rollouts_are_scored_as_they_were(wiki):
+    """465 rollouts of FireAct: 3 never finish; of 462, all but one have the EM and F1 recorded with them.
+
+    The one writes on after its finish line, and its record took all of that for the answer.
+    """
+    wiki["questions"]["dev"] = str(DATA / "hotpotqa" / "react_hotpot_dev_v1_simplified.json")
+    world = HotpotQA(**wiki)
+    file = DATA / "fireact" / "trajs_gpt35ft_dev500.json"
+    recorded = {row["traj"][0]["content"].strip(): row for row in json.loads(file.read_text()).values()}
+
+    found = list(world.read_experts(file, world.tasks("dev"), write))
+
+    pairs = [(one, recorded[one.task.data["question"]]) for one in found if one.terminated]
+    same = [one.success == row["em"] and one.total_reward == pytest.approx(row["f1"]) for one, row in pairs]
+    assert (len(found), len(pairs), sum(same)) == (465, 462, 461)
+
+
+@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or TURNWISE_DATA)")
+def test_real_training_episodes_are_read_whole(tmp_path):
+    """500 rows, 1385 steps, each with its observation and ended by an answer."""
+    from turnwise.envs._fireact import read_recorded
+
+    found = [recorded for _, recorded in read_recorded(DATA / "fireact" / "hotpotqa.json")]
+
+    steps = [step for recorded in found for step in recorded.steps]
+    assert (len(found), len(steps)) == (500, 1385)
+    assert all(step.thought and step.observation for step in steps)
+    assert all(recorded.steps[-1].action.startswith("finish[") for recorded in found)
+
+
+@pytest.mark.skipif(not (DATA / "hotpotqa").is_dir(), reason="needs shared/data/hotpotqa (or TURNWISE_DATA)")
+def test_real_questions_find_their_paragraphs(tmp_path):
+    """100 dev questions over their 991 paragraphs: for 99 a supporting page is among the 10 best, for 81 both are."""
+    from turnwise.envs.hotpotqa_corpus import distractor_paragraphs, write_corpus
+
+    file = DATA / "hotpotqa" / "hotpot_dev_distractor_100.json"
+    corpus = tmp_path / "corpus.jsonl"
+    count = write_corpus(distractor_paragraphs([file]), corpus)
+    world = HotpotQA({"dev": str(file)}, str(corpus))
+    rows = json.loads(file.read_text())
+
+    wanted = [set(row["supporting_facts"]["title"]) for row in rows]
+    found = [
+        {world._index[number]["title"] for number in world._index.search(row["question"], 10)} for row in rows
+    ]
+
+    assert (count, len(world.tasks("dev"))) == (991, 100)
+    hits = [len(found[n] & wanted[n]) for n in range(100)]
+    assert sum(hit > 0 for hit in hits) >= 97
+    assert sum(hit == 2 for hit in hits) >= 78

@@ -1,0 +1,72 @@
+"""Objects of a file, one at a time, with the line that each begins at."""
+
+import json
+
+import pytest
+
+from turnwise.envs import _rows
+from turnwise.envs._rows import read_rows
+from turnwise.errors import DataError
+
+ROWS = [{"a": 1, "text": 'x ] } \\ " [ {'}, {"b": [{"c": "é"}, []]}, {}]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (json.dumps(ROWS), [1, 1, 1]),
+        (json.dumps(ROWS, indent=1), [2, 6, 14]),
+        ("\n".join(map(json.dumps, ROWS)), [1, 2, 3]),
+        ("\n\n".join(map(json.dumps, ROWS)) + "\n\n", [1, 3, 5]),
+        ("\ufeff" + json.dumps(ROWS), [1, 1, 1]),
+    ],
+)
+def test_arrays_and_lines(tmp_path, monkeypatch, text, lines, chunk):
+    """Both forms, however the reads fall."""
+    monkeypatch.setattr(_rows, "_CHUNK", chunk)
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+
+    found = list(read_rows(file))
+
+    assert found == [(f"{file}:{line}", row) for line, row in zip(lines, ROWS, strict=True)]
+
+
+@pytest.mark.parametrize("text", ["", "[]", " [ ] \n"])
+def test_no_rows(tmp_path, text):
+    """Is no error here."""
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+
+    assert list(read_rows(file)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": \n', "rows.json:2: the object that begins here is no JSON"),
+        ('[\n{"a": 1},\n{"a": 2}', "rows.json:3: the array does not end: the file was cut short"),
+        ('[\n{"a": 1},\n7]', "rows.json:3: expected a JSON object, got '7]'"),
+        ("title\ttext\n", "rows.json:1: expected a JSON object, got 'title"),
+        ('{"a": 1}]', "expected a JSON object, got ']'"),
+    ],
+)
+def test_what_is_no_row_is_named_with_its_line(tmp_path, text, message):
+    """Also where a file was cut short."""
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+
+    with pytest.raises(DataError) as raised:
+        list(read_rows(file))
+
+    assert message in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    """Missing ones, and those that are not UTF-8."""
+    (tmp_path / "latin.json").write_bytes(b'{"a": "\xe9"}')
+
+    for name in ("none.json", "latin.json"):
+        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+            list(read_rows(tmp_path / name))

@@ -1,0 +1,463 @@
+"""WebShop over a small catalogue: pages, clicks, goals, the scripted buyer, and bad files."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from turnwise.config import parse
+from turnwise.envs import _index
+from turnwise.envs._webshop_data import Files
+from turnwise.envs.check import check_environment
+from turnwise.envs.protocols import PROTOCOLS
+from turnwise.envs.webshop import WebShop
+from turnwise.errors import ConfigError, DataError, EnvironmentFailure
+from turnwise.rollout import Job, play
+from turnwise.types import Action, Sampling, Status, Task
+
+DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """A cache that all tests of this file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def world(shop):
+    """The shop, with the goal of two gluten free ginger biscuits."""
+    world = parse(WebShop, shop)
+    world.reset(task_of(world, "SHOP000004"))
+    return world
+
+
+def task_of(world, asin):
+    """The first task that wants a product."""
+    tasks = [task for split in world.splits for task in world.tasks(split)]
+    return next(task for task in tasks if task.data["asin"] == asin)
+
+
+def do(world, *actions):
+    """What the world answers to the last of some actions."""
+    return [world.step(action) for action in actions][-1]
+
+
+def after_goal(seen):
+    """A page's parts after the goal."""
+    return seen.text.split(" [SEP] ")[2:]
+
+
+def test_it_keeps_the_contract(shop):
+    """As `check_environment` sees it."""
+    assert check_environment(partial(parse, WebShop, shop)) == []
+
+
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_the_buyer_earns_everything(shop, synthetic):
+    """On each goal, written or synthetic."""
+    world = parse(WebShop, shop | {"files": shop["files"] | ({"goals": None} if synthetic else {})})
+    tasks = [task for split in world.splits for task in world.tasks(split)]
+
+    ends = []
+    for task in tasks:
+        world.reset(task)
+        ends.append(do(world, *world.expert(task)))
+
+    assert len(tasks) == (4 * 2 + 2 * 3 + 3 * 2 if synthetic else 6)
+    assert [(end.reward, end.success, end.terminated) for end in ends] == [(1.0, True, True)] * len(tasks)
+    with pytest.raises(EnvironmentFailure, match="call reset"):
+        world.step("click[buy now]")
+
+
+def test_the_buyer_turns_pages(shop, monkeypatch):
+    """Where the product is not among the first results."""
+    monkeypatch.setattr("turnwise.envs._webshop_buyer._queries", lambda goal, meant: ["tea mug"])
+    world = parse(WebShop, shop)
+    task = task_of(world, "SHOP000107")
+    task = replace(task, data={**task.data, "asin": "SHOP000111"})
+
+    assert world.expert(task)[:3] == ["search[tea mug]", "click[next >]", "click[shop000111]"]
+
+
+def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):
+    """The expert says so; its episode is stored as failed."""
+    monkeypatch.setattr("turnwise.envs._webshop_buyer._queries", lambda goal, meant: ["zebra"])
+
+    with pytest.raises(EnvironmentFailure, match=r"no search lists product SHOP000004 .Harbour Oat"):
+        world.expert(task_of(world, "SHOP000004"))
+
+
+def test_the_first_page(shop):
+    """The goal, and a search bar that cannot be clicked."""
+    world = parse(WebShop, shop)
+    seen = world.reset(task_of(world, "SHOP000003"))
+
+    assert seen.text == (
+        "WebShop [SEP] Instruction: [SEP] i need a desk lamp that has a usb port, "
+        "and price lower than 80.00 dollars [SEP] Search"
+    )
+    assert seen.admissible == ("search[<keywords>]",)
+    assert not do(world, "click[search]").valid
+
+
+def test_results_come_in_pages_of_ten(world):
+    """With the buttons that lead on and back."""
+    first = do(world, "search[Mug]")
+    second = do(world, "click[Next >]")
+
+    assert after_goal(first)[:3] == ["Back to Search", "Page 1 (Total results: 13)", "Next >"]
+    assert len(after_goal(first)) == 3 + 10 * 3
+    assert after_goal(second)[:3] == ["Back to Search", "Page 2 (Total results: 13)", "< Prev"]
+    assert len(after_goal(second)) == 3 + 3 * 3
+    assert not do(world, "click[next >]").valid
+    assert do(world, "click[< prev]") == first
+
+
+def test_a_product_has_options_and_subpages(shop):
+    """Options stay chosen over a look at a subpage, until one goes back to the results."""
+    world = parse(WebShop, shop | {"show_attributes": True})
+    world.reset(task_of(world, "SHOP000001"))
+    item = do(world, "search[enamel camping]", "click[SHOP000001]")
+    chosen = do(world, "click[Black]")
+
+    assert after_goal(item)[2:6] == ["color", "black", "sand", "moss green"]
+    assert after_goal(item)[-8:] == [
+        "Fernhill Enamel Camping Mug, Dishwasher Safe",
+        "Price: $12.5",
+        "Rating: 4.5",
+        "Description",
+        "Features",
+        "Reviews",
+        "Attributes",
+        "Buy Now",
+    ]
+    subpages = {
+        "description": ["A light mug for tent and hut. It stands on a fire."],
+        "features": ["enamel on steel, dishwasher safe", "holds 12 ounces"],
+        "reviews": ['"Sturdy"', "5.0", "Fell off a rock and lived."],
+        "attributes": [
+            "dishwasher safe",
+            "light weight",
+            "garden",
+            "camping mugs",
+            "Kitchen › Drinkware › Mugs",
+        ],
+    }
+    for name, texts in subpages.items():
+        assert after_goal(do(world, f"click[{name}]")) == ["Back to Search", "< Prev", *texts]
+        assert do(world, "click[< prev]") == chosen
+    assert do(world, "click[< prev]", "click[shop000001]").state_key == item.state_key
+
+
+def test_what_has_no_reviews_or_features_says_so(world):
+    """Without a rating either; a product without attributes has the original's placeholder."""
+    item = do(world, "search[butter tin]", "click[shop000005]")
+
+    assert "Rating: N.A." in after_goal(item)
+    assert "Attributes" not in after_goal(item)
+    assert after_goal(do(world, "click[reviews]"))[2:] == ["No reviews found"]
+    assert after_goal(do(world, "click[< prev]", "click[features]"))[2:] == ["No Features"]
+
+
+@pytest.mark.parametrize(
+    "action", ["", "buy", "click[buy now]", "click[]", "search[]", "click[zebra]", "Click[next >]"]
+)
+def test_what_the_page_does_not_offer_does_nothing(world, action):
+    """The page is shown again."""
+    before = do(world, "search[biscuits]")
+    seen = do(world, action)
+
+    assert not seen.valid
+    assert (seen.text, seen.state_key, seen.reward) == (before.text, before.state_key, 0.0)
+
+
+def test_one_can_search_from_any_page(world):
+    """As in the original, though only its first page has a search bar."""
+    seen = do(world, "search[mug]", "click[shop000001]", "search[butter tin]")
+
+    assert after_goal(seen)[:3] == ["Back to Search", "Page 1 (Total results: 1)", "SHOP000005"]
+
+
+def test_a_wrong_purchase_earns_its_part(world):
+    """Ginger biscuits that are not gluten free: (0 + 0 + 1) / (1 + 2 + 1); success is all of it."""
+    seen = do(world, "search[copper kettle]", "click[shop000006]", "click[buy now]")
+
+    assert (seen.reward, seen.success, seen.terminated) == (0.25, False, True)
+    assert seen.text.endswith("Your score (min 0.0, max 1.0) [SEP] 0.25")
+
+
+def test_equal_states_have_equal_keys(world):
+    """Whatever the way there; options and other tasks make others."""
+    path = ("search[oat biscuits]", "click[shop000004]")
+    first = do(world, *path).state_key
+    again = do(world, "click[ginger]", "click[back to search]", *path).state_key
+    chosen = do(world, "click[ginger]").state_key
+    world.reset(task_of(world, "SHOP000003"))
+    other = do(world, *path).state_key
+
+    assert first == again
+    assert len({first, chosen, other}) == 3
+
+
+def test_rich_text_marks_what_can_be_clicked(shop):
+    """And what was."""
+    world = parse(WebShop, shop | {"observation": "text_rich"})
+    world.reset(task_of(world, "SHOP000004"))
+    item = do(world, "search[oat]", "click[shop000004]", "click[ginger]")
+    results = do(world, "click[< prev]")
+
+    assert item.text.startswith("You have clicked ginger.\nInstruction:\n")
+    for line in (
+        "[button] Back to Search [button_]",
+        "  [clicked button] ginger [clicked button_]",
+        "flavor name",
+    ):
+        assert f"\n{line}\n" in item.text
+    assert "\n\n[clicked button] SHOP000004 [clicked button_]\nHarbour Oat" in results.text
+
+
+def test_goals_keep_the_order_of_the_original(shop):
+    """In the order of the products, shuffled with its seed; those without attributes or product are left out."""
+    world = parse(WebShop, shop)
+    asins = ["SHOP000001"] * 2 + ["SHOP000002", "SHOP000003", "SHOP000004", "SHOP000107"]
+    random.Random(233).shuffle(asins)
+
+    tasks = [*world.tasks("train"), *world.tasks("test")]
+
+    assert [task.id for task in tasks] == [str(number) for number in range(6)]
+    assert [task.data["asin"] for task in tasks] == asins
+    assert [task.split for task in tasks] == ["train"] * 4 + ["test"] * 2
+    assert {task.kind for task in tasks} == {"garden", "fashion", "electronics", "grocery"}
+
+
+def test_goals_and_prices_are_the_same_in_every_process(shop):
+    """Also where a price is a range: nothing is drawn from the global generator."""
+    code = (
+        "import json, sys; from turnwise.config import parse; from turnwise.envs.webshop import WebShop; "
+        "w = parse(WebShop, json.loads(sys.argv[1])); "
+        "print(json.dumps([[t.data for t in w.tasks('train')], w._find('SHOP000002')[1].price]))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(shop)]
+    printed = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    goals, price = json.loads(printed[0])
+
+    assert printed[0] == printed[1]
+    assert goals == [dict(task.data) for task in parse(WebShop, shop).tasks("train")]
+    assert 24.0 <= price <= 31.0
+    assert all(
+        goal["price_upper"] > 0 and f"{goal['price_upper']:.2f}" in goal["instruction"] for goal in goals
+    )
+
+
+class Reciter:
+    """An engine that gives the actions of a worked example."""
+
+    name = "reciter"
+
+    def __init__(self, example):
+        self.actions = [message["content"] for message in example if message["role"] == "assistant"]
+
+    def generate(self, prompts, sampling):
+        """The action of this turn."""
+        return [Action(self.actions[len(prompt.turns)]) for prompt in prompts]
+
+    def forget(self, conversation):
+        """Nothing is kept."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+def test_the_worked_example_is_what_the_world_says(shop):
+    """Played in the shop it tells of, turn by turn, and bought."""
+    protocol = PROTOCOLS["webshop-eto"]
+    make = partial(parse, WebShop, shop)
+    job = Job(task_of(make(), "SHOP000004"), 0)
+
+    (played,) = play([job], Reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
+
+    assert played.messages[1 + len(protocol.example) :] == list(protocol.example)
+    assert (played.status, played.success, played.protocol) == (Status.COMPLETED, True, "webshop-eto-react")
+
+
+ZEBRA = Task(
+    "x",
+    data={
+        "asin": "ZEBRA",
+        "category": "",
+        "instruction": "",
+        "attributes": [],
+        "options": [],
+        "price_upper": 1.0,
+    },
+)
+
+
+def change(shop, file, edit):
+    """Edit one of the shop's files."""
+    path = Path(shop["files"][file])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(edit(content) or content, indent=1))
+
+
+def unpriced(rows):
+    """The second product loses its price."""
+    rows[1]["pricing"] = None
+
+
+def test_a_product_without_a_price_is_named_with_its_remedy(shop):
+    """File, line and product; a default price lets it in, as in the original."""
+    change(shop, "products", unpriced)
+
+    with pytest.raises(DataError) as raised:
+        parse(WebShop, shop)
+
+    line = Path(shop["files"]["products"]).read_text().splitlines().index('  "asin": "SHOP000002",')
+    assert f"products.json:{line}: product SHOP000002 has no price" in str(raised.value)
+    assert "Add it, drop the product, or set default_price (the original takes 100)." in str(raised.value)
+    world = parse(WebShop, shop | {"default_price": 100})
+    assert world._find("SHOP000002")[1].price_tag == "$100.0"
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "message"),
+    [
+        (
+            "products",
+            lambda rows: rows[0].update(pricing="$ free"),
+            "product SHOP000001 has no price: expected",
+        ),
+        (
+            "products",
+            lambda rows: rows[0].pop("name"),
+            "products.json:2: expected a text in 'name', got the keys asin",
+        ),
+        (
+            "products",
+            lambda rows: rows[0].update(customization_options=[1]),
+            "customization_options: expected options",
+        ),
+        (
+            "products",
+            lambda rows: rows[0].update(customization_options={"a": [{}]}),
+            "a: expected a text in 'value'",
+        ),
+        ("products", lambda rows: ["x"], "products.json:2: expected a JSON object, got '\"x\"\\n]'"),
+        ("products", lambda rows: rows.clear(), "there is no document to search"),
+        ("attributes", lambda rows: [1], "attributes.json: expected a JSON object by product, got [1]"),
+        ("goals", lambda rows: {"SHOP000001": [{}]}, "goals.json: product SHOP000001: expected goals with"),
+        ("goals", lambda rows: rows["SHOP000003"][0].pop("instruction"), "expected a text in 'instruction'"),
+    ],
+)
+def test_a_bad_file_is_named(shop, file, edit, message):
+    """With the product and what was expected."""
+    change(
+        shop,
+        file,
+        lambda content: (lambda answer: answer if isinstance(answer, list | dict) else None)(edit(content)),
+    )
+
+    with pytest.raises(DataError) as raised:
+        parse(WebShop, shop).tasks("train")
+
+    assert message in str(raised.value)
+
+
+def test_products_are_read_once_each(shop):
+    """Repeated and nameless ones are left out, and `num_products` takes the first of the file."""
+    change(shop, "products", lambda rows: [*rows[:3], rows[0], {**rows[0], "asin": "nan"}, *rows[3:]])
+
+    assert len(parse(WebShop, shop)._index) == 18
+    assert len(parse(WebShop, shop | {"num_products": 4})._index) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"observation": "html"}, "Unknown observation 'html' of webshop. Known: text, text_rich."),
+        (
+            {"files": {"products": "nowhere.json", "attributes": "nowhere.json"}},
+            "nowhere.json: expected a file, got none",
+        ),
+        ({"files": {"products": "nowhere.json"}}, "files.attributes is missing and has no default"),
+        (
+            {"splits": {"train": (600, None)}},
+            "Split 'train' of webshop is empty: it begins at goal 600 of 6.",
+        ),
+        ({"splits": {"test": (0, 5)}}, "Unknown split 'train' of webshop. Known: test."),
+    ],
+)
+def test_bad_settings_are_refused(shop, settings, message):
+    """Before anything is played."""
+    with pytest.raises((ConfigError, DataError)) as raised:
+        parse(WebShop, shop | settings).tasks("train")
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Task("x"), "must carry a goal, got {}: take it from tasks()"),
+        (ZEBRA, "wants product ZEBRA, which this catalogue does not have: take tasks from tasks()"),
+    ],
+)
+def test_foreign_tasks_are_refused(world, task, message):
+    """With what is wrong with them."""
+    with pytest.raises(EnvironmentFailure) as raised:
+        world.reset(task)
+
+    assert message in str(raised.value)
+
+
+def test_worlds_of_a_process_share_the_catalogue(shop):
+    """It is opened once."""
+    assert parse(WebShop, shop)._index is parse(WebShop, shop)._index
+    assert parse(WebShop, shop)._index in _index._open.values()
+
+
+def product_of(asin, goals):
+    """A product made of what the goals written for it say: the real catalogue is not ours to keep."""
+    options = {}
+    for goal in goals:
+        for name, _, value in (option.partition(": ") for option in goal["options"]):
+            options.setdefault(name, {})[value.strip()] = None
+    return {
+        "asin": asin,
+        "name": " ".join(goals[0]["instruction"].split()[:14]),
+        "query": "x",
+        "pricing": "$19.99",
+        "customization_options": {
+            name: [{"value": value} for value in values] for name, values in options.items()
+        },
+    }
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs shared/data/webshop (or TURNWISE_DATA)")
+def test_the_buyer_earns_everything_on_real_goals(tmp_path):
+    """106 goals that people wrote, with their attributes and options, in a shop of 98 products made for them."""
+    goals = DATA / "items_human_ins_10000.json"
+    rows = json.loads(goals.read_text())
+    products, attributes = tmp_path / "products.json", tmp_path / "attributes.json"
+    products.write_text(json.dumps([product_of(asin, given) for asin, given in rows.items()]))
+    attributes.write_text(
+        json.dumps({asin: {"attributes": given[0]["attributes"]} for asin, given in rows.items()})
+    )
+    world = WebShop(Files(str(products), str(attributes), str(goals)), splits={"train": (0, None)})
+
+    ends = []
+    for task in world.tasks("train"):
+        world.reset(task)
+        ends.append([world.step(action) for action in world.expert(task)])
+
+    assert [steps[-1].reward for steps in ends] == [1.0] * 106
+    assert all(step.valid for steps in ends for step in steps)
