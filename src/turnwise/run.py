@@ -15,16 +15,15 @@ from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
 from turnwise.pair import make_pairs
-from turnwise.policy.models import give_back_large_blocks, load_tokenizer, release_memory
-from turnwise.policy.tokens import Renderer
+from turnwise.policy.models import give_back_large_blocks, release_memory
 from turnwise.progress import console
 from turnwise.report import write_report
 from turnwise.stage import (
-    chat_template,
     check_api,
     choose_tasks,
     engine_settings,
     make_protocol,
+    make_renderer,
     sft_tasks,
     world_maker,
 )
@@ -61,7 +60,7 @@ def check(recipe: Recipe) -> None:
     if isinstance(engine, ApiSettings):
         check_api(recipe, engine)
     else:
-        Renderer(load_tokenizer(recipe.model.name, console.print), chat_template(recipe.model))
+        make_renderer(recipe, recipe.model.name)
     env = world_maker(recipe)()
     try:
         panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
