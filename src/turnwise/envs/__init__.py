@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from turnwise.envs.bfcl import Bfcl
 from turnwise.envs.scienceworld import ScienceWorld
 from turnwise.types import Environment
 
-ENVIRONMENTS: dict[str, type[Environment]] = {"scienceworld": ScienceWorld}
+ENVIRONMENTS: dict[str, type[Environment]] = {
+    "scienceworld": ScienceWorld,
+    "bfcl": Bfcl,
+}
 """Environments by the name that recipes use."""
 
 SELF_CONTAINED = frozenset({"scienceworld"})
