@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from turnwise.collect import demonstrate
 from turnwise.engines import LocalEngine
 from turnwise.engines._chat import to_chat
+from turnwise.envs.check import check_environment
 from turnwise.episode import Job, episode
 from turnwise.errors import ModelError
 from turnwise.policy.tokens import NO_TURN, TOOLS_TEMPLATE, Renderer
@@ -52,8 +53,10 @@ class Adder:
         if said is None:
             return Observation("no action", valid=False)
         if said.calls:
-            self.sum += sum(call.arguments["number"] for call in said.calls)
-            return Observation("", results=() if self.lose else tuple(str(self.sum) for _ in said.calls))
+            known = all(call.name == "add" for call in said.calls)
+            self.sum += sum(call.arguments["number"] for call in said.calls) if known else 0
+            results = () if self.lose else tuple(str(self.sum) for _ in said.calls)
+            return Observation("", valid=known, results=results)
         self.asked += 1
         if self.asked == 2:
             return Observation("Add 4.", reward=0.5 * (self.sum == 5))
@@ -206,6 +209,22 @@ def test_a_world_that_does_not_fit_the_format_is_told(world, protocol, says):
 
     assert trajectory.status is Status.FAILED
     assert says in trajectory.error
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (Adder, None),
+        (lambda: Adder(tools=({"name": "add"},)), "which is no schema. Remedy: "),
+        (lambda: Adder(tools=(ADD, ADD)), "two tools of one name. Remedy: "),
+        (lambda: Adder(lose=True), "returned 0 results. Remedy: read the action with"),
+    ],
+)
+def test_the_check_explains_what_is_wrong_with_tools(make, problem):
+    """Schemas in another form, a name twice, a result lost."""
+    problems = check_environment(make)
+
+    assert problems == [] if problem is None else any(problem in told for told in problems), problems
 
 
 def test_a_shortened_history_is_refused_with_tools():
