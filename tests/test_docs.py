@@ -1,12 +1,17 @@
 """What the documentation shows is run: code blocks, example files and commands."""
 
+import inspect
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from turnwise.cli import app
+from turnwise.envs import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,3 +78,34 @@ def test_recipes_say_how_to_run_them():
 
         for word in ("Command:", "Hardware:", "Time:", "Result:"):
             assert word in header, f"{recipe.name}: {word}"
+
+
+def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
+    """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
+    page = "docs/own-environment.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
+    recipe = blocks(page, "yaml")[0]
+    (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
+    commands = [line for block in blocks(page, "shell") for line in block.splitlines()]
+
+    for command in commands:
+        words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (command, result.output)
+
+    assert [command.split()[1] for command in commands] == ["check-env", "run", "inspect"]
+    assert (tmp_path / "runs/guess/report.html").is_file()
+
+
+@pytest.mark.parametrize("page", ["docs/own-environment.md", "docs/environments.md"])
+def test_environments_that_the_pages_name_exist(page):
+    """In each recipe part, with settings that the class takes."""
+    sections = [yaml.safe_load(block).get("environment") for block in blocks(page, "yaml")]
+
+    assert sections
+    for section in filter(None, sections):
+        if section["name"] in ENVIRONMENTS:
+            settings = inspect.signature(ENVIRONMENTS[section["name"]]).parameters
+            assert section.keys() - {"name"} <= settings.keys()
