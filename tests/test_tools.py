@@ -182,11 +182,13 @@ def test_a_malformed_call_is_an_invalid_turn_with_a_reminder():
     next(steps)
     second = steps.send(Action("<tool_call>\nadd 2\n</tool_call>"))
     third = steps.send(Action(call_text(2, 3)))
+    fourth = steps.send(Action("<tool_call>"))
 
     assert (second.turns[0].valid, second.turns[0].action.tool_calls) == (False, ())
     assert second.observation[0]["role"] == "user"
     assert "<tool_call>" in second.observation[0]["content"]
     assert [message["content"] for message in third.observation] == ["5", "5"]
+    assert fourth.observation == second.observation
     assert third.tools == (ADD,)
 
 
