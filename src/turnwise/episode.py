@@ -105,16 +105,22 @@ def _blank(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -
 def _pose(env: Environment, job: Job, protocol: EpisodeProtocol) -> Observation:
     """The first observation, if it can be played under the protocol."""
     posed = _sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
-    if posed.tools and not FORMATS[protocol.format].native:
-        raise EnvironmentFailure(
-            f"{env.name} offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
-        )
-    if FORMATS[protocol.format].native and not posed.tools:
-        raise EnvironmentFailure(
-            f"{env.name} offers no tools for task {job.task.id!r}; set protocol.format to react or action, or return "
-            "schemas in Observation.tools of reset."
-        )
+    problem = misfit(posed, protocol)
+    if problem:
+        raise EnvironmentFailure(f"{env.name} {problem}")
     return posed
+
+
+def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
+    """Why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
+    native = FORMATS[protocol.format].native
+    if posed.tools and not native:
+        return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
+    if native and not posed.tools:
+        return (
+            "offers no tools; set protocol.format to react or action, or return schemas in Observation.tools."
+        )
+    return None
 
 
 def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:

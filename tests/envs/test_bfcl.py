@@ -243,6 +243,14 @@ def test_broken_data_is_refused_with_file_and_line(tmp_path, name, change, says)
         Bfcl(data=str(broken(copied(tmp_path), name, change)))
 
 
+def test_without_the_simulators_the_command_is_told(monkeypatch):
+    """An extra cannot say --no-deps, so the error does."""
+    monkeypatch.setattr("turnwise.envs._bfcl_data.find_spec", lambda name: None)
+
+    with pytest.raises(EnvironmentFailure, match=r"pip install --no-deps bfcl-eval==2026\.3\.23"):
+        Bfcl()
+
+
 def test_data_may_lie_elsewhere(tmp_path):
     """Same tasks; a folder without them is refused with what it should be."""
     assert len(Bfcl(data=str(copied(tmp_path))).tasks("all")) == 200
