@@ -106,6 +106,11 @@ def assert_refused(result, says):
             "explore.tasks: kind 'guess' has 8 tasks in split 'train', but per_kind=5",
         ),
         (["seed"], "override 'seed' must look like key=value"),
+        (
+            ["protocol.format=tools", "model.chat_template=tools"],
+            "offers no tools; set protocol.format",
+        ),
+        (["protocol.format=tools"], "shows no tools, or writes calls otherwise than as JSON between"),
         (["protocol.history=2"], "shows the last 2 turns alone, so its episodes are not one sequence each"),
         (["name=a b"], "name must be usable as a folder name"),
     ],

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,15 +81,39 @@ def test_recipes_say_how_to_run_them():
             assert word in header, f"{recipe.name}: {word}"
 
 
-def test_settings_that_the_page_on_environments_shows_exist():
-    """Environment, its settings and the protocol of each block."""
-    shown = [yaml.safe_load(block) for block in blocks("docs/environments.md", "yaml")]
-    sections = [
-        block["environment"] for block in shown if block.get("environment", {}).get("name") in ENVIRONMENTS
-    ]
+def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
+    """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
+    page = "docs/own-environment.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
+    recipe = blocks(page, "yaml")[0]
+    (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
+    commands = [line for block in blocks(page, "shell") for line in block.splitlines()]
 
-    assert {"hotpotqa", "webshop"} <= {section["name"] for section in sections}
-    for section in sections:
-        known = inspect.signature(ENVIRONMENTS[section["name"]]).parameters
-        assert set(section) - {"name"} <= set(known)
+    for command in commands:
+        words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (command, result.output)
+
+    assert [command.split()[1] for command in commands] == ["check-env", "run", "inspect"]
+    assert (tmp_path / "runs/guess/report.html").is_file()
+
+
+@pytest.mark.parametrize("page", ["docs/own-environment.md", "docs/environments.md"])
+def test_environments_that_the_pages_name_exist(page):
+    """In each recipe part, with settings that the class takes."""
+    sections = [yaml.safe_load(block).get("environment") for block in blocks(page, "yaml")]
+
+    assert sections
+    for section in filter(None, sections):
+        if section["name"] in ENVIRONMENTS:
+            settings = inspect.signature(ENVIRONMENTS[section["name"]]).parameters
+            assert section.keys() - {"name"} <= settings.keys()
+
+
+def test_protocols_that_the_pages_name_exist():
+    """In each recipe part."""
+    shown = [yaml.safe_load(block) for block in blocks("docs/environments.md", "yaml")]
+
     assert {block["protocol"]["name"] for block in shown if "protocol" in block} <= set(PROTOCOLS)

@@ -206,7 +206,9 @@ def _print_summary(folder: Path) -> None:
 
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     stamp = summary["protocol"] or {}
-    table = Table(title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp))
+    table = Table(
+        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
+    )
     for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
         table.add_column(column)
     for row in summary["policies"]:

@@ -44,7 +44,8 @@ class ModelSettings:
     max_length: int | None = None
     """Longest training sequence in tokens; whole turns are dropped from the end. None: the model's own limit."""
     chat_template: str | None = None
-    """File with a Jinja chat template to use instead of the tokenizer's own."""
+    """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
+    for tokenizers with ChatML's tokens."""
 
     def __post_init__(self) -> None:
         _check(
@@ -75,7 +76,7 @@ class ProtocolSettings:
     name: str
     """A named protocol, or any name for your own rules."""
     format: str | None = None
-    """How an action is written: react or action. None: the named protocol's, else react."""
+    """How an action is written: react, action or tools. None: the named protocol's, else react."""
     system: str | None = None
     """System text; None: the named protocol's."""
     max_turns: int | None = None

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from turnwise.tools import ToolAction, parse_text, read_action, write_action, write_text
+
 _REACT = re.compile(
     r"Thought:[ \t]*(?P<thought>[^\n]*(?:\n(?!Action:)[^\n]*)*)\nAction:[ \t]*(?P<action>[^\n]+)"
 )
@@ -22,8 +24,19 @@ class Format:
     """Text of a turn -> the environment's action, or None where the text breaks the format."""
     write: Callable[[str, str], str]
     """(thought, action) -> the text of a turn."""
+    native: bool = False
+    """Whether actions are tool calls, which an engine may have read already and a chat template writes."""
     stop: tuple[str, ...] = ("\nObservation:",)
     """Where a policy that was not trained on the format is stopped, lest it write the environment's part too."""
+
+
+def _parse_tools(text: str) -> str | None:
+    action = parse_text(text)
+    return None if action is None else write_action(action)
+
+
+def _write_tools(thought: str, action: str) -> str:
+    return write_text(read_action(action) or ToolAction(action))
 
 
 def _parser(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
@@ -48,5 +61,18 @@ FORMATS = {
         parse=_parser(_ACTION),
         write=lambda thought, action: f"Action: {action}",
     ),
+    "tools": Format(
+        instruction="",
+        reminder=(
+            "That was not understood. Call a tool with JSON, such as\n<tool_call>\n"
+            '{"name": "...", "arguments": {"...": "..."}}\n</tool_call>\nwith nothing after the call, or answer in '
+            "plain text."
+        ),
+        parse=_parse_tools,
+        write=_write_tools,
+        native=True,
+        stop=(),
+    ),
 }
-"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out."""
+"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out; in `tools` actions are native tool
+calls, or a message to the user, and the chat template says how they are written."""

@@ -9,26 +9,47 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from turnwise.formats import FORMATS
+from turnwise.tools import ToolCall, result_messages
 from turnwise.types import EpisodeProtocol, Message, Observation, Turn
 
 
 def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
     """The messages before the first observation: system text and worked example."""
     text = "\n\n".join(part for part in (protocol.system, FORMATS[protocol.format].instruction) if part)
-    return ({"role": "system", "content": text}, *protocol.example)
+    system: list[Message] = [{"role": "system", "content": text}] if text else []
+    return (*system, *protocol.example)
 
 
-def shown(seen: Observation, protocol: EpisodeProtocol) -> tuple[Message, ...]:
-    """The newest observation as the policy reads it."""
+def shown(
+    seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
+) -> tuple[Message, ...]:
+    """The newest observation as the policy reads it: what its calls returned, then what it is told.
+
+    Args:
+        seen: The observation.
+        protocol: Rules to play by.
+        calls: Calls of the action before it.
+    """
     text = seen.text
+    results = result_messages(calls, seen.results)
+    if results and not text:
+        return tuple(results)
     if protocol.list_admissible and seen.admissible:
         text = "\n".join([text, "Admissible commands:", *seen.admissible])
-    return ({"role": "user", "content": text},)
+    return (*results, {"role": "user", "content": text})
 
 
-def recalled(seen: Observation, protocol: EpisodeProtocol) -> tuple[Message, ...]:
-    """An earlier observation as the policy reads it: a full history stays as it was, a shortened one has no lists."""
-    return shown(seen, protocol if protocol.history is None else replace(protocol, list_admissible=False))
+def recalled(turn: Turn, seen: Observation, protocol: EpisodeProtocol) -> Turn:
+    """A turn as later ones see it: a full history stays as it was, a shortened one has no lists of commands.
+
+    Args:
+        turn: The turn as it was taken.
+        seen: What its observation showed.
+        protocol: Rules to play by.
+    """
+    if protocol.history is None:
+        return turn
+    return replace(turn, observation=shown(seen, replace(protocol, list_admissible=False)))
 
 
 def window(

@@ -1,4 +1,4 @@
-"""Play episodes: `episode` is one episode without model I/O, `play` drives many of them against an engine."""
+"""Drive many episodes against an engine at once (`play`); `episode` is one, without model I/O."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from math import ceil
 from queue import Empty, SimpleQueue
 from statistics import median
 
-from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
-from turnwise.formats import FORMATS
-from turnwise.prompts import recalled, shown, system_prompt, window
+from turnwise.episode import Episode as Episode
+from turnwise.episode import Job as Job
+from turnwise.episode import episode as episode
+from turnwise.errors import BystanderLost, EngineFailure, WorldLost
 from turnwise.types import (
     Action,
     Engine,
     Environment,
     EpisodeProtocol,
-    Observation,
     Prompt,
     Sampling,
     Status,
     StreamingEngine,
-    Task,
     Trajectory,
-    Turn,
-    observation_faults,
 )
 
 _logger = logging.getLogger(__name__)
@@ -43,88 +39,6 @@ _LEAVE_S = 10.0
 """Seconds that worlds have to end when the play is over."""
 _BYSTANDER_LIMIT = 16
 """How often an episode is played again because of other worlds."""
-
-Episode = Generator[Prompt, Action, Trajectory]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One episode to play."""
-
-    task: Task
-    seed: int
-    sample: int = 0
-
-    @property
-    def conversation(self) -> str:
-        """Identity of its conversation."""
-        return f"{self.task.id}#{self.sample}"
-
-
-def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: str = "") -> Episode:
-    """Play one episode: yields prompts, is sent actions, returns the trajectory.
-
-    An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
-    the turns played so far.
-
-    Args:
-        env: A world, free to be reset.
-        job: The task, the seed of the episode and the index among the task's samples.
-        protocol: Rules to play by.
-        policy: Identity of the policy that will answer.
-    """
-    task = job.task
-    reader = FORMATS[protocol.format]
-    record = Trajectory(
-        task=task,
-        turns=(),
-        environment=env.name,
-        protocol=f"{protocol.name}-{protocol.format}",
-        prompt=system_prompt(protocol),
-        sample=job.sample,
-        seed=job.seed,
-        policy=policy,
-        history=protocol.history,
-    )
-    turns: list[Turn] = []
-    past: list[Turn] = []
-    seen = Observation("")
-    try:
-        seen = _sound(env.reset(task, job.seed), f"reset of task {task.id!r}")
-        while not seen.terminated and len(turns) < protocol.limit(task):
-            heard = shown(seen, protocol)
-            earlier, newest = window(past, heard, protocol.history)
-            action = yield Prompt(
-                messages=record.prompt,
-                turns=earlier,
-                observation=newest,
-                seed=job.seed * 1_000_003 + len(turns),
-                conversation=job.conversation,
-            )
-            command = reader.parse(action.text)
-            before = seen
-            if command is None:
-                seen = replace(before, text=reader.reminder, reward=0.0, valid=False)
-            else:
-                seen = _sound(env.step(command), f"step({command!r:.80})")
-            turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key))
-            past.append(replace(turns[-1], observation=recalled(before, protocol)))
-        record = replace(
-            record,
-            success=seen.success,
-            terminated=seen.terminated,
-            truncated=not seen.terminated,
-        )
-    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
-        record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {error}")
-    return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
-
-
-def _sound(answer: Observation, call: str) -> Observation:
-    """What a world answered, if it is an observation with values of the right kinds."""
-    for fault in observation_faults(answer):
-        raise EnvironmentFailure(f"{call} returned {fault}")
-    return answer
 
 
 def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:

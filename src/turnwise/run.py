@@ -11,24 +11,25 @@ from pathlib import Path
 from turnwise.collect import collect_expert, collect_explore
 from turnwise.config import Recipe, Train, build
 from turnwise.engines import ApiSettings
+from turnwise.episode import misfit
 from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
 from turnwise.pair import make_pairs
-from turnwise.policy.models import give_back_large_blocks, load_tokenizer, release_memory
-from turnwise.policy.tokens import Renderer
+from turnwise.policy.models import give_back_large_blocks, release_memory
 from turnwise.progress import console
 from turnwise.report import write_report
 from turnwise.stage import (
-    chat_template,
     check_api,
     choose_tasks,
     engine_settings,
     make_protocol,
+    make_renderer,
     sft_tasks,
     world_maker,
 )
 from turnwise.train import make_config, train_align, train_sft
+from turnwise.types import Environment, EpisodeProtocol, Task
 from turnwise.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
 
 
@@ -53,7 +54,7 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
 
 def check(recipe: Recipe) -> None:
     """Build everything the steps will need, so that a mistake shows now and not hours later."""
-    make_protocol(recipe.protocol)
+    protocol = make_protocol(recipe.protocol)
     engine = engine_settings(recipe)
     for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
         if settings is not None:
@@ -61,17 +62,28 @@ def check(recipe: Recipe) -> None:
     if isinstance(engine, ApiSettings):
         check_api(recipe, engine)
     else:
-        Renderer(load_tokenizer(recipe.model.name, console.print), chat_template(recipe.model))
+        make_renderer(recipe, recipe.model.name)
     env = world_maker(recipe)()
     try:
         panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
         for name, panel in (panels | {"evaluate": recipe.evaluate.tasks}).items():
             try:
-                choose_tasks(env, panel)
+                tasks = choose_tasks(env, panel)
             except ConfigError as error:
                 raise ConfigError(f"{name}.tasks: {error}") from error
+        _check_format(env, tasks[0], protocol)
     finally:
         env.close()
+
+
+def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
+    """Refuse a format whose actions the world cannot take; a world that cannot pose the task is heard of later."""
+    try:
+        problem = misfit(env.reset(task, 0), protocol)
+    except Exception:  # noqa: BLE001  environments are code of others; a bad episode is data
+        return
+    if problem:
+        raise ConfigError(f"{env.name} {problem}")
 
 
 def _refuse_training(recipe: Recipe, command: str | None) -> None:

@@ -20,7 +20,7 @@ from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure, RunError, TurnwiseError, did_you_mean
 from turnwise.formats import FORMATS
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer, weights_digest
-from turnwise.policy.tokens import Renderer
+from turnwise.policy.tokens import TOOLS_TEMPLATE, Renderer
 from turnwise.progress import bar, console
 from turnwise.rollout import Job, play
 from turnwise.store import TrajectoryStore
@@ -169,12 +169,25 @@ def chat_template(settings: ModelSettings) -> str | None:
     """Text of the chat template the recipe names, if any."""
     if settings.chat_template is None:
         return None
+    file = TOOLS_TEMPLATE if settings.chat_template == "tools" else Path(settings.chat_template)
     try:
-        return Path(settings.chat_template).read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"model.chat_template {settings.chat_template!r} cannot be read: {error}"
         ) from error
+
+
+def make_renderer(recipe: Recipe, path: str) -> Renderer:
+    """Conversation -> tokens for a model of the recipe.
+
+    Raises:
+        ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
+    """
+    renderer = Renderer(load_tokenizer(path, console.print), chat_template(recipe.model))
+    if FORMATS[make_protocol(recipe.protocol).format].native:
+        renderer.require_tools()
+    return renderer
 
 
 def engine_settings(recipe: Recipe) -> EngineSettings:
@@ -217,10 +230,9 @@ def open_engine(run: Run, policy: str) -> Engine:
     where = device()
     model = load_model(path, dtype=compute_dtype(model_settings.dtype, where), say=console.print)
     name = f"{policy}@{weights_digest(model)[:12]}"
-    renderer = Renderer(load_tokenizer(path), chat_template(model_settings))
     return LocalEngine(
         model.to(where),
-        renderer,
+        make_renderer(run.recipe, path),
         name=name,
         context=context_length(model),
         cache_gigabytes=settings.cache_gigabytes,

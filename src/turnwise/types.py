@@ -215,7 +215,7 @@ class EpisodeProtocol:
 
     name: str
     format: str = "react"
-    """How an action is written: `react` or `action` (see `formats.py`)."""
+    """How an action is written: `react`, `action` or `tools` (see `formats.py`)."""
     system: str = ""
     """System text, before the format's instruction."""
     max_turns: int = 30
@@ -239,6 +239,10 @@ class EpisodeProtocol:
                 raise ValueError(f"max_turns must be >= 1, got {limit}.")
         if self.history is not None and self.history < 0:
             raise ValueError(f"history must be >= 0 or full, got {self.history}.")
+        if self.history is not None and self.format == "tools":
+            raise ValueError(
+                "history must be full where the format is tools: a result needs the call before it."
+            )
         _check_example(self.example)
 
     def limit(self, task: Task) -> int:
@@ -261,6 +265,12 @@ class Observation:
     state_key: str | None = None
     admissible: tuple[str, ...] = ()
     """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
+    form. A world that offers some is sent its actions as `turnwise.tools.read_action` reads them."""
+    results: tuple[str, ...] = ()
+    """What the calls of the action returned, one text a call in their order; `text` is then what the user says next,
+    if anything."""
 
 
 def observation_faults(answer: object) -> list[str]:
@@ -271,9 +281,7 @@ def observation_faults(answer: object) -> list[str]:
             "turnwise.types.Observation(text, reward, terminated, success, valid)."
         ]
     found = []
-    text, reward, key, commands = (
-        getattr(answer, name) for name in ("text", "reward", "state_key", "admissible")
-    )
+    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
     if not isinstance(text, str):
         found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
     if isinstance(reward, bool) or not isinstance(reward, Real):
@@ -282,8 +290,11 @@ def observation_faults(answer: object) -> list[str]:
         found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
     if not isinstance(key, str | None):
         found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
-    if not isinstance(commands, tuple) or not all(isinstance(each, str) for each in commands):
-        found.append(f"admissible={commands!r:.60}. Remedy: return a tuple of str, or leave it out.")
+    for name, kind in (("admissible", str), ("results", str), ("tools", Mapping)):
+        items: object = getattr(answer, name)
+        if not isinstance(items, tuple) or not all(isinstance(each, kind) for each in items):
+            what = "str" if kind is str else "tool schemas"
+            found.append(f"{name}={items!r:.60}. Remedy: return a tuple of {what}, or leave it out.")
     for flag in ("terminated", "success", "valid"):
         if not isinstance(getattr(answer, flag), bool):
             found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")

@@ -16,7 +16,9 @@ GARBAGE = {
     "nan": Observation("fine", reward=float("nan")),
     "bytes": Observation(b"fine"),
     "flag": Observation("fine", terminated="no"),
-    "commands": Observation("fine", admissible=("up", "down")),
+    "all": Observation(
+        "fine", 0.5, True, True, True, "s", ("up",), ({"function": {"name": "add"}},), ("5", "6")
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from turnwise.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_
 from turnwise.errors import ConfigError, EnvironmentFailure, WorldLost
 from turnwise.rollout import Job, play
 from turnwise.store import read_trajectories
-from turnwise.types import Action, EpisodeProtocol, Sampling, Status, Task
+from turnwise.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
 EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
@@ -97,11 +97,13 @@ def test_a_sound_world_is_as_sound_in_a_process():
     assert check_environment(lambda: world) == []
 
 
-def test_the_commands_a_world_lists_cross_the_pipe(world):
-    """As the tuple they are."""
+def test_every_field_of_an_observation_crosses_the_pipe(world):
+    """Tuples stay tuples."""
     world.reset(world.tasks("train")[0], 0)
 
-    assert world.step("commands").admissible == ("up", "down")
+    assert world.step("all") == Observation(
+        "fine", 0.5, True, True, True, "s", ("up",), ({"function": {"name": "add"}},), ("5", "6")
+    )
 
 
 def test_a_world_without_an_expert_has_none_in_a_process(world):

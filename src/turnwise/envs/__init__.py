@@ -5,8 +5,12 @@ from __future__ import annotations
 from turnwise.envs.alfworld import ALFWorld
 from turnwise.envs.alfworld_like import ALFWorldLike
 from turnwise.envs.alfworld_official import ALFWorldOfficial
+from turnwise.envs.bfcl import Bfcl
+from turnwise.envs.gymnasium import Gymnasium
 from turnwise.envs.hotpotqa import HotpotQA
+from turnwise.envs.openenv import OpenEnv
 from turnwise.envs.scienceworld import ScienceWorld
+from turnwise.envs.trl import TrlFactory
 from turnwise.envs.webshop import WebShop
 from turnwise.types import Environment
 
@@ -14,13 +18,17 @@ ENVIRONMENTS: dict[str, type[Environment]] = {
     "alfworld": ALFWorld,
     "alfworld-like": ALFWorldLike,
     "alfworld-official": ALFWorldOfficial,
+    "bfcl": Bfcl,
+    "gymnasium": Gymnasium,
     "hotpotqa": HotpotQA,
+    "openenv": OpenEnv,
     "scienceworld": ScienceWorld,
+    "trl": TrlFactory,
     "webshop": WebShop,
 }
 """Environments by the name that recipes use."""
 
-SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "hotpotqa", "scienceworld", "webshop"})
+SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "hotpotqa", "openenv", "scienceworld", "webshop"})
 """Environments around which a process only costs: their simulator runs in one of its own anyway, or they are our own
 Python, which waits for nothing and whose worlds share what they hold.
 

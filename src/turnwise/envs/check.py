@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from turnwise.tools import ToolAction, ToolCall, write_action
 from turnwise.types import Environment, Observation, Task, observation_faults
 
 _METHODS = ("tasks", "reset", "step", "close")
@@ -116,6 +117,8 @@ def _check_episode(problems: list[str], environment: Environment, task: Task) ->
             break
     if first.admissible:
         _check_admissible(problems, environment, task)
+    if first.tools:
+        _check_tools(problems, environment, task, first)
     again = _check_reset(problems, environment, task, " after an episode")
     if again is not None and _words(again.text) != _words(first.text):
         problems.append(
@@ -165,6 +168,36 @@ def _check_admissible(problems: list[str], environment: Environment, task: Task)
             problems.append(
                 f"{what} returned valid=False; probably `admissible` is built for another state or in other words. "
                 "Remedy: list exactly what step() understands now, or nothing."
+            )
+
+
+def _check_tools(problems: list[str], environment: Environment, task: Task, first: Observation) -> None:
+    """Whether schemas are in the chat-template form, and calls are answered, one text each."""
+    functions: list[Any] = [tool.get("function") for tool in first.tools]
+    names = [one.get("name") for one in functions if isinstance(one, Mapping)]
+    if len(names) < len(functions) or not all(isinstance(name, str) and name for name in names):
+        problems.append(
+            f"reset({task.id!r}, seed=0) offers {_show(first.tools[0])}, which is no schema. Remedy: "
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, such as '
+            "transformers.utils.get_json_schema makes of a function."
+        )
+        return
+    if len(set(names)) < len(names):
+        problems.append(f"reset({task.id!r}, seed=0) offers two tools of one name. Remedy: rename one.")
+    strange = ToolCall("no_such_tool", {"number": 1})
+    for calls, what in (((strange,), "a tool that is not there"), ((strange, strange), "two calls at once")):
+        problem = f"a call of {what} in task {task.id!r}"
+        if _attempt(problems, "reset()", lambda: environment.reset(task, 0), "see above") is _RAISED:
+            return
+        action = write_action(ToolAction("", calls))
+        remedy = "answer it with a text in Observation.results and valid=False"
+        answer = _attempt(problems, problem, partial(environment.step, action), remedy)
+        if not _is_sound(problems, problem, answer):
+            return
+        if len(answer.results) != len(calls) and not answer.terminated:
+            problems.append(
+                f"{problem} returned {len(answer.results)} results. Remedy: read the action with "
+                "turnwise.tools.read_action and return one text a call, in their order."
             )
 
 

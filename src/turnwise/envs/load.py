@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from turnwise.config import Section, build
 from turnwise.envs import ENVIRONMENTS
-from turnwise.errors import ConfigError, EnvironmentFailure, TurnwiseError
+from turnwise.envs._outside import load_object as load_object
+from turnwise.errors import EnvironmentFailure, TurnwiseError
 from turnwise.types import Environment
 
 
@@ -48,23 +46,3 @@ def _maker(section: Section) -> Callable[[], Environment]:
         return world
 
     return make
-
-
-def load_object(name: str) -> Any:
-    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
-
-    Raises:
-        ConfigError: If the module or the attribute is not there.
-    """
-    module, _, attribute = name.partition(":")
-    folder, file = os.path.split(module)
-    if module.endswith(".py"):
-        module = file.removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module is code of others
-        raise ConfigError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
-        ) from error

@@ -316,7 +316,7 @@ def _plain(task: Task) -> dict[str, Any]:
 
 def _observation(plain: dict[str, Any]) -> Observation:
     """What a world answered; JSON has no tuples."""
-    return Observation(**plain | {"admissible": tuple(plain["admissible"])})
+    return Observation(**plain | {key: tuple(plain[key]) for key in ("admissible", "tools", "results")})
 
 
 def _value(reply: dict[str, Any]) -> Any:

@@ -4,12 +4,17 @@ from turnwise.envs._alfworld_protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
 from turnwise.envs._hotpotqa_react import HOTPOTQA_REACT, REACT_PROTOCOL
 from turnwise.envs._scienceworld_eto import ETO_MAX_TURNS, ETO_PROTOCOL
 from turnwise.envs._webshop_eto import WEBSHOP_ETO, WEBSHOP_PROTOCOL
-from turnwise.types import EpisodeProtocol
+from turnwise.envs.bfcl import BFCL_PROTOCOL
+from turnwise.types import EpisodeProtocol, Sampling
 
 _SCIENCEWORLD = (
     "You are in a small house with a laboratory and do an experiment there by text commands. Some commands: "
     "look around, examine OBJ, go to LOC, open OBJ, close OBJ, pick up OBJ, move OBJ to OBJ, use OBJ on OBJ, "
     "pour OBJ into OBJ, activate OBJ, focus on OBJ, wait1."
+)
+
+_BFCL = (
+    "Do what the user asks by calling tools. When it is done, or you need to know more, write to the user."
 )
 
 PROTOCOLS = {
@@ -20,8 +25,18 @@ PROTOCOLS = {
     ),
     REACT_PROTOCOL: HOTPOTQA_REACT,
     WEBSHOP_PROTOCOL: WEBSHOP_ETO,
+    BFCL_PROTOCOL: EpisodeProtocol(
+        name=BFCL_PROTOCOL,
+        format="tools",
+        system=_BFCL,
+        max_turns=160,
+        sampling=Sampling(0.001, max_new_tokens=4096),
+    ),
 }
 """ScienceWorld: turn limits as in Song et al. 2024, arXiv:2403.02502; kinds it leaves out have ScienceWorld's own 100.
 
 The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper.
+
+BFCL's decoding is that of its own command line; its limit of 20 actions for one request is the environment's, and
+`max_turns` only ends an episode of malformed calls.
 """

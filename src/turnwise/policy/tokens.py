@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turnwise.errors import DataError, ModelError
+from turnwise.tools import ToolCall, chat_call, parse_text
 from turnwise.types import Action, Message, Prompt, Trajectory, Turn
 
 NO_TURN = -1
 """Turn index of a token that carries no loss."""
+
+TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
+"""A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
 
 _PROBE = "\u2063probe\u2063"
 
@@ -121,6 +126,26 @@ class Renderer:
         ended = bool(ids) and ids[-1] == self.end_id
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
+
+    def require_tools(self) -> None:
+        """Refuse a template that shows no tools, or writes calls in a way that would not be read back.
+
+        Raises:
+            ModelError: Naming what is missing.
+        """
+        call = ToolCall("find_lamp", {"room": "hall", "count": 2})
+        tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        opened = self._render(asked, tools, generate=True)
+        wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
+        written = self._added(opened, self._render([*asked, wrote], tools), "an assistant message")
+        read = parse_text(written.partition(self.end_text)[0])
+        if call.name not in opened or read is None or read.calls != (call,):
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls otherwise than "
+                "as JSON between <tool_call> and </tool_call>, so format 'tools' cannot be played; set "
+                "model.chat_template=tools for a template that does, or to a file of yours."
+            )
 
     def _pieces(
         self,

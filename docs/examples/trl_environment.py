@@ -1,0 +1,36 @@
+"""A class for TRL's `environment_factory`: open a safe with the code that stands on a note.
+
+It trains in TRL, `GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...)`, and plays in Turnwise:
+environment: {name: trl, make: "trl_environment.py:Safe", rows: {train: rows.jsonl}}
+"""
+
+ROWS = [{"prompt": [{"role": "user", "content": "Open the safe. "}], "code": code} for code in (12, 34)]
+"""Rows as in a dataset for TRL; the columns beside `prompt` are what `reset` takes."""
+
+
+class Safe:
+    """Two tools, and a reward of its own: half for reading the note, all for opening the safe."""
+
+    def reset(self, code: int, **row: object) -> str:
+        """Lock the safe; the text is appended to the prompt."""
+        self.code = code
+        self.read, self.open = False, False
+        return "The code is on a note."
+
+    def read_note(self) -> str:
+        """Read the note that lies on the safe."""
+        self.read = True
+        return f"The code is {self.code}."
+
+    def enter_code(self, code: int) -> str:
+        """Enter a code at the safe.
+
+        Args:
+            code: The number to enter.
+        """
+        self.open = code == self.code
+        return "The safe is open." if self.open else "Wrong code."
+
+    def get_reward(self) -> float:
+        """What the episode is worth so far."""
+        return 1.0 if self.open else 0.5 * self.read
