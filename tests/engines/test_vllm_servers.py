@@ -1,0 +1,393 @@
+"""The vLLM engine with servers: real HTTP against stand-ins that know vLLM's endpoints and no model."""
+
+import json
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from turnwise.config import build
+from turnwise.engines import ENGINES, VllmEngine, VllmSettings
+from turnwise.engines.check import check_engine
+from turnwise.engines.vllm import check_vllm
+from turnwise.errors import ConfigError, EngineFailure, RunError
+from turnwise.types import Action, Prompt, Sampling, UpdatableEngine
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)
+
+
+@dataclass
+class Server:
+    """A stand-in: what it was asked, and what it says instead of what it should."""
+
+    url: str = ""
+    version: str = "default"
+    context: int = 100
+    says: dict = field(default_factory=dict)
+    """Path -> (status, answer), or a function of the body and the number of requests to that path."""
+    asked: list = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, path, body):
+        """Status and JSON."""
+        with self.lock:
+            self.asked.append((path, body))
+            number = sum(path == each for each, _ in self.asked)
+        if (said := self.says.get(path)) is not None:
+            said = said(body, number) if callable(said) else said
+        return said or (200, getattr(self, path.strip("/").replace("/", "_"))(body))
+
+    def v1_models(self, body):
+        """The model, with its context."""
+        return {"data": [{"id": "served", "max_model_len": self.context}]}
+
+    def weight_info(self, body):
+        """The label of the weights."""
+        return {"weight_version": self.version}
+
+    def collective_rpc(self, body):
+        """Weights are taken."""
+        return {"results": [None]}
+
+    def reset_prefix_cache(self, body):
+        """Nothing holds the cache."""
+        return {"success": True}
+
+    def update_weight_version(self, body):
+        """Take the label."""
+        self.version = body["new_version"]
+        return {"success": True}
+
+    def inference_v1_generate(self, body):
+        """Two tokens that depend on the seed, and the end."""
+        seed, ids = body["sampling_params"]["seed"], [100 + body["sampling_params"]["seed"] % 7, 200, 2]
+        return {
+            "choices": [
+                {
+                    "finish_reason": "stop",
+                    "token_ids": ids[-body["sampling_params"]["max_tokens"] :],
+                    "logprobs": {"content": [{"token_id": i, "logprob": -0.5 - seed % 2} for i in ids]},
+                    "weight_versions": [{"version": self.version, "start": 0, "end": 3}],
+                }
+            ],
+            "usage": {"prompt_tokens_details": {"cached_tokens": 5}},
+        }
+
+    def paths(self):
+        """What was asked, without the bodies."""
+        return [path for path, _ in self.asked]
+
+    def generated(self):
+        """The requests for answers."""
+        return [body for path, body in self.asked if path == "/inference/v1/generate"]
+
+
+def serve(stack):
+    """Start a stand-in on a free port."""
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            length = int(self.headers["Content-Length"] or 0)
+            status, answer = state.answer(self.path, json.loads(self.rfile.read(length) or "null"))
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+
+    http = stack.enter_context(Quiet(("127.0.0.1", 0), Handler))
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    stack.callback(http.shutdown)
+    state.url = f"http://127.0.0.1:{http.server_port}"
+    return state
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Two stand-ins."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ExitStack() as stack:
+        yield [serve(stack), serve(stack)]
+
+
+class Words:
+    """One token a word of the observation."""
+
+    end_id = 2
+
+    def prompt_ids(self, prompt):
+        """As many tokens as there are words, in the whole conversation."""
+        told = [turn.observation_text for turn in prompt.turns] + [prompt.observation[0]["content"]]
+        return [7] * len(" ".join(told).split())
+
+    def action(self, ids, logprobs):
+        """The tokens."""
+        return Action("a", tuple(ids), tuple(logprobs), ended=ids[-1] == 2)
+
+
+@pytest.fixture
+def open_engine(servers):
+    """Make engines for the first server, or as many as `count` says; all are closed in the end."""
+    with ExitStack() as stack:
+
+        def make(count=1, name="sft@1a2b", model="served", **settings):
+            addresses = [server.url for server in servers[:count]]
+            settings = VllmSettings(servers=addresses, **{"max_retries": 0} | settings)
+            engine = VllmEngine(model, Words(), settings, name=name)
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def prompt(name="a", text="one two three", seed=5, turns=()):
+    return Prompt((), tuple(turns), ({"role": "user", "content": text},), seed, name)
+
+
+def test_a_request_holds_the_tokens_and_the_whole_decoding(open_engine, servers):
+    """What it does not say is vLLM's neutral default; the model's own ends and decoding are left aside."""
+    open_engine().generate([prompt(seed=2**63 + 5)], SAMPLING)
+
+    assert servers[0].generated() == [
+        {
+            "model": "served",
+            "token_ids": [7, 7, 7],
+            "sampling_params": {
+                "temperature": 0.7,
+                "top_p": 0.9,
+                "max_tokens": 20,
+                "seed": 5,
+                "stop_token_ids": [2],
+                "ignore_eos": True,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+    ]
+
+
+def test_answers_keep_their_tokens_and_come_in_order(open_engine):
+    """The second prompt's seed draws 101 and lower log-probabilities."""
+    engine = open_engine()
+    found = engine.generate([prompt(seed=2), prompt("b", seed=1)], SAMPLING)
+
+    assert found == [
+        Action("a", (102, 200, 2), (-0.5, -0.5, -0.5)),
+        Action("a", (101, 200, 2), (-1.5, -1.5, -1.5)),
+    ]
+    assert engine.reused_tokens == 10
+
+
+def test_it_keeps_the_contract_of_engines(open_engine):
+    """In batches and as a stream, and its weights can be updated."""
+    engine = open_engine(count=2)
+
+    assert check_engine(engine) == []
+    assert isinstance(engine, UpdatableEngine)
+
+
+def test_a_conversation_stays_with_one_server_and_they_share_alike(open_engine, servers):
+    """Six conversations of three turns on two servers; one that is forgotten makes room for a new one."""
+    engine = open_engine(count=2)
+    for turn in range(3):
+        engine.generate(
+            [prompt(str(number), text="w " * (10 * number + turn + 1)) for number in range(6)], SAMPLING
+        )
+    homes = [{len(body["token_ids"]) // 10 for body in server.generated()} for server in servers]
+    engine.forget("2")
+    engine.generate([prompt("new", text="w " * 90)], SAMPLING)
+
+    assert homes == [{0, 2, 4}, {1, 3, 5}]
+    assert len(servers[0].generated()) == 3 * 3 + 1
+
+
+def test_prompts_are_answered_while_others_wait(open_engine, servers):
+    """A stream: the second prompt is answered although the first one is not."""
+    gate = threading.Event()
+    slow = servers[0].inference_v1_generate
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (
+        (gate.wait(30) and None) or (200, slow(body)) if len(body["token_ids"]) == 1 else None
+    )
+    engine, order = open_engine(), []
+    engine.submit([prompt("slow", "x")], SAMPLING)
+    engine.submit([prompt("quick", "x y")], SAMPLING)
+    while len(order) < 2:
+        order += [one.conversation for one, _ in engine.advance()]
+        gate.set() if order else None
+
+    assert order == ["quick", "slow"]
+
+
+@pytest.mark.parametrize(("words", "room"), [(99, 1), (95, 5), (20, 20)])
+def test_an_answer_has_the_room_that_the_context_leaves(open_engine, servers, words, room):
+    """The server's context is 100 tokens."""
+    open_engine().generate([prompt(text="w " * words)], SAMPLING)
+
+    assert servers[0].generated()[0]["sampling_params"]["max_tokens"] == room
+
+
+def test_a_prompt_that_fills_the_context_fails_and_no_other(open_engine, servers):
+    """It is not even sent."""
+    found = open_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)
+
+    assert isinstance(found[0], EngineFailure)
+    assert "100 tokens, which leaves no room" in str(found[0])
+    assert isinstance(found[1], Action)
+    assert len(servers[0].generated()) == 1
+
+
+def test_a_prompt_that_the_server_refuses_fails_and_no_other(open_engine, servers):
+    """Status 400 is about the prompt."""
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (
+        (400, {"error": {"message": "bad token"}}) if len(body["token_ids"]) == 1 else None
+    )
+    found = open_engine().generate([prompt("b", "x"), prompt()], SAMPLING)
+
+    assert isinstance(found[0], EngineFailure)
+    assert "bad token" in str(found[0])
+    assert isinstance(found[1], Action)
+
+
+def test_a_busy_server_is_asked_again(open_engine, servers):
+    """503 once."""
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (503, {}) if number == 1 else None
+
+    assert isinstance(open_engine(max_retries=1).generate([prompt()], SAMPLING)[0], Action)
+
+
+ENDED = {"choices": [{"finish_reason": "abort"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "message"),
+    [
+        ("/inference/v1/generate", (500, {}), "The same command goes on"),
+        ("/inference/v1/generate", (404, {}), "no vLLM server of version 0.32"),
+        ("/inference/v1/generate", (200, ENDED), "ended an answer by 'abort'"),
+        ("/weight_info", (404, {}), "VLLM_SERVER_DEV_MODE=1"),
+        ("/collective_rpc", (500, {}), "the folder must be one that the server can read"),
+        ("/reset_prefix_cache", (200, {"success": False}), "give each run its servers"),
+    ],
+)
+def test_what_concerns_all_prompts_ends_the_run(open_engine, servers, path, said, message):
+    """Nothing is recorded as failed: the error names the server and what to do."""
+    servers[0].says[path] = said
+
+    with pytest.raises(RunError, match=message) as caught:
+        open_engine().generate([prompt()], SAMPLING)
+
+    assert servers[0].url in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_named(open_engine):
+    """Port 9 is nobody's."""
+    with pytest.raises(RunError, match=r"http://127.0.0.1:9 does not answer /v1/models"):
+        check_vllm(VllmSettings(servers=["http://127.0.0.1:9"], max_retries=0))
+
+
+def test_servers_are_given_the_weights_they_lack(open_engine, servers, tmp_path):
+    """The second one has them already; the first one's label never names weights it does not have."""
+    servers[1].version = "sft@1a2b"
+    open_engine(count=2, model=str(tmp_path))
+    asked = [each for each in servers[0].asked if each[0] not in ("/v1/models", "/weight_info")]
+
+    assert asked == [
+        ("/update_weight_version", {"new_version": "loading"}),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}),
+        ("/reset_prefix_cache", None),
+        ("/update_weight_version", {"new_version": "sft@1a2b"}),
+    ]
+    assert set(servers[1].paths()) == {"/v1/models", "/weight_info"}
+
+
+def test_weights_are_updated_between_batches(open_engine, servers, tmp_path):
+    """All servers take them, and the answers are the new policy's."""
+    engine = open_engine(count=2)
+    engine.generate([prompt()], SAMPLING)
+    engine.update_weights(tmp_path, "online@3c4d")
+
+    assert isinstance(engine.generate([prompt()], SAMPLING)[0], Action)
+    assert engine.name == "online@3c4d"
+    assert [server.version for server in servers] == ["online@3c4d"] * 2
+
+
+def test_weights_are_not_updated_under_prompts(open_engine):
+    """A submitted prompt has to be handed out first."""
+    engine = open_engine()
+    engine.submit([prompt()], SAMPLING)
+
+    with pytest.raises(RunError, match="1 prompts are being answered"):
+        engine.update_weights("x", "y")
+
+
+def test_answers_of_other_weights_end_the_run(open_engine, servers):
+    """A server that was restarted serves what it was started with."""
+    engine = open_engine()
+    servers[0].version = "default"
+
+    with pytest.raises(RunError, match="by the weights default, not sft@1a2b: a server was restarted"):
+        engine.generate([prompt()], SAMPLING)
+
+
+def test_an_engine_that_is_closed_says_so(open_engine):
+    """Closing twice is closing once."""
+    engine = open_engine()
+    engine.close()
+    engine.close()
+
+    with pytest.raises(RunError, match="engine sft@1a2b is closed"):
+        engine.generate([prompt()], SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replicas": 0}, "engine.replicas must be >= 1, got 0"),
+        ({"context": 1}, "engine.context must be >= 2"),
+        ({"cache_gigabytes": 0}, "engine.cache_gigabytes must be > 0"),
+        ({"timeout": 0}, "engine.timeout must be > 0"),
+        ({"options": {"model": "x", "dtype": "y"}}, "engine.options cannot set dtype, model"),
+        ({"servers": ["gpu1:8000"]}, "engine.servers must be like http://host:8000"),
+        ({"servers": ["http://gpu1:8000/v1"]}, "without a path"),
+        ({"servers": ["http://a", "http://a"]}, "engine.servers must differ"),
+        ({"servers": ["http://a"], "replicas": 2}, "engine.replicas is for vLLM in this process"),
+        ({"servers": ["http://a"], "options": {"seed": 1}}, "engine.options is for vLLM in this process"),
+        ({"server": "http://a"}, "Did you mean 'engine.servers'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    """In one line that names the setting."""
+    with pytest.raises(ConfigError, match=message):
+        build(ENGINES, {"name": "vllm", **settings}, "engine")
+
+
+@pytest.mark.parametrize(
+    ("missing", "settings", "message"),
+    [
+        ("vllm", {}, r'pip install "turnwise\[vllm\]"'),
+        ("openai", {"servers": ["http://a"]}, r'pip install "turnwise\[api\]"'),
+    ],
+)
+def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
+    """Before anything starts."""
+    for module in ("_vllm_process", "_vllm_servers"):
+        monkeypatch.setattr(
+            f"turnwise.engines.{module}.find_spec", lambda name: None if name == missing else True
+        )
+
+    with pytest.raises(ConfigError, match=message):
+        check_vllm(VllmSettings(**settings))
