@@ -194,14 +194,14 @@ def sampling_params(prompt: Prompt, sampling: Sampling, room: int, end_id: int) 
         prompt: Whose seed draws the tokens.
         sampling: How to decode.
         room: Most tokens of the answer.
-        end_id: The token that ends a turn.
+        end_id: The token that ends a turn; if it is negative, none does.
     """
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": room,
         "seed": prompt.seed % 2**63,
-        "stop_token_ids": [end_id],
+        "stop_token_ids": [end_id] if end_id >= 0 else [],
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }
