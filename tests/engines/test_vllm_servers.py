@@ -65,7 +65,8 @@ class Server:
 
     def inference_v1_generate(self, body):
         """Two tokens that depend on the seed, and the end."""
-        seed, ids = body["sampling_params"]["seed"], [100 + body["sampling_params"]["seed"] % 7, 200, 2]
+        seed = body["sampling_params"].get("seed", 0)
+        ids = [100 + seed % 7, 200, 2]
         return {
             "choices": [
                 {
@@ -83,8 +84,8 @@ class Server:
         return [path for path, _ in self.asked]
 
     def generated(self):
-        """The requests for answers."""
-        return [body for path, body in self.asked if path == "/inference/v1/generate"]
+        """The requests for answers to prompts."""
+        return [body for path, body in self.asked if path == "/inference/v1/generate" and "model" in body]
 
 
 def serve(stack):
@@ -223,7 +224,9 @@ def test_prompts_are_answered_while_others_wait(make_engine, servers):
     gate = threading.Event()
     slow = servers[0].inference_v1_generate
     servers[0].says["/inference/v1/generate"] = lambda body, number: (
-        (gate.wait(30) and None) or (200, slow(body)) if len(body["token_ids"]) == 1 else None
+        (gate.wait(30) and None) or (200, slow(body))
+        if "model" in body and len(body["token_ids"]) == 1
+        else None
     )
     engine, order = make_engine(), []
     engine.submit([prompt("slow", "x")], SAMPLING)
@@ -256,7 +259,9 @@ def test_a_prompt_that_fills_the_context_fails_and_no_other(make_engine, servers
 def test_a_prompt_that_the_server_refuses_fails_and_no_other(make_engine, servers):
     """Status 400 is about the prompt."""
     servers[0].says["/inference/v1/generate"] = lambda body, number: (
-        (400, {"error": {"message": "bad token"}}) if len(body["token_ids"]) == 1 else None
+        (400, {"error": {"message": "bad token"}})
+        if "model" in body and len(body["token_ids"]) == 1
+        else None
     )
     found = make_engine().generate([prompt("b", "x"), prompt()], SAMPLING)
 
@@ -267,7 +272,7 @@ def test_a_prompt_that_the_server_refuses_fails_and_no_other(make_engine, server
 
 def test_a_busy_server_is_asked_again(make_engine, servers):
     """503 once."""
-    servers[0].says["/inference/v1/generate"] = lambda body, number: (503, {}) if number == 1 else None
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (503, {}) if number == 2 else None
 
     assert isinstance(make_engine(max_retries=1).generate([prompt()], SAMPLING)[0], Action)
 
@@ -279,7 +284,8 @@ ENDED = {"choices": [{"finish_reason": "abort"}]}
     ("path", "said", "message"),
     [
         ("/inference/v1/generate", (500, {}), "The same command goes on"),
-        ("/inference/v1/generate", (404, {}), "no vLLM server of version 0.32"),
+        ("/inference/v1/generate", (404, {}), "vLLM server of version 0.32"),
+        ("/inference/v1/generate", (403, {}), "started with --enable-scale-out"),
         ("/inference/v1/generate", (200, ENDED), "ended an answer by 'abort'"),
         ("/weight_info", (404, {}), "VLLM_SERVER_DEV_MODE=1"),
         ("/collective_rpc", (500, {}), "the folder must be one that the server can read"),
@@ -302,11 +308,15 @@ def test_a_server_that_is_not_there_is_named(make_engine):
         check_vllm(VllmSettings(servers=["http://127.0.0.1:9"], max_retries=0))
 
 
+ASKS = {"/v1/models", "/weight_info", "/inference/v1/generate"}
+"""What changes nothing."""
+
+
 def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path):
     """The second one has them already; the first one's label never names weights it does not have."""
     servers[1].version = "sft@1a2b"
     make_engine(count=2, model=str(tmp_path))
-    asked = [each for each in servers[0].asked if each[0] not in ("/v1/models", "/weight_info")]
+    asked = [each for each in servers[0].asked if each[0] not in ASKS]
 
     assert asked == [
         ("/update_weight_version", {"new_version": "loading"}),
@@ -314,7 +324,7 @@ def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path)
         ("/reset_prefix_cache", None),
         ("/update_weight_version", {"new_version": "sft@1a2b"}),
     ]
-    assert set(servers[1].paths()) == {"/v1/models", "/weight_info"}
+    assert set(servers[1].paths()) == ASKS
 
 
 def test_weights_are_updated_between_batches(make_engine, servers, tmp_path):

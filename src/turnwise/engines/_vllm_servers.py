@@ -15,6 +15,9 @@ from turnwise.engines._vllm_backend import Sampled
 from turnwise.engines._vllm_settings import VllmSettings
 from turnwise.errors import ConfigError, EngineFailure, RunError
 
+_GENERATE = "/inference/v1/generate"
+_PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
+"""Shows whether a server takes tokens at all."""
 _LOADING = "loading"
 """Label of weights that are half replaced."""
 
@@ -48,13 +51,14 @@ class Servers:
         """Ask what they serve.
 
         Raises:
-            RunError: If one does not answer, or cannot be given weights.
+            RunError: If one does not answer, or takes no tokens or no weights.
         """
         found = await self._all("get", "/v1/models")
         models = [one["data"][0] for one in found]
         self._models = [model["id"] for model in models]
         self.limit = min(model["max_model_len"] for model in models)
         await self._all("get", "/weight_info")
+        await self._all("post", _GENERATE, _PROBE)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
         """Continue a prompt."""
@@ -63,7 +67,7 @@ class Servers:
             "token_ids": list(ids),
             "sampling_params": sampling | {"detokenize": False},
         }
-        found = await self._ask(replica, "post", "/inference/v1/generate", body)
+        found = await self._ask(replica, "post", _GENERATE, body)
         choice = found["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
             raise RunError(
@@ -102,8 +106,8 @@ class Servers:
     async def _label(self, place: int, version: str) -> None:
         await self._ask(place, "post", "/update_weight_version", {"new_version": version})
 
-    async def _all(self, method: str, path: str) -> list[Any]:
-        return await asyncio.gather(*(self._ask(place, method, path) for place in range(self.replicas)))
+    async def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
+        return await asyncio.gather(*(self._ask(place, method, path, body) for place in range(self.replicas)))
 
     async def _ask(
         self, place: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
@@ -131,8 +135,8 @@ class Servers:
 
 
 def _remedy(status: int, path: str) -> str:
-    if status == 404 and path.startswith("/inference"):
-        return "; it is no vLLM server of version 0.32 or later."
+    if path == _GENERATE and status in (403, 404):
+        return "; it must be a vLLM server of version 0.32 or later, started with --enable-scale-out."
     if status == 404:
         return "; start it with VLLM_SERVER_DEV_MODE=1, so that it can be given weights."
     if path == "/collective_rpc":
