@@ -230,7 +230,7 @@ def test_help_shows_an_example(turnwise, words):
     [
         ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
         ("environments", ["scienceworld"]),
-        ("engines", ["local", "api"]),
+        ("engines", ["local", "api", "vllm"]),
         ("credits", []),
     ],
 )
