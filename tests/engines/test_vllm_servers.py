@@ -28,6 +28,7 @@ class Server:
     url: str = ""
     version: str = "default"
     context: int = 100
+    device: str = "cuda"
     says: dict = field(default_factory=dict)
     """Path -> (status, answer), or a function of the body and the number of requests to that path."""
     asked: list = field(default_factory=list)
@@ -49,6 +50,10 @@ class Server:
     def weight_info(self, body):
         """The label of the weights."""
         return {"weight_version": self.version}
+
+    def server_info(self, body):
+        """The device, among much else."""
+        return {"vllm_config": f"seed=0, device_config={self.device}, quantization=None"}
 
     def collective_rpc(self, body):
         """Weights are taken."""
@@ -308,7 +313,7 @@ def test_a_server_that_is_not_there_is_named(make_engine):
         check_vllm(VllmSettings(servers=["http://127.0.0.1:9"], max_retries=0))
 
 
-ASKS = {"/v1/models", "/weight_info", "/inference/v1/generate"}
+ASKS = {"/v1/models", "/weight_info", "/server_info", "/inference/v1/generate"}
 """What changes nothing."""
 
 
@@ -325,6 +330,17 @@ def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path)
         ("/update_weight_version", {"new_version": "sft@1a2b"}),
     ]
     assert set(servers[1].paths()) == ASKS
+
+
+def test_servers_on_a_cpu_pack_their_output_layer_anew(make_engine, servers, tmp_path):
+    """By a method that they get from us; vLLM's own leaves a tied output layer as it was."""
+    servers[0].device = "cpu"
+    make_engine(model=str(tmp_path))
+
+    assert (
+        "/collective_rpc",
+        {"method": "reload_weights_on_cpu", "kwargs": {"weights_path": str(tmp_path)}},
+    ) in (servers[0].asked)
 
 
 def test_weights_are_updated_between_batches(make_engine, servers, tmp_path):

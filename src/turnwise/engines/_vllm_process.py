@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.engines._vllm_backend import Sampled
 from turnwise.engines._vllm_settings import VllmSettings
+from turnwise.engines._vllm_worker import EXTENSION, METHOD
 from turnwise.engines._watch import Watch
 from turnwise.errors import ConfigError, EngineFailure, RunError
 
@@ -55,7 +56,9 @@ class InProcess:
                 import vllm
                 from vllm.v1.engine import async_llm, exceptions
 
-                arguments = vllm.AsyncEngineArgs(**_arguments(model, settings, dtype, context))
+                found = _arguments(model, settings, dtype, context)
+                self._reload = METHOD if found.get("worker_extension_cls") == EXTENSION else "reload_weights"
+                arguments = vllm.AsyncEngineArgs(**found)
                 self._llm: Any = async_llm.AsyncLLM.from_engine_args(arguments)
         except Exception as error:
             self._watch.close()
@@ -97,7 +100,7 @@ class InProcess:
     async def load(self, folder: str, version: str) -> None:
         """Replace the weights of all replicas."""
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
             await self._llm.reset_prefix_cache()
             await self._llm.update_weight_version(version)
         except Exception as error:
@@ -134,7 +137,7 @@ def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | No
         "disable_log_stats": True,
     }
     if on_cpu:
-        found |= {"block_size": _CPU_BLOCK}
+        found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
     return found | settings.options
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from turnwise.engines._vllm_backend import Sampled
 from turnwise.engines._vllm_settings import VllmSettings
+from turnwise.engines._vllm_worker import EXTENSION, METHOD
 from turnwise.errors import ConfigError, EngineFailure, RunError
 
 _GENERATE = "/inference/v1/generate"
@@ -37,6 +38,7 @@ class Servers:
 
         self.replicas = len(settings.servers)
         self.limit = 0
+        self._reload = "reload_weights"
         self._openai = openai
         self._addresses = settings.servers
         self._models: list[str] = []
@@ -58,6 +60,9 @@ class Servers:
         self._models = [model["id"] for model in models]
         self.limit = min(model["max_model_len"] for model in models)
         await self._all("get", "/weight_info")
+        about = await self._all("get", "/server_info")
+        if any("device_config=cpu" in each["vllm_config"] for each in about):
+            self._reload = METHOD
         await self._all("post", _GENERATE, _PROBE)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
@@ -94,7 +99,7 @@ class Servers:
         if found["weight_version"] == version:
             return
         await self._label(place, _LOADING)  # so that a kill in the midst does not leave the old label
-        order = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        order = {"method": self._reload, "kwargs": {"weights_path": folder}}
         await self._ask(place, "post", "/collective_rpc", order, retry=False)
         dropped = await self._ask(place, "post", "/reset_prefix_cache")
         if not dropped["success"]:
@@ -140,5 +145,8 @@ def _remedy(status: int, path: str) -> str:
     if status == 404:
         return "; start it with VLLM_SERVER_DEV_MODE=1, so that it can be given weights."
     if path == "/collective_rpc":
-        return "; the folder must be one that the server can read, with weights of the model it was started with."
+        return (
+            "; the folder must be one that the server can read, with weights of the model it was started with, and on a "
+            f"CPU the server must be started with --worker-extension-cls {EXTENSION}."
+        )
     return "; its log says more. The same command goes on."
