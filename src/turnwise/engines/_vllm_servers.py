@@ -146,7 +146,7 @@ def _remedy(status: int, path: str) -> str:
         return "; start it with VLLM_SERVER_DEV_MODE=1, so that it can be given weights."
     if path == "/collective_rpc":
         return (
-            "; the folder must be one that the server can read, with weights of the model it was started with, and on a "
-            f"CPU the server must be started with --worker-extension-cls {EXTENSION}."
+            "; the folder must be one that the server can read, with weights of the model it was started with, and on "
+            f"a CPU the server must be started with --worker-extension-cls {EXTENSION}."
         )
     return "; its log says more. The same command goes on."
