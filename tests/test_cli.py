@@ -234,8 +234,11 @@ def test_help_shows_an_example(turnwise, words):
     ("what", "names"),
     [
         ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
-        ("environments", ["alfworld", "alfworld-like", "alfworld-official", "scienceworld"]),
-        ("engines", ["local", "api"]),
+        (
+            "environments",
+            ["alfworld", "bfcl", "gymnasium", "hotpotqa", "openenv", "scienceworld", "trl", "webshop"],
+        ),
+        ("engines", ["local", "api", "vllm"]),
         ("credits", []),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from turnwise.collect import collect_expert, collect_explore
 from turnwise.config import Recipe, Train, build
-from turnwise.engines import ApiSettings
+from turnwise.engines import ApiSettings, VllmSettings
+from turnwise.engines.vllm import check_vllm
 from turnwise.episode import misfit
 from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
@@ -62,6 +63,8 @@ def check(recipe: Recipe) -> None:
     if isinstance(engine, ApiSettings):
         check_api(recipe, engine)
     else:
+        if isinstance(engine, VllmSettings):
+            check_vllm(engine)
         make_renderer(recipe, recipe.model.name)
     env = world_maker(recipe)()
     try:

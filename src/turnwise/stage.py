@@ -13,13 +13,29 @@ from pathlib import Path
 import torch
 
 from turnwise.config import ModelSettings, ProtocolSettings, Recipe, Tasks, build, to_yaml
-from turnwise.engines import ENGINES, ApiEngine, ApiSettings, EngineSettings, LocalEngine
+from turnwise.engines import (
+    ENGINES,
+    ApiEngine,
+    ApiSettings,
+    EngineSettings,
+    LocalEngine,
+    VllmEngine,
+    VllmSettings,
+)
 from turnwise.envs.load import environment_maker
 from turnwise.envs.process import ProcessWorlds, runs_here, world_count
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure, RunError, TurnwiseError, did_you_mean
 from turnwise.formats import FORMATS
-from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer, weights_digest
+from turnwise.policy.models import (
+    compute_dtype,
+    context_length,
+    load_model,
+    load_tokenizer,
+    release_memory,
+    resolve_model,
+    weights_digest,
+)
 from turnwise.policy.tokens import TOOLS_TEMPLATE, Renderer
 from turnwise.progress import bar, console
 from turnwise.rollout import Job, play
@@ -228,13 +244,21 @@ def open_engine(run: Run, policy: str) -> Engine:
         return ApiEngine(model_settings.name, settings, stop=stop, ledger=run.folder / "api.jsonl")
     path = policy_path(run, policy)
     where = device()
-    model = load_model(path, dtype=compute_dtype(model_settings.dtype, where), say=console.print)
+    dtype = compute_dtype(model_settings.dtype, where)
+    model = load_model(path, dtype=dtype, say=console.print)
     name = f"{policy}@{weights_digest(model)[:12]}"
+    renderer = make_renderer(run.recipe, path)
+    context = context_length(model)
+    if isinstance(settings, VllmSettings):
+        del model
+        release_memory()
+        kind = str(dtype).removeprefix("torch.")
+        return VllmEngine(resolve_model(path), renderer, settings, name=name, dtype=kind, context=context)
     return LocalEngine(
         model.to(where),
-        make_renderer(run.recipe, path),
+        renderer,
         name=name,
-        context=context_length(model),
+        context=context,
         cache_gigabytes=settings.cache_gigabytes,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import DataError, EngineFailure
@@ -369,4 +370,13 @@ class StreamingEngine(Engine, Protocol):
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Work for a moment; the prompts that are answered with that, and their answers."""
+        ...
+
+
+@runtime_checkable
+class UpdatableEngine(Engine, Protocol):
+    """An engine that can be given other weights of its model while it runs, as online training does each iteration."""
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve the weights in a folder that `save_pretrained` wrote from now on, under the identity `name`."""
         ...

@@ -1,3 +1,4 @@
+import copy
 import math
 import random
 from collections import Counter
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from turnwise.engines._sampling import choose
 from turnwise.engines.local import LocalEngine
-from turnwise.errors import EngineFailure, ModelError
+from turnwise.errors import EngineFailure, ModelError, RunError
 from turnwise.policy.logprobs import action_logprobs
 from turnwise.policy.models import load_model
 from turnwise.policy.packing import lay_out
@@ -478,3 +479,29 @@ def test_training_sees_the_tokens_and_logprobs_that_were_sampled(ends_turns, ren
 
         assert own == sampled
         assert_close(recorded, computed, atol=1e-4, rtol=0)
+
+
+def test_weights_are_updated_while_it_runs(ends_turns, renderer, tmp_path):
+    """Answers and name are those of the new weights; what was kept of a conversation is not used for its next turn."""
+    engine = LocalEngine(ends_turns, renderer, name="old")
+    first = engine.generate([prompt("a", heard=OPENINGS[1])], SAMPLED)[0]
+    other = copy.deepcopy(ends_turns)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2.0)
+    other.lm_head.bias, ends_turns.lm_head.bias = None, None  # no checkpoint of a Llama has one
+    other.save_pretrained(tmp_path)
+    later = [prompt("a", [Turn(prompt("a", heard=OPENINGS[1]).observation, first)], seed=1)]
+    before = engine.generate(later, SAMPLED)
+    engine.update_weights(tmp_path, "new")
+
+    assert engine.generate(later, SAMPLED) == LocalEngine(other, renderer).generate(later, SAMPLED) != before
+    assert engine.name == "new"
+
+
+def test_weights_are_not_updated_under_prompts(tiny_model, renderer):
+    """Half an answer would be of either policy."""
+    engine = LocalEngine(tiny_model, renderer)
+    engine.submit([prompt("a")], SAMPLED)
+
+    with pytest.raises(RunError, match="1 prompts are being answered"):
+        engine.update_weights("x", "y")

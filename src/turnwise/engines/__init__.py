@@ -1,12 +1,27 @@
 """Adapters to inference engines, one file each. Add yours to ENGINES."""
 
 from turnwise.engines._api_settings import ApiSettings
+from turnwise.engines._vllm_settings import VllmSettings
 from turnwise.engines.api import ApiEngine
 from turnwise.engines.local import LocalEngine, LocalSettings
+from turnwise.engines.vllm import VllmEngine
 
-__all__ = ["ENGINES", "ApiEngine", "ApiSettings", "EngineSettings", "LocalEngine", "LocalSettings"]
+__all__ = [
+    "ENGINES",
+    "ApiEngine",
+    "ApiSettings",
+    "EngineSettings",
+    "LocalEngine",
+    "LocalSettings",
+    "VllmEngine",
+    "VllmSettings",
+]
 
-EngineSettings = LocalSettings | ApiSettings
+EngineSettings = LocalSettings | ApiSettings | VllmSettings
 
-ENGINES: dict[str, type[EngineSettings]] = {"local": LocalSettings, "api": ApiSettings}
+ENGINES: dict[str, type[EngineSettings]] = {
+    "local": LocalSettings,
+    "api": ApiSettings,
+    "vllm": VllmSettings,
+}
 """Engine by name: the frozen dataclass that is the section `engine:` of a recipe; `stage.open_engine` makes it."""

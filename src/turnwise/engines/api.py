@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from turnwise.engines._api_settings import ApiSettings
 from turnwise.engines._chat import read_call, to_chat
 from turnwise.engines._ledger import Ledger
+from turnwise.engines._loop import EventLoop
 from turnwise.errors import BudgetError, ConfigError, EngineFailure, RunError, TurnwiseError
 from turnwise.types import Action, Prompt, Sampling
-
-T = TypeVar("T")
 
 _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}
 """Error codes that concern every request, whatever its prompt."""
@@ -75,7 +73,7 @@ class ApiEngine:
             max_retries=settings.max_retries,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [pace.wait]}),
         )
-        self._loop: _Loop | None = _Loop()
+        self._loop: EventLoop | None = EventLoop("turnwise-api")
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, in order.
@@ -317,36 +315,3 @@ class _Pace:
         turn = max(now, self._next)
         self._next = turn + self._gap
         await asyncio.sleep(turn - now)
-
-
-class _Loop:
-    """An event loop in a thread of its own, so that a caller needs none, or may have one as in a notebook."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="turnwise-api", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result; an interrupt of the caller cancels the work."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """End the thread."""
-        self.run(self._leave())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _leave(self) -> None:
-        """Let what was cancelled end, and helper threads too."""
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self._loop.shutdown_default_executor()

@@ -11,6 +11,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from turnwise.engines._history import NAME, History, Span, attending
 from turnwise.engines._sampling import choose
-from turnwise.errors import EngineFailure, ModelError
+from turnwise.errors import EngineFailure, ModelError, RunError
 from turnwise.types import Action, Prompt, Sampling
 
 _PASS = 2048
@@ -153,6 +154,23 @@ class LocalEngine:
         while len(answers) < len(prompts):
             answers |= {id(prompt): answer for prompt, answer in self.advance()}
         return [answers[id(prompt)] for prompt in prompts]
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights of the same model from now on.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered.
+        """
+        if busy := len(self._waiting) + len(self._running):
+            raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
+        other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
+        self._model.load_state_dict(other.state_dict())
+        self._kept.clear()
+        self.name = name
 
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""

@@ -50,14 +50,26 @@ def reference_logprobs(
         was_training = model.training
         model.eval()
         with torch.no_grad(), precision():
-            _save(file, _compute(model, sequences, token_budget, track))
+            _save(file, compute_logprobs(model, sequences, token_budget, track))
         model.train(was_training)
     stored = load_file(file)  # memory-mapped
     return list(stored["logprobs"].split(stored["lengths"].tolist()))
 
 
-def _compute(model: Any, sequences: Sequence[Encoded], token_budget: int, track: Track) -> list[Tensor]:
-    """Log-probabilities of every sequence's loss tokens, computed pack by pack."""
+def compute_logprobs(
+    model: Any, sequences: Sequence[Encoded], token_budget: int = 4096, track: Track = iter
+) -> list[Tensor]:
+    """Log-probabilities of every sequence's loss tokens, computed pack by pack.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        sequences: Trajectories as tokens.
+        token_budget: Tokens of one pass.
+        track: Wraps the work to show progress.
+
+    Returns:
+        One tensor a sequence, in nats, float32 on the CPU [loss tokens].
+    """
     found: dict[int, Tensor] = {}
     for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):
         batch = {

@@ -1,0 +1,54 @@
+"""What the vLLM engine asks of vLLM, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One answer, as tokens."""
+
+    ids: list[int]
+    logprobs: list[float]
+    """At temperature 1, in nats."""
+    versions: frozenset[str]
+    """Labels of the weights that sampled it."""
+    reused: int
+    """Tokens of the prompt whose keys and values were there already; 0 where a server does not say."""
+
+
+class Backend(Protocol):
+    """One or several replicas of a model."""
+
+    replicas: int
+    limit: int
+    """Longest sequence in tokens."""
+
+    async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
+        """Continue a prompt.
+
+        Args:
+            replica: Which one is to answer.
+            ids: Tokens of the prompt.
+            sampling: Keyword arguments of vLLM's `SamplingParams`.
+
+        Raises:
+            EngineFailure: If this prompt cannot be answered.
+            RunError: If no prompt can.
+        """
+        ...
+
+    async def load(self, folder: str, version: str) -> None:
+        """Replace the weights, drop all keys and values, and label what comes with the version.
+
+        Raises:
+            RunError: If that fails.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release what is held."""
+        ...

@@ -1,0 +1,67 @@
+"""The section `engine:` of a recipe that names `vllm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+OWN = {
+    "data_parallel_size",
+    "dtype",
+    "enable_prefix_caching",
+    "kv_cache_memory_bytes",
+    "logprobs_mode",
+    "max_model_len",
+    "model",
+    "skip_tokenizer_init",
+}
+"""Engine arguments of vLLM that `options` cannot replace."""
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """vLLM: in this process, or as servers that are running already."""
+
+    serves_checkpoints: ClassVar[bool] = True
+    """Whether it can serve policies that we trained."""
+
+    servers: list[str] = field(default_factory=list)
+    """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
+    one of them. Empty: vLLM runs in this process, with the settings below up to `options`."""
+    replicas: int = 1
+    """Copies of the model, each on devices of its own; a conversation stays with one of them. >= 1."""
+    context: int | None = None
+    """Longest sequence in tokens, prompt and answer together; >= 2. None: the model's own limit."""
+    cache_gigabytes: float | None = None
+    """Memory of each replica for keys and values; > 0. None: vLLM's share of the GPU; on a CPU, 2."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
+    timeout: float = 600.0
+    """Seconds to wait for a server each time; > 0."""
+    max_retries: int = 4
+    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx; >= 0."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("replicas", 1), ("context", 2), ("max_retries", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}.")
+        for name in ("cache_gigabytes", "timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be > 0, got {value}.")
+        if taken := sorted(OWN & self.options.keys()):
+            raise ValueError(f"options cannot set {', '.join(taken)}, which the engine sets itself.")
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        for address in self.servers:
+            parts = urlsplit(address)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+                raise ValueError(f"servers must be like http://host:8000, without a path, got {address!r}.")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError("servers must differ from each other.")
+        for name, default in (("replicas", 1), ("context", None), ("cache_gigabytes", None), ("options", {})):
+            if self.servers and getattr(self, name) != default:
+                raise ValueError(f"{name} is for vLLM in this process; give it to the servers as they start.")

@@ -1,0 +1,467 @@
+"""The vLLM engine with servers: real HTTP against stand-ins that know vLLM's endpoints and no model."""
+
+import json
+import threading
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from turnwise.config import build
+from turnwise.engines import ENGINES, VllmEngine, VllmSettings
+from turnwise.engines.check import check_engine
+from turnwise.engines.vllm import check_vllm
+from turnwise.errors import ConfigError, EngineFailure, RunError
+from turnwise.policy.models import weights_digest
+from turnwise.run import open_run
+from turnwise.stage import open_engine
+from turnwise.types import Action, Prompt, Sampling, UpdatableEngine
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)
+
+
+@dataclass
+class Server:
+    """A stand-in: what it was asked, and what it says instead of what it should."""
+
+    url: str = ""
+    version: str = "default"
+    context: int = 100
+    device: str = "cuda"
+    says: dict = field(default_factory=dict)
+    """Path -> (status, answer), or a function of the body and the number of requests to that path."""
+    asked: list = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, path, body):
+        """Status and JSON."""
+        with self.lock:
+            self.asked.append((path, body))
+            number = sum(path == each for each, _ in self.asked)
+        if (said := self.says.get(path)) is not None:
+            said = said(body, number) if callable(said) else said
+        return said or (200, getattr(self, path.strip("/").replace("/", "_"))(body))
+
+    def v1_models(self, body):
+        """The model, with its context."""
+        return {"data": [{"id": "served", "max_model_len": self.context}]}
+
+    def weight_info(self, body):
+        """The label of the weights."""
+        return {"weight_version": self.version}
+
+    def server_info(self, body):
+        """The device, among much else."""
+        return {"vllm_config": f"seed=0, device_config={self.device}, quantization=None"}
+
+    def collective_rpc(self, body):
+        """Weights are taken."""
+        return {"results": [None]}
+
+    def reset_prefix_cache(self, body):
+        """Nothing holds the cache."""
+        return {"success": True}
+
+    def update_weight_version(self, body):
+        """Take the label."""
+        self.version = body["new_version"]
+        return {"success": True}
+
+    def inference_v1_generate(self, body):
+        """Two tokens that depend on the seed, and the end."""
+        seed = body["sampling_params"].get("seed", 0)
+        ids = [100 + seed % 7, 200, 2]
+        return {
+            "choices": [
+                {
+                    "finish_reason": "stop",
+                    "token_ids": ids[-body["sampling_params"]["max_tokens"] :],
+                    "logprobs": {"content": [{"token_id": i, "logprob": -0.5 - seed % 2} for i in ids]},
+                    "weight_versions": [{"version": self.version, "start": 0, "end": 3}],
+                }
+            ],
+            "usage": {"prompt_tokens_details": {"cached_tokens": 5}},
+        }
+
+    def paths(self):
+        """What was asked, without the bodies."""
+        return [path for path, _ in self.asked]
+
+    def generated(self):
+        """The requests for answers to prompts."""
+        return [body for path, body in self.asked if path == "/inference/v1/generate" and "model" in body]
+
+
+def serve(stack):
+    """Start a stand-in on a free port."""
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            length = int(self.headers["Content-Length"] or 0)
+            status, answer = state.answer(self.path, json.loads(self.rfile.read(length) or "null"))
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+
+    http = stack.enter_context(Quiet(("127.0.0.1", 0), Handler))
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    stack.callback(http.shutdown)
+    state.url = f"http://127.0.0.1:{http.server_port}"
+    return state
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Two stand-ins."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ExitStack() as stack:
+        yield [serve(stack), serve(stack)]
+
+
+class Words:
+    """One token a word of the observation."""
+
+    end_id = 2
+
+    def prompt_ids(self, prompt):
+        """As many tokens as there are words, in the whole conversation."""
+        told = [turn.observation_text for turn in prompt.turns] + [prompt.observation[0]["content"]]
+        return [7] * len(" ".join(told).split())
+
+    def action(self, ids, logprobs):
+        """The tokens."""
+        return Action("a", tuple(ids), tuple(logprobs), ended=ids[-1] == 2)
+
+
+@pytest.fixture
+def make_engine(servers):
+    """Make engines for the first server, or as many as `count` says; all are closed in the end."""
+    with ExitStack() as stack:
+
+        def make(count=1, name="sft@1a2b", model="served", **settings):
+            addresses = [server.url for server in servers[:count]]
+            settings = VllmSettings(servers=addresses, **{"max_retries": 0} | settings)
+            engine = VllmEngine(model, Words(), settings, name=name)
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def prompt(name="a", text="one two three", seed=5, turns=()):
+    return Prompt((), tuple(turns), ({"role": "user", "content": text},), seed, name)
+
+
+def test_a_request_holds_the_tokens_and_the_whole_decoding(make_engine, servers):
+    """What it does not say is vLLM's neutral default; the model's own ends and decoding are left aside."""
+    make_engine().generate([prompt(seed=2**63 + 5)], SAMPLING)
+
+    assert servers[0].generated() == [
+        {
+            "model": "served",
+            "token_ids": [7, 7, 7],
+            "sampling_params": {
+                "temperature": 0.7,
+                "top_p": 0.9,
+                "max_tokens": 20,
+                "seed": 5,
+                "stop_token_ids": [2],
+                "ignore_eos": True,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+    ]
+
+
+def test_answers_keep_their_tokens_and_come_in_order(make_engine):
+    """The second prompt's seed draws 101 and lower log-probabilities."""
+    engine = make_engine()
+    found = engine.generate([prompt(seed=2), prompt("b", seed=1)], SAMPLING)
+
+    assert found == [
+        Action("a", (102, 200, 2), (-0.5, -0.5, -0.5)),
+        Action("a", (101, 200, 2), (-1.5, -1.5, -1.5)),
+    ]
+    assert engine.reused_tokens == 10
+
+
+def test_it_keeps_the_contract_of_engines(make_engine):
+    """In batches and as a stream, and its weights can be updated."""
+    engine = make_engine(count=2)
+
+    assert check_engine(engine) == []
+    assert isinstance(engine, UpdatableEngine)
+
+
+def test_a_conversation_stays_with_one_server_and_they_share_alike(make_engine, servers):
+    """Six conversations of three turns on two servers; one that is forgotten makes room for a new one."""
+    engine = make_engine(count=2)
+    for turn in range(3):
+        engine.generate(
+            [prompt(str(number), text="w " * (10 * number + turn + 1)) for number in range(6)], SAMPLING
+        )
+    homes = [{len(body["token_ids"]) // 10 for body in server.generated()} for server in servers]
+    engine.forget("2")
+    engine.generate([prompt("new", text="w " * 90)], SAMPLING)
+
+    assert homes == [{0, 2, 4}, {1, 3, 5}]
+    assert len(servers[0].generated()) == 3 * 3 + 1
+
+
+def test_prompts_are_answered_while_others_wait(make_engine, servers):
+    """A stream: the second prompt is answered although the first one is not."""
+    gate = threading.Event()
+    slow = servers[0].inference_v1_generate
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (
+        (gate.wait(30) and None) or (200, slow(body))
+        if "model" in body and len(body["token_ids"]) == 1
+        else None
+    )
+    engine, order = make_engine(), []
+    engine.submit([prompt("slow", "x")], SAMPLING)
+    engine.submit([prompt("quick", "x y")], SAMPLING)
+    while len(order) < 2:
+        order += [one.conversation for one, _ in engine.advance()]
+        gate.set() if order else None
+
+    assert order == ["quick", "slow"]
+
+
+@pytest.mark.parametrize(("words", "room"), [(99, 1), (95, 5), (20, 20)])
+def test_an_answer_has_the_room_that_the_context_leaves(make_engine, servers, words, room):
+    """The server's context is 100 tokens."""
+    make_engine().generate([prompt(text="w " * words)], SAMPLING)
+
+    assert servers[0].generated()[0]["sampling_params"]["max_tokens"] == room
+
+
+def test_a_prompt_that_fills_the_context_fails_and_no_other(make_engine, servers):
+    """It is not even sent."""
+    found = make_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)
+
+    assert isinstance(found[0], EngineFailure)
+    assert "100 tokens, which leaves no room" in str(found[0])
+    assert isinstance(found[1], Action)
+    assert len(servers[0].generated()) == 1
+
+
+def test_a_prompt_that_the_server_refuses_fails_and_no_other(make_engine, servers):
+    """Status 400 is about the prompt."""
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (
+        (400, {"error": {"message": "bad token"}})
+        if "model" in body and len(body["token_ids"]) == 1
+        else None
+    )
+    found = make_engine().generate([prompt("b", "x"), prompt()], SAMPLING)
+
+    assert isinstance(found[0], EngineFailure)
+    assert "bad token" in str(found[0])
+    assert isinstance(found[1], Action)
+
+
+def test_a_busy_server_is_asked_again(make_engine, servers):
+    """503 once."""
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (503, {}) if number == 2 else None
+
+    assert isinstance(make_engine(max_retries=1).generate([prompt()], SAMPLING)[0], Action)
+
+
+ENDED = {"choices": [{"finish_reason": "abort"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "message"),
+    [
+        ("/inference/v1/generate", (500, {}), "The same command goes on"),
+        ("/inference/v1/generate", (404, {}), "vLLM server of version 0.32"),
+        ("/inference/v1/generate", (403, {}), "started with --enable-scale-out"),
+        ("/inference/v1/generate", (200, ENDED), "ended an answer by 'abort'"),
+        ("/weight_info", (404, {}), "VLLM_SERVER_DEV_MODE=1"),
+        ("/collective_rpc", (500, {}), "the folder must be one that the server can read"),
+        ("/reset_prefix_cache", (200, {"success": False}), "give each run its servers"),
+    ],
+)
+def test_what_concerns_all_prompts_ends_the_run(make_engine, servers, path, said, message):
+    """Nothing is recorded as failed: the error names the server and what to do."""
+    servers[0].says[path] = said
+
+    with pytest.raises(RunError, match=message) as caught:
+        make_engine().generate([prompt()], SAMPLING)
+
+    assert servers[0].url in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_named(make_engine):
+    """Port 9 is nobody's."""
+    with pytest.raises(RunError, match=r"http://127.0.0.1:9 does not answer /v1/models"):
+        check_vllm(VllmSettings(servers=["http://127.0.0.1:9"], max_retries=0))
+
+
+ASKS = {"/v1/models", "/weight_info", "/server_info", "/inference/v1/generate"}
+"""What changes nothing."""
+
+
+def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path):
+    """The second one has them already; the first one's label never names weights it does not have."""
+    servers[1].version = "sft@1a2b"
+    make_engine(count=2, model=str(tmp_path))
+    asked = [each for each in servers[0].asked if each[0] not in ASKS]
+
+    assert asked == [
+        ("/update_weight_version", {"new_version": "loading"}),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}),
+        ("/reset_prefix_cache", None),
+        ("/update_weight_version", {"new_version": "sft@1a2b"}),
+    ]
+    assert set(servers[1].paths()) == ASKS
+
+
+def test_servers_on_a_cpu_pack_their_output_layer_anew(make_engine, servers, tmp_path):
+    """By a method that they get from us; vLLM's own leaves a tied output layer as it was."""
+    servers[0].device = "cpu"
+    make_engine(model=str(tmp_path))
+
+    assert (
+        "/collective_rpc",
+        {"method": "reload_weights_on_cpu", "kwargs": {"weights_path": str(tmp_path)}},
+    ) in (servers[0].asked)
+
+
+def test_weights_are_updated_between_batches(make_engine, servers, tmp_path):
+    """All servers take them, and the answers are the new policy's."""
+    engine = make_engine(count=2)
+    engine.generate([prompt()], SAMPLING)
+    engine.update_weights(tmp_path, "online@3c4d")
+
+    assert isinstance(engine.generate([prompt()], SAMPLING)[0], Action)
+    assert engine.name == "online@3c4d"
+    assert [server.version for server in servers] == ["online@3c4d"] * 2
+
+
+def test_weights_are_not_updated_under_prompts(make_engine):
+    """A submitted prompt has to be handed out first."""
+    engine = make_engine()
+    engine.submit([prompt()], SAMPLING)
+
+    with pytest.raises(RunError, match="1 prompts are being answered"):
+        engine.update_weights("x", "y")
+
+
+def test_answers_of_other_weights_end_the_run(make_engine, servers):
+    """A server that was restarted serves what it was started with."""
+    engine = make_engine()
+    servers[0].version = "default"
+
+    with pytest.raises(RunError, match="by the weights default, not sft@1a2b: a server was restarted"):
+        engine.generate([prompt()], SAMPLING)
+
+
+def test_an_engine_that_is_closed_says_so(make_engine):
+    """Closing twice is closing once."""
+    engine = make_engine()
+    engine.close()
+    engine.close()
+
+    with pytest.raises(RunError, match="engine sft@1a2b is closed"):
+        engine.generate([prompt()], SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replicas": 0}, "engine.replicas must be >= 1, got 0"),
+        ({"context": 1}, "engine.context must be >= 2"),
+        ({"cache_gigabytes": 0}, "engine.cache_gigabytes must be > 0"),
+        ({"timeout": 0}, "engine.timeout must be > 0"),
+        ({"options": {"model": "x", "dtype": "y"}}, "engine.options cannot set dtype, model"),
+        ({"servers": ["gpu1:8000"]}, "engine.servers must be like http://host:8000"),
+        ({"servers": ["http://gpu1:8000/v1"]}, "without a path"),
+        ({"servers": ["http://a", "http://a"]}, "engine.servers must differ"),
+        ({"servers": ["http://a"], "replicas": 2}, "engine.replicas is for vLLM in this process"),
+        ({"servers": ["http://a"], "options": {"seed": 1}}, "engine.options is for vLLM in this process"),
+        ({"server": "http://a"}, "Did you mean 'engine.servers'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    """In one line that names the setting."""
+    with pytest.raises(ConfigError, match=message):
+        build(ENGINES, {"name": "vllm", **settings}, "engine")
+
+
+@pytest.mark.parametrize(
+    ("missing", "settings", "message"),
+    [
+        ("vllm", {}, r'pip install "turnwise\[vllm\]"'),
+        ("openai", {"servers": ["http://a"]}, r'pip install "turnwise\[api\]"'),
+    ],
+)
+def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
+    """Before anything starts."""
+    for module in ("_vllm_process", "_vllm_servers"):
+        monkeypatch.setattr(
+            f"turnwise.engines.{module}.find_spec", lambda name: None if name == missing else True
+        )
+
+    with pytest.raises(ConfigError, match=message):
+        check_vllm(VllmSettings(**settings))
+
+
+RECIPE = """
+name: served
+model: {{name: {folder}, dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: guess, system: Guess., max_turns: 3}}
+engine: {{name: vllm, servers: ["{address}"], max_retries: 0}}
+sft: {{loss: {{name: sft}}, tasks: {{per_kind: 2}}}}
+align: {{loss: {{name: tlm-dre}}}}
+explore: {{tasks: {{per_kind: 2, skip: 2}}}}
+output: {output}
+"""
+
+
+@pytest.fixture
+def recipe(servers, tiny_folder, tmp_path, own_environment):
+    """A recipe whose engine is the first server."""
+    (file := tmp_path / "served.yaml").write_text(
+        RECIPE.format(folder=tiny_folder, address=servers[0].url, output=tmp_path)
+    )
+    return file
+
+
+def test_a_run_serves_its_policy_under_the_digest_of_its_weights(recipe, servers, tiny_model, tiny_folder):
+    """The server is given the folder, and the name is the one the local engine would have."""
+    run = open_run(recipe)
+    with closing(open_engine(run, "base")) as engine:
+        name = engine.name
+
+    assert name == f"base@{weights_digest(tiny_model)[:12]}" == servers[0].version
+    assert (
+        "/collective_rpc",
+        {"method": "reload_weights", "kwargs": {"weights_path": str(tiny_folder)}},
+    ) in servers[0].asked
+
+
+def test_a_run_whose_server_cannot_take_weights_is_refused_before_it_starts(recipe, servers):
+    """Not hours later, when there is a policy to serve; no folder is made."""
+    servers[0].says["/weight_info"] = (404, {})
+
+    with pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
+        open_run(recipe)
+
+    assert not (recipe.parent / "served").exists()
