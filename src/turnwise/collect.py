@@ -70,6 +70,8 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
         actions = env.expert(job.task)
+    except RunError:
+        raise
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
     script = [Action(write(f"The next thing to do is: {action}.", action)) for action in actions]

@@ -14,7 +14,7 @@ from math import ceil
 from queue import Empty, SimpleQueue
 from statistics import median
 
-from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
+from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
 from turnwise.formats import FORMATS
 from turnwise.prompts import recalled, shown, system_prompt, window
 from turnwise.types import (
@@ -115,6 +115,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
             terminated=seen.terminated,
             truncated=not seen.terminated,
         )
+    except RunError:  # no other episode would fare better
+        raise
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {error}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
