@@ -88,7 +88,7 @@ class Replicas:
         """
         self.submit(prompts, sampling)
         answers: dict[int, Action | EngineFailure] = {}
-        while len(answers) < len(prompts):
+        while any(id(prompt) not in answers for prompt in prompts):
             answers |= {id(prompt): answer for prompt, answer in self.advance()}
         return [answers[id(prompt)] for prompt in prompts]
 
