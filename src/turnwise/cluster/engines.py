@@ -74,9 +74,13 @@ class Replicas:
         self._asked: dict[Any, tuple[_Replica, list[Prompt], Sampling]] = {}
         self._why: Exception | None = None
         self.name = ""
-        for _ in range(cluster.engines):
-            self._start()
-        self._wait(cluster.engines)
+        try:
+            for _ in range(cluster.engines):
+                self._start()
+            self._wait(cluster.engines)
+        except BaseException:
+            self.close()
+            raise
         for replica in self._coming:
             _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
 

@@ -102,7 +102,12 @@ class ClusterWorlds:
         actor = self.ray.remote(WorldServer)
         self._serve = partial(actor.options, num_cpus=cluster.world_cpus, max_concurrency=most + 2)
         self._arguments = json.loads(json.dumps(_everywhere(section), default=str)), limits
-        self._first()
+        try:
+            self._first()
+        except BaseException:
+            for house in (*self._living.values(), *self._coming):
+                self._end(house)
+            raise
 
     def __call__(self) -> ClusterWorld:
         """A world; it moves to a node with its first episode."""
@@ -146,6 +151,9 @@ class ClusterWorlds:
             if self._living.get(house.node.id) is house:
                 del self._living[house.node.id]
                 _logger.warning("%s lost its worlds: %s", house.node, last_line(error))
+        self._end(house)
+
+    def _end(self, house: _House) -> None:
         with suppress(*self.losses):
             self.ray.kill(house.server)
 
@@ -236,6 +244,7 @@ class ClusterWorlds:
 
     def _refuse(self, house: _House, error: Exception, strict: bool) -> None:
         self._refused.add(house.node.id)
+        self._end(house)
         if strict:
             raise error
         _logger.warning("left out: %s", error)
