@@ -225,9 +225,9 @@ class Replicas:
             return
         ready, _ = self._ray.wait([one.opened for one in self._coming], timeout=seconds)
         for replica in [one for one in self._coming if one.opened in ready]:
-            self._coming.remove(replica)
             place, name = self._hear(replica, replica.placed), self._hear(replica, replica.opened)
             if place is None or name is None:
+                self._coming.remove(replica)
                 continue
             check_identity(f"replica {replica.number} of the policy on {place[0]}", place[1])
             self.name = self.name or name
@@ -236,6 +236,7 @@ class Replicas:
                     f"replicas disagree in what they serve: {self.name} and {name} (on {place[0]}); if model.dtype is "
                     "auto and the nodes are of different kinds, set it."
                 )
+            self._coming.remove(replica)
             self._living.append(replica)
 
     def _hear(self, replica: _Replica, reply: Any) -> Any:
