@@ -37,6 +37,7 @@ bench: setup
 	$(BIN)/python benchmarks/training_growth.py --out benchmarks/training_growth.json \
 		--figure docs/figures/training_growth.svg
 	$(BIN)/python benchmarks/worlds.py
+	$(BIN)/python benchmarks/cluster.py --json --tries 3 > benchmarks/cluster.jsonl
 
 format: setup
 	$(BIN)/ruff format .
