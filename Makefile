@@ -56,6 +56,7 @@ bench: setup
 		--figure docs/figures/training_growth.svg
 	$(BIN)/python benchmarks/worlds.py
 	$(BIN)/python benchmarks/environments.py --out benchmarks/environments.json
+	$(BIN)/python benchmarks/cluster.py --json --tries 3 > benchmarks/cluster.jsonl
 
 format: setup
 	$(BIN)/ruff format .

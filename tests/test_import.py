@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets")
+HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets", "ray")
 
 
-@pytest.mark.parametrize("module", ["turnwise", "turnwise.cli", "turnwise.envs._child", "turnwise.store"])
+@pytest.mark.parametrize(
+    "module", ["turnwise", "turnwise.cli", "turnwise.envs._child", "turnwise.store", "turnwise.cluster"]
+)
 def test_light_modules_bring_no_heavy_library(module):
     """`turnwise --help` answers, and a world starts, without torch."""
     program = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, WorldLost
+from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
 from turnwise.formats import FORMATS
 from turnwise.prompts import system_prompt
 from turnwise.rollout import Job, episode, play
@@ -554,6 +554,18 @@ def test_worlds_are_closed_when_one_of_them_cannot_start():
         list(play(jobs("a", "b"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
 
     assert worlds[0].closed
+
+
+def test_a_world_that_says_that_the_run_cannot_go_on_stops_it(monkeypatch):
+    """A `RunError` is nobody's bad episode: it reaches the caller, and no trajectory is made of it."""
+
+    def reset(world, task, seed):
+        raise RunError("no machine is left")
+
+    monkeypatch.setattr(_Counter, "reset", reset)
+
+    with pytest.raises(RunError, match="no machine is left"):
+        played(up, jobs("a", "b"))
 
 
 def test_all_worlds_are_closed_even_if_one_cannot_close(monkeypatch, caplog):

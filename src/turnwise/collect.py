@@ -124,6 +124,8 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
         said = _demonstration(env, job.task)
+    except RunError:
+        raise
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
     script = [Action(write(thought, action)) for thought, action in said]

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise.cluster_settings import Cluster
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.types import Message, Sampling
 
@@ -187,9 +188,9 @@ class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""
 
     processes: int | None = None
-    """Worlds alive at a time, each in a process of its own. None: one for each episode that is played at the same time,
-    as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With 0, worlds
-    live in threads of this process, where the limits below cannot be kept."""
+    """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
+    the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
+    0, worlds live in threads of this process, where the limits below cannot be kept."""
     start_seconds: float = 120.0
     """Limit for starting a world, and for posing, listing or solving a task."""
     step_seconds: float = 60.0
@@ -227,6 +228,7 @@ class Recipe:
     pair: Pair = field(default_factory=Pair)
     evaluate: Evaluate = field(default_factory=Evaluate)
     worlds: Worlds = field(default_factory=Worlds)
+    cluster: Cluster | None = None
     seed: int = 0
     output: str = "runs"
 
@@ -348,8 +350,11 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, got {value}.")
     for part in (hint, *typing.get_args(hint)):
-        if dataclasses.is_dataclass(part) and isinstance(part, type) and isinstance(value, Mapping):
-            return parse(part, value, where)
+        if dataclasses.is_dataclass(part) and isinstance(part, type):
+            if isinstance(value, str) and hasattr(part, "shorthand"):
+                value = {part.shorthand: value}
+            if isinstance(value, Mapping):
+                return parse(part, value, where)
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from turnwise.errors import EnvironmentFailure
+from turnwise.errors import EnvironmentFailure, RunError
 from turnwise.formats import FORMATS, Format
 from turnwise.prompts import recalled, shown, system_prompt, window
 from turnwise.tools import ToolCall, understand, write_action
@@ -82,6 +82,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         record = replace(
             record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
         )
+    except RunError:  # no other episode would fare better
+        raise
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {error}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))

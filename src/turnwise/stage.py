@@ -8,10 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from turnwise.cluster import ClusterWorlds, Replicas, cluster_worlds
 from turnwise.config import ModelSettings, ProtocolSettings, Recipe, Tasks, build, to_yaml
 from turnwise.engines import (
     ENGINES,
@@ -51,11 +53,21 @@ def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     """What starts a world of the recipe, in a process of its own unless the recipe says otherwise.
 
     Raises:
-        TurnwiseError: If there is no such environment, a setting is wrong, or it cannot start.
+        TurnwiseError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
     """
+    if recipe.cluster is not None:
+        most = max(recipe.explore.concurrency, recipe.evaluate.concurrency)
+        return cluster_worlds(recipe.environment, recipe.worlds, recipe.cluster, most)
     if runs_here(recipe.environment, recipe.worlds):
         return environment_maker(recipe.environment)
     return ProcessWorlds(recipe.environment, recipe.worlds)
+
+
+def _room(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
+    """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
+    if isinstance(make, ClusterWorlds):
+        return make.room(concurrency)
+    return world_count(recipe.environment, recipe.worlds, concurrency)
 
 
 def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
@@ -243,11 +255,28 @@ def open_engine(run: Run, policy: str) -> Engine:
         stop = FORMATS[make_protocol(run.recipe.protocol).format].stop
         return ApiEngine(model_settings.name, settings, stop=stop, ledger=run.folder / "api.jsonl")
     path = policy_path(run, policy)
-    where = device()
-    dtype = compute_dtype(model_settings.dtype, where)
+    serve = partial(serve_policy, run.recipe, policy, chat_template(model_settings))
+    cluster = run.recipe.cluster
+    if cluster is not None and cluster.engines:
+        return Replicas(cluster, serve, resolve_model(path, console.print))
+    return serve(path)
+
+
+def serve_policy(recipe: Recipe, policy: str, template: str | None, path: str) -> Engine:
+    """Load a policy and serve it in this process, which may be on another machine than the run.
+
+    Args:
+        recipe: The run's recipe; its engine serves policies that are trained.
+        policy: Its name.
+        template: Text of the chat template, if it is not the tokenizer's own.
+        path: What the model is loaded from.
+    """
+    settings, where = engine_settings(recipe), device()
+    assert not isinstance(settings, ApiSettings)
+    dtype = compute_dtype(recipe.model.dtype, where)
     model = load_model(path, dtype=dtype, say=console.print)
     name = f"{policy}@{weights_digest(model)[:12]}"
-    renderer = make_renderer(run.recipe, path)
+    renderer = Renderer(load_tokenizer(path), template)
     context = context_length(model)
     if isinstance(settings, VllmSettings):
         del model
@@ -286,7 +315,6 @@ def record(
         missing = [job for job in jobs if (job.task.id, job.sample) not in held]
         if missing:
             make = world_maker(run.recipe)
-            worlds = run.recipe.worlds
             with (
                 closing(open_engine(run, policy)) as engine,
                 bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown,
@@ -297,8 +325,8 @@ def record(
                     make,
                     protocol=protocol,
                     sampling=sampling,
-                    concurrency=world_count(run.recipe.environment, worlds, concurrency),
-                    retries=worlds.retries,
+                    concurrency=_room(run.recipe, make, concurrency),
+                    retries=run.recipe.worlds.retries,
                 ):
                     store.append(trajectory)
                     shown.advance()

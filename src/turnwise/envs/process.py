@@ -81,6 +81,7 @@ class ProcessWorlds:
             TurnwiseError: If it cannot start.
         """
         first = ProcessWorld(section, limits)
+        self.facts = first.facts
         self._ready = [first]
         self._make = partial(ProcessWorld, section, limits, like=first.facts)
 
@@ -140,13 +141,13 @@ class ProcessWorld:
             self._start()
         self._left = self._limits.episode_seconds
         what = f"reset of task {task.id!r}"
-        return _observation(self._timed("reset", _plain(task), seed, what=what, limit="start_seconds"))
+        return observation_of(self._timed("reset", plain_task(task), seed, what=what, limit="start_seconds"))
 
     def step(self, action: str) -> Observation:
         """Take one action."""
         if self._child is None:
             raise EnvironmentFailure("no episode is running: call reset before step.")
-        return _observation(self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
+        return observation_of(self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
 
     def close(self) -> None:
         """End the process. The world may be used again."""
@@ -159,16 +160,16 @@ class ProcessWorld:
         finally:
             self._stop()
         if reply is not None:
-            _value(reply)
+            value_of(reply)
 
     def _expert(self, task: Task) -> Sequence[str]:
         what = f"expert of task {task.id!r}"
-        actions: list[str] = self._call("expert", _plain(task), what=what, limit="start_seconds")
+        actions: list[str] = self._call("expert", plain_task(task), what=what, limit="start_seconds")
         return actions
 
     def _demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
         what = f"demonstration of task {task.id!r}"
-        said = self._call("demonstration", _plain(task), what=what, limit="start_seconds")
+        said = self._call("demonstration", plain_task(task), what=what, limit="start_seconds")
         return [(thought, action) for thought, action in said]
 
     def _start(self) -> Facts:
@@ -213,7 +214,7 @@ class ProcessWorld:
                 f"was killed in {what}, where worlds.{limit} = {getattr(self._limits, limit):g} ran out "
                 "(raise it if the world is only slow)"
             )
-        return _value(reply)
+        return value_of(reply)
 
     def _lose(self, how: str) -> NoReturn:
         """Give the process up."""
@@ -309,18 +310,18 @@ class _Child:
             self._output.close()
 
 
-def _plain(task: Task) -> dict[str, Any]:
+def plain_task(task: Task) -> dict[str, Any]:
     """A task as JSON can carry it."""
     return {"id": task.id, "kind": task.kind, "split": task.split, "data": dict(task.data)}
 
 
-def _observation(plain: dict[str, Any]) -> Observation:
+def observation_of(plain: dict[str, Any]) -> Observation:
     """What a world answered; JSON has no tuples."""
     return Observation(**plain | {key: tuple(plain[key]) for key in ("admissible", "tools", "results")})
 
 
-def _value(reply: dict[str, Any]) -> Any:
-    """What a call returned; what it raised, as one of our own errors."""
+def value_of(reply: dict[str, Any]) -> Any:
+    """What a call of a world elsewhere returned; what it raised, as one of our own errors."""
     if "error" not in reply:
         return reply["value"]
     kind = getattr(errors, reply["error"], None)

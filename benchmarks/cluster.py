@@ -1,0 +1,187 @@
+"""What a call through Ray costs, and how collecting grows with the nodes of a cluster.
+
+    python benchmarks/cluster.py           turns a second in this process and on 1 and 2 nodes
+    python benchmarks/cluster.py --json    one JSON object a row
+
+All nodes are on this one machine, so what is shown is what Ray adds and that its nodes work side by side; not
+what more processors would bring, and no network. For that reason nothing in it computes: a world sleeps 50 ms a step,
+and an engine is a clock that takes `--call` seconds for each prompt of a batch, one after the other, as a model does
+that has no room for more. So two replicas can at best answer twice as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from turnwise.cluster import ClusterWorlds, Replicas
+from turnwise.cluster_settings import Cluster
+from turnwise.config import Worlds
+from turnwise.envs.process import ProcessWorlds
+from turnwise.rollout import Job, play
+from turnwise.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
+
+CONVERSATIONS, TURNS, EPISODES = 16, 10, 48
+SMALL = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
+
+
+class Sleeping:
+    """A step takes 50 ms and no processor."""
+
+    name = "sleeping-1.0"
+
+    def tasks(self, split: str) -> list[Task]:
+        """Enough of them."""
+        return [Task(f"t/{number}") for number in range(EPISODES)]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Nothing to do."""
+        return Observation("begin " + "word " * 60)
+
+    def step(self, action: str) -> Observation:
+        """Wait."""
+        time.sleep(0.05)
+        return Observation("go on " + "word " * 60)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Cheap(Sleeping):
+    """A step takes nothing."""
+
+    name = "cheap-1.0"
+
+    def step(self, action: str) -> Observation:
+        """Answer."""
+        return Observation("go on")
+
+
+class Clock:
+    """An engine that takes its time for each prompt."""
+
+    name = "clock"
+
+    def __init__(self, model: str) -> None:
+        self.seconds = float(model)
+
+    def generate(self, prompts, sampling):
+        """As many tokens as a short action has."""
+        time.sleep(self.seconds * len(prompts))
+        return [
+            Action("Action: look around", token_ids=(7,) * 20, logprobs=(-0.5,) * 20, ended=True)
+            for _ in prompts
+        ]
+
+    def forget(self, conversation: str) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def section(world: str) -> dict[str, str]:
+    """Section `environment` of a world of this file."""
+    return {"name": f"{Path(__file__).resolve()}:{world}"}
+
+
+def collect(engine, worlds, tries: int) -> float:
+    """Turns a second, the median of some tries after one that warms up."""
+    protocol = EpisodeProtocol("clock", format="action", max_turns=TURNS)
+    jobs = [Job(Task(f"t/{number}"), number) for number in range(EPISODES)]
+    rates = []
+    for _ in range(tries + 1):
+        began = time.monotonic()
+        found = list(
+            play(jobs, engine, worlds, protocol=protocol, sampling=Sampling(), concurrency=CONVERSATIONS)
+        )
+        assert all(one.status is Status.COMPLETED for one in found)
+        rates.append(EPISODES * TURNS / (time.monotonic() - began))
+    return statistics.median(rates[1:])
+
+
+def milliseconds(call: Callable[[], object], count: int = 300) -> float:
+    """Of one call, the median."""
+    took = []
+    for _ in range(count):
+        began = time.monotonic()
+        call()
+        took.append(1000 * (time.monotonic() - began))
+    return statistics.median(took)
+
+
+def calls(where: str, worlds, engine, print_row: Callable[..., None]) -> None:
+    """One step of a world and one prompt, alone."""
+    world = worlds()
+    world.reset(Task("t"), 0)
+    prompt = Prompt((), (), ({"role": "user", "content": "go"},), seed=0, conversation="alone")
+    print_row(case="a step", where=where, ms=round(milliseconds(lambda: world.step("look around")), 3))
+    print_row(
+        case="a prompt", where=where, ms=round(milliseconds(lambda: engine.generate([prompt], Sampling())), 3)
+    )
+    world.close()
+
+
+def main() -> None:
+    """Measure all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--call", type=float, default=0.005, help="seconds of the engine for each prompt")
+    parser.add_argument("--tries", type=int, default=5)
+    given = parser.parse_args()
+    logging.getLogger("turnwise").setLevel(logging.ERROR)
+
+    def print_row(**row: object) -> None:
+        print(json.dumps(row) if given.json else "  ".join(f"{value}" for value in row.values()), flush=True)
+
+    call = str(given.call)
+    calls("here", ProcessWorlds(section("Cheap"), Worlds()), Clock("0"), print_row)
+    base = collect(Clock(call), ProcessWorlds(section("Sleeping"), Worlds()), given.tries)
+    print_row(case="turns/s", where="here", nodes=0, turns_per_second=round(base, 1), ratio=1.0)
+
+    import ray  # not above: the processes of worlds import this file
+    from ray.cluster_utils import Cluster as LocalCluster
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    local = LocalCluster(
+        initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "ray_client_server_port": port}
+    )
+    for nodes in (1, 2):
+        local.add_node(num_cpus=2, **SMALL)
+        local.wait_for_nodes()
+        for where, address in (("member", local.address), ("client", f"ray://127.0.0.1:{port}")):
+            cluster = Cluster(address, engines=nodes)
+            worlds = ClusterWorlds(section("Sleeping"), Worlds(), cluster, CONVERSATIONS)
+            if nodes == 1:
+                cheap = ClusterWorlds(
+                    section("Cheap"), Worlds(), Cluster(address, world_cpus=0), CONVERSATIONS
+                )
+                calls(where, cheap, Replicas(cluster, Clock, "0"), print_row)
+                del cheap
+            replicas = Replicas(cluster, Clock, call)
+            rate = collect(replicas, worlds, given.tries)
+            print_row(
+                case="turns/s",
+                where=where,
+                nodes=nodes,
+                turns_per_second=round(rate, 1),
+                ratio=round(rate / base, 3),
+            )
+            replicas.close()
+            del worlds, replicas
+            ray.shutdown()
+    local.shutdown()
+
+
+if __name__ == "__main__":
+    main()
