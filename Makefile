@@ -30,7 +30,7 @@ test: setup
 # vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
 # that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default tests/engines/test_vllm.py tests/engines/test_vllm_servers.py tests/policy/test_agreement.py
+	$(VLLM_BIN)/python -m pytest -W default tests/engines/test_vllm*.py tests/policy/test_agreement.py
 
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)

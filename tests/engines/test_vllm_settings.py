@@ -1,0 +1,46 @@
+import pytest
+
+from turnwise.config import build
+from turnwise.engines import ENGINES, VllmSettings
+from turnwise.engines.vllm import check_vllm
+from turnwise.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replicas": 0}, "engine.replicas must be >= 1, got 0"),
+        ({"context": 1}, "engine.context must be >= 2"),
+        ({"cache_gigabytes": 0}, "engine.cache_gigabytes must be > 0"),
+        ({"timeout": 0}, "engine.timeout must be > 0"),
+        ({"options": {"model": "x", "dtype": "y"}}, "engine.options cannot set dtype, model"),
+        ({"servers": ["gpu1:8000"]}, "engine.servers must be like http://host:8000"),
+        ({"servers": ["http://gpu1:8000/v1"]}, "without a path"),
+        ({"servers": ["http://a", "http://a"]}, "engine.servers must differ"),
+        ({"servers": ["http://a"], "replicas": 2}, "engine.replicas is for vLLM in this process"),
+        ({"servers": ["http://a"], "options": {"seed": 1}}, "engine.options is for vLLM in this process"),
+        ({"server": "http://a"}, "Did you mean 'engine.servers'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    """In one line that names the setting."""
+    with pytest.raises(ConfigError, match=message):
+        build(ENGINES, {"name": "vllm", **settings}, "engine")
+
+
+@pytest.mark.parametrize(
+    ("missing", "settings", "message"),
+    [
+        ("vllm", {}, r'pip install "turnwise\[vllm\]"'),
+        ("openai", {"servers": ["http://a"]}, r'pip install "turnwise\[api\]"'),
+    ],
+)
+def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
+    """Before anything starts."""
+    for module in ("_vllm_process", "_vllm_servers"):
+        monkeypatch.setattr(
+            f"turnwise.engines.{module}.find_spec", lambda name: None if name == missing else True
+        )
+
+    with pytest.raises(ConfigError, match=message):
+        check_vllm(VllmSettings(**settings))
