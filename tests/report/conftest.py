@@ -1,8 +1,11 @@
-"""What the tests of the report share: run folders made of real trajectories, and pages read as a browser splits them."""
+"""What the tests of the report share: run folders of real trajectories, and pages split as a browser does."""
 
 import base64
 import gzip
 import json
+import os
+import shutil
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -101,6 +104,9 @@ def whole_run(folder):
         folder / "pairs.jsonl", [PreferencePair(*pair) for pair in zip(experts, explored, strict=True)]
     )
     sure = {"confidence": [0.95, 0.96], "weight": [0.2, 0.2]}
+    reference = {"ids": [5, 6, 7], "turn": [0, 0, 1], "logprobs": [-0.5, 0.0, -0.001]}
+    put_rows(folder / "metrics" / "reference.jsonl", [{"chosen": reference, "rejected": reference}] * 2)
+    put_json(folder / "tokens.json", {"5": "go", "6": " 0", "7": "</b>"})
     rows = [
         {"chosen": sure, "rejected": {"confidence": [0.97, 0.98, 0.99], "weight": [0.2, 0.2, 0.2]}},
         {"chosen": sure, "rejected": {"confidence": [0.95, 0.375, 1.0000001], "weight": [0.2, 1.0, 0.2]}},
@@ -222,3 +228,48 @@ def make():
 def run(tmp_path):
     """A whole run."""
     return whole_run(tmp_path / "run")
+
+
+CHROMIUM = os.environ.get("TURNWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+_FLAGS = """
+    --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync
+""".split()  # noqa: SIM905  a line a flag would be as long
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A real browser; its profile is a fresh one each time."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium, or set TURNWISE_CHROMIUM")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def visit(chromium):
+    """Opens a file at a hash and gives the tab, which must have no error and fetch nothing but the file."""
+
+    @contextmanager
+    def opened(file, hash="", *, width=1440, height=900, theme="light", **context):
+        with_context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme, **context
+        )
+        tab = with_context.new_page()
+        said, fetched = [], []
+        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        tab.on("request", lambda request: fetched.append(request.url.partition("#")[0]))
+        tab.goto(f"file://{file}{hash}")
+        tab.wait_for_selector("html[data-ready]", state="attached")
+        yield tab
+        tab.wait_for_timeout(50)
+        with_context.close()
+        assert said == []
+        assert set(fetched) == {f"file://{file}"}
+
+    return opened

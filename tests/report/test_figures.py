@@ -59,7 +59,9 @@ def test_confidence_of_other_pairs_is_left_out_and_said(run, make):
 
     assert "metrics/confidence.jsonl has 1 rows and pairs.jsonl 2" in page.text
     assert "confidence-all" not in page.figures
-    assert "Pair 1, task p0." in page.text
+    _, body, tokens = page.episode(set="trajectories/expert", task="p0")
+    assert "confidence" not in body
+    assert tokens["by"] == "reference"
 
 
 def test_a_line_being_written_is_left_out(run, make):

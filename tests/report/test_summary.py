@@ -59,7 +59,7 @@ def test_summary_file_is_what_summarize_returns(run):
     assert path == run / "report.html"
     assert json.loads((run / "summary.json").read_text(encoding="utf-8")) == summarize(run)
     assert sorted(item.name for item in run.iterdir() if item.is_file()) == [
-        "manifest.json", "pairs.jsonl", "recipe.yaml", "report.html", "summary.json",
+        "manifest.json", "pairs.jsonl", "recipe.yaml", "report.html", "summary.json", "tokens.json",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def _content_policy(style: str, scripts: Sequence[str]) -> str:
     )
 
 
+@cache
 def _packed(library: str) -> Piece:
     packed = gzip.compress(library.encode("utf-8"), 9, mtime=0)
     return Piece("library", base64.b64encode(packed).decode("ascii"))

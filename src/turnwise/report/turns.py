@@ -81,14 +81,14 @@ def body(trajectory: Trajectory, prompt: int, notes: Notes) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt": prompt,
         "policy": trajectory.policy,
-        "turns": [_turn(turn) for turn in trajectory.turns],
         "confidence": [None if value is None else round(min(value, 1.0), 4) for value in confidence],
         "by": "reference" if any(value is not None for value in notes.confidence) else "policy",
         "weight": [None if value is None else round(value, 4) for value in notes.weight],
         "advantage": [None if value is None else round(value, 4) for value in notes.advantage],
         "error": clip(trajectory.error or ""),
     }
-    return {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
+    kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
+    return kept | {"turns": [_turn(turn) for turn in trajectory.turns]}
 
 
 def tokens(trajectory: Trajectory, notes: Notes) -> dict[str, Any] | None:

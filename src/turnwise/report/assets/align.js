@@ -47,8 +47,10 @@ async function comparison(number, other) {
     link: hashOfEpisode(number, { other, turn: turn + 1 }),
   });
   const [drawLeft, drawRight] = [side(number, left, "left"), side(other, right, "right")];
+  const isPair = catalogue.pairs.some(([, chosen, rejected]) => chosen === number && rejected === other);
   const heads = [[number, left], [other, right]].map(([episode, body], index) =>
-    element("div", { class: `head ${index ? "right" : "left"}` }, element("h3", {}, labelOfSet(setOf(episode))), factsOf(episode, body),
+    element("div", { class: `head ${index ? "right" : "left"}` },
+      element("h3", {}, isPair ? ["chosen", "rejected"][index] : labelOfSet(setOf(episode))), factsOf(episode, body),
       body.error ? element("p", { class: "error" }, `FAILED: ${body.error}`) : null));
   const rows = [];
   for (let turn = shared; turn < Math.max(left.turns.length, right.turns.length); turn += 1) {

@@ -31,7 +31,11 @@ function buildBrowser() {
   const place = element("div", { class: "list", tabindex: "0", "aria-label": "Episodes; arrow keys move", role: "region" });
   const detail = element("section", { class: "detail", "aria-label": "Episode", tabindex: "-1" });
   const found = element("p", { class: "found soft", role: "status" });
-  byId("browser").append(element("section", { class: "side", "aria-label": "List of episodes" }, element("h2", { class: "hidden" }, "Episodes"), form, found, place), detail);
+  byId("browser").append(
+    element("h1", { class: "hidden" }, "Episodes"),
+    element("section", { class: "side", "aria-label": "List of episodes" }, form, found, place),
+    detail,
+  );
   const made = { form, detail, found, filters: null, number: null, other: null, rows: [], search: 0 };
   made.list = new LongList(place, (row) => listRow(row));
   form.addEventListener("input", () => changeFilters(readForm(form)));

@@ -121,8 +121,8 @@ const ORDERS = {
 /** Rows by one of the orders; a minus before its name turns it round. Without a name they stay as they are. */
 function sortRows(rows, sort) {
   const name = sort.replace(/^-/, "");
+  if (!Object.hasOwn(ORDERS, name)) return rows; // links come from anyone
   const key = ORDERS[name];
-  if (!key) return rows;
   const turn = sort.startsWith("-") ? -1 : 1;
   const keyed = rows.map((row) => [key(row), row]);
   const compare = name === "task"

@@ -47,10 +47,11 @@ function watchFigures() {
         }
       }
     },
-    { rootMargin: "400px" },
+    { rootMargin: "300px" },
   );
-  // After the first paint: plotly takes the better part of a second on a slow machine.
-  requestAnimationFrame(() => setTimeout(() => places.forEach((place) => observer.observe(place))));
+  // After the first paint, when nothing else is to do: plotly takes a second or more on a slow machine.
+  const watch = () => places.forEach((place) => observer.observe(place));
+  requestAnimationFrame(() => (window.requestIdleCallback ?? setTimeout)(watch));
   window.addEventListener("beforeprint", () => places.forEach(draw));
 }
 
