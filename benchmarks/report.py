@@ -25,8 +25,21 @@ from turnwise.store import trajectory_to_dict
 from turnwise.types import Action, Task, Trajectory, Turn
 
 _WORDS = (
-    "door table lamp red blue green kitchen hall take open look move put find box apple the a to in".split()
-)  # noqa: SIM905
+    "door",
+    "table",
+    "lamp",
+    "red",
+    "kitchen",
+    "hall",
+    "take",
+    "open",
+    "look",
+    "move",
+    "put",
+    "box",
+    "the",
+    "to",
+)
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
