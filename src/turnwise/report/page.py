@@ -18,6 +18,7 @@ from plotly.offline import get_plotlyjs
 from turnwise.report import figures, text
 from turnwise.report.episodes import Catalogue, Piece
 from turnwise.report.folder import Run
+from turnwise.report.protocol import protocol_line
 from turnwise.report.sections import script_json, sections
 from turnwise.report.signals import meaning
 from turnwise.report.summary import set_rows, signal_rows
@@ -136,6 +137,7 @@ def _run(run: Run, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
         "counts": _count_rows(run.stages),
         "costs": _cost_rows(run.stages),
         "protocol": flat(run.protocol or {}),
+        "protocol_line": protocol_line(run.protocol or {}),
         "provenance": flat({key: value for key, value in run.manifest.items() if key != "stages"}),
         "commit": str(run.manifest.get("commit") or ""),
         "recipe": run.recipe,
