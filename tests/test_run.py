@@ -1,6 +1,7 @@
 """The whole loop on a tiny policy: complete, repeatable stage by stage, and indifferent to kill -9."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from turnwise import train
 from turnwise.cli import main
 from turnwise.errors import RunError
 from turnwise.run import loop, open_run, run_steps
-from turnwise.store import read_trajectories
+from turnwise.store import read_pairs, read_trajectories
 
 TURNWISE = Path(sys.executable).with_name("turnwise")
 
@@ -196,10 +197,33 @@ def test_a_run_leaves_everything_that_was_made(whole):
     assert {file: len(losses(folder / file)) for file in STEPS} == STEPS
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["sft", "tlm-dre"]
     assert not list(folder.rglob("*partial*"))
-    assert len((folder / "metrics" / "confidence.jsonl").read_text().splitlines()) == 8
+    assert_reference_fits_pairs(folder)
     assert "<html" in (folder / "report.html").read_text()
     assert "runs/whole/report.html" in printed
     assert "tlm-dre against sft, paired over 6 tasks" in printed
+
+
+def assert_reference_fits_pairs(folder):
+    """Each turn of each side has a confidence, which is that of its tokens, and each token has its text."""
+    turns, tokens = (
+        [json.loads(line) for line in (folder / "metrics" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("confidence", "reference")
+    )
+    texts = json.loads((folder / "tokens.json").read_text())
+    pairs = read_pairs(folder / "pairs.jsonl")
+    assert len(turns) == len(tokens) == len(pairs) == 8
+    for side in ("chosen", "rejected"):
+        for pair, row, of in zip(pairs, turns, tokens, strict=True):
+            one, found = row[side], of[side]
+            assert one["turn"] == list(range(len(getattr(pair, side).turns)))
+            for turn, confidence in zip(one["turn"], one["confidence"], strict=True):
+                own = [
+                    value for value, its in zip(found["logprobs"], found["turn"], strict=True) if its == turn
+                ]
+                assert math.exp(sum(own) / len(own)) == pytest.approx(confidence, abs=1e-4)
+            words = "".join(texts[str(token)] for token in found["ids"])
+            assert getattr(pair, side).turns[0].action.text in words
+    assert json.loads((folder / "metrics" / "loss.json").read_text())["pivot"] == 0.9
 
 
 def test_the_summary_has_the_keys_that_scripts_read(whole):

@@ -110,17 +110,32 @@ def evaluate(source: Source, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def report(source: Source, overrides: Overrides = None) -> None:
-    """Write report.html and summary.json from the run folder alone.
+def report(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN [RUN ...] [KEY=VALUE ...]", help="Folders of runs, or their recipes."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the run folder.")
+    ] = None,
+) -> None:
+    """Write one page of one run or several, and the summary.json of each, from the run folders alone.
 
     Example: turnwise report runs/demo
+
+    Example: turnwise report runs/seed-0 runs/seed-1 --output both.html
     """
     from turnwise.report import write_report
     from turnwise.workspace import refuse_other, resolve_recipe, run_folder
 
-    recipe = resolve_recipe(source, overrides or [])
-    refuse_other(recipe)
-    _output.print(str(write_report(run_folder(recipe))), soft_wrap=True)
+    overrides = [word for word in sources if "=" in word and not Path(word).exists()]
+    paths = [Path(word) for word in sources if word not in overrides]
+    if not paths:
+        raise ConfigError("report needs a run folder or a recipe before its settings.")
+    recipes = [resolve_recipe(path, overrides) for path in paths]
+    for recipe in recipes:
+        refuse_other(recipe)
+    _output.print(str(write_report(*map(run_folder, recipes), output=output)), soft_wrap=True)
 
 
 @app.command()

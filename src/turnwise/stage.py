@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,7 +45,7 @@ from turnwise.progress import bar, console
 from turnwise.rollout import Job, play
 from turnwise.store import TrajectoryStore
 from turnwise.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
-from turnwise.workspace import Run
+from turnwise.workspace import Run, write_atomically
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 """Settings of a protocol that make it another one."""
@@ -330,7 +332,34 @@ def record(
                 ):
                     store.append(trajectory)
                     shown.advance()
+            ids = {
+                token for one in store.read() for turn in one.turns for token in turn.action.token_ids or ()
+            }
+            if ids:
+                note_tokens(run, ids, load_tokenizer(policy_path(run, policy)))
         return outcomes(store.read())
+
+
+def note_tokens(run: Run, ids: Iterable[int], tokenizer: Any) -> None:
+    """Keep the text of each token id that occurs in `tokens.json`, so that a reader needs no tokenizer.
+
+    Args:
+        run: The run.
+        ids: Token ids; those that are noted already are left as they are.
+        tokenizer: That of the run's policies.
+    """
+    file = run.folder / "tokens.json"
+    noted: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
+    if not missing:
+        return
+    anchor = tokenizer.encode("a", add_special_tokens=False)[
+        -1
+    ]  # alone, some tokenizers drop a leading space
+    before = tokenizer.decode([anchor])
+    for token in missing:
+        noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)
+    write_atomically(file, json.dumps(noted, ensure_ascii=False) + "\n")
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -18,8 +20,17 @@ from turnwise.config import Lora, Recipe, Train
 from turnwise.errors import RunError
 from turnwise.losses import TurnLogprobs
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer
+from turnwise.policy.tokens import NO_TURN, Encoded
 from turnwise.progress import bar, console, track
-from turnwise.stage import chat_template, choose_tasks, device, policy_path, sft_tasks, world_maker
+from turnwise.stage import (
+    chat_template,
+    choose_tasks,
+    device,
+    note_tokens,
+    policy_path,
+    sft_tasks,
+    world_maker,
+)
 from turnwise.store import read_pairs, read_trajectories
 from turnwise.trainer import Examples, TurnTrainer
 from turnwise.trainer_config import TurnConfig
@@ -81,7 +92,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         assert isinstance(trainer.train_dataset, Examples)
         counts |= count_tokens(trainer.train_dataset)
         if trainer.loss.needs_reference:
-            _write_confidence(run, trainer)
+            _write_reference(run, trainer, settings.loss)
         try:
             trainer.train(resume_from_checkpoint=last_checkpoint(partial))
         finally:
@@ -159,23 +170,44 @@ def _lora(settings: Lora | None) -> Any:
     )
 
 
-def _write_confidence(run: Run, trainer: TurnTrainer) -> None:
-    """Keep each turn's confidence under the reference and the weight the loss gives it."""
-    lines = []
+def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]) -> None:
+    """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
+
+    `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row a pair, in the order of `pairs.jsonl`.
+    """
     assert isinstance(trainer.train_dataset, Examples)
+    turns, tokens, ids = [], [], set[int]()
     for example in trainer.train_dataset.rows:
-        entry = {}
-        for name, side, logprobs in zip(
-            ("chosen", "rejected"), example.sides, example.reference, strict=True
-        ):
-            turn = torch.tensor([index for index in side.turn if index >= 0])
-            both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
-            entry[name] = {
-                "confidence": [round(value, 6) for value in both.confidence().tolist()],
-                "weight": trainer.loss.turn_weights(both).tolist(),
-            }
-        lines.append(json.dumps(entry))
-    write_atomically(run.metrics("confidence"), "\n".join(lines) + "\n")
+        sides = zip(("chosen", "rejected"), example.sides, example.reference, strict=True)
+        noted = {name: _note_side(trainer, side, logprobs) for name, side, logprobs in sides}
+        turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
+        tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
+        ids.update(token for found in noted.values() for token in found[1]["ids"])
+    write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
+    write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
+    known = asdict(trainer.loss) if is_dataclass(trainer.loss) else dict[str, Any]()
+    write_atomically(run.folder / "metrics" / "loss.json", json.dumps({**settings, **known}, indent=2) + "\n")
+    note_tokens(run, ids, trainer.renderer.tokenizer)
+
+
+def _note_side(
+    trainer: TurnTrainer, side: Encoded, logprobs: Tensor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Confidence and weight of the turns of one side that carry loss, and the log-probabilities of their tokens."""
+    kept = [(token, turn) for token, turn in zip(side.ids, side.turn, strict=True) if turn != NO_TURN]
+    turn = torch.tensor([turn for _, turn in kept])
+    both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
+    of_turns = {
+        "turn": turn.unique_consecutive().tolist(),
+        "confidence": [round(value, 6) for value in both.confidence().tolist()],
+        "weight": [round(value, 6) for value in trainer.loss.turn_weights(both).tolist()],
+    }
+    of_tokens = {
+        "ids": [token for token, _ in kept],
+        "turn": turn.tolist(),
+        "logprobs": [round(value, 4) for value in logprobs.tolist()],
+    }
+    return of_turns, of_tokens
 
 
 def _save_whole(trainer: TurnTrainer, target: Path) -> None:

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
-
-from turnwise.stats import cluster_interval
 
 CHOSEN, REJECTED = "#3b82c4", "#cf5c36"
-LOW_WEIGHT, HIGH_WEIGHT = "#9fb0c0", "#e0982c"
 POLICIES = {"base": "#98a1ab", "sft": "#5fa8d3"}
 OTHERS = ["#e0982c", "#6a9f58", "#a06cb0", "#cf5c36"]
-_FADED = {CHOSEN: "rgba(59, 130, 196, 0.18)", REJECTED: "rgba(207, 92, 54, 0.18)"}
+MOST_POINTS = 2000
+"""Points of one curve; more cannot be told apart on a screen."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,13 @@ def score_by_kind(
 ) -> go.Figure:
     """Average score of each policy on each kind of task: grouped bars with their intervals."""
     figure = go.Figure()
-    colors = _policy_colors(policies)
+    colors = policy_colors(policies)
     for policy in policies:
         cells = {kind: row[policy] for kind, row in by_kind.items() if policy in row}
         means = [cell["mean_score"] for cell in cells.values()]
         ends = [cell["interval"] for cell in cells.values()]
         figure.add_bar(
-            name=_plain(policy),
+            name=plain(policy),
             orientation="h",
             x=means,
             y=[label_of_kind(kind) for kind in cells],
@@ -78,38 +75,34 @@ def score_by_kind(
             },
         )
     height = 90 + len(by_kind) * (14 + 15 * len(policies))
-    _lay_out(figure, height=max(220, height), x="average score", y="")
+    lay_out(figure, height=max(220, height), x="average score", y="")
     figure.update_yaxes(type="category", autorange="reversed")
     figure.update_layout(barmode="group", bargap=0.25)
     return figure
 
 
-def metric_lines(rows: Sequence[Mapping[str, Any]], chart: Chart, *, height: int = 240) -> go.Figure | None:
-    """Logged values over optimizer steps; None if none of them was logged."""
+def metric_lines(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart, *, height: int = 240
+) -> go.Figure | None:
+    """Logged values over optimizer steps; None if none of them was logged.
+
+    Args:
+        runs: Rows of each run's metrics file, by the run's name.
+        chart: Which values.
+        height: Of the figure, in pixels.
+    """
     figure = go.Figure()
     shown: list[float] = []
-    for index, key in enumerate(chart.keys):
-        points = [
-            (row.get("step", position), row[key])
-            for position, row in enumerate(rows)
-            if is_number(row.get(key))
-        ]
-        if not points:
-            continue
-        shown += [value for _, value in points]
-        name = key.rsplit("/", 1)[-1]
-        figure.add_scatter(
-            name=_plain(name.replace("_", " ")),
-            x=[step for step, _ in points],
-            y=[value for _, value in points],
-            mode="lines+markers" if len(points) < 30 else "lines",
-            marker_size=5,
-            line={"color": _line_color(name, index), "width": 1.8},
-            hovertemplate="%{y:.4g}",
-        )
+    for index, (run, key) in enumerate((run, key) for key in chart.keys for run in runs):
+        points = _points(runs[run], key)
+        if points:
+            shown += [value for _, value in points]
+            _add_line(
+                figure, points, _line_name(run, key, chart, len(runs)), _line_style(run, key, runs, index)
+            )
     if not shown:
         return None
-    _lay_out(figure, height=height, x="optimizer step", y="")
+    lay_out(figure, height=height, x="optimizer step", y="")
     figure.update_yaxes(exponentformat="power", showexponent="all", minexponent=2)
     figure.update_layout(hovermode="x unified", showlegend=len(figure.data) > 1)
     if len(figure.data) == 1:
@@ -121,74 +114,46 @@ def metric_lines(rows: Sequence[Mapping[str, Any]], chart: Chart, *, height: int
     return figure
 
 
-def confidence_bars(
-    confidence: Sequence[float], weight: Sequence[float], actions: Sequence[str], pivot: float | None
-) -> go.Figure:
-    """Confidence of each turn of one episode, coloured by the weight the turn is given."""
-    figure = go.Figure()
-    levels = sorted(set(weight))
-    for level in levels:
-        turns = [index for index, value in enumerate(weight) if value == level]
-        figure.add_bar(
-            name=f"weight {level:g}",
-            x=[index + 1 for index in turns],
-            y=[confidence[index] for index in turns],
-            width=0.8,
-            marker_color=_weight_color(level, levels),
-            customdata=[[_plain(actions[index][:90]) if index < len(actions) else ""] for index in turns],
-            hovertemplate="turn %{x}: %{y:.3f}<br>%{customdata[0]}",
-        )
-    if pivot is not None:
-        figure.add_hline(y=pivot, line={"dash": "dot", "width": 1.4, "color": "#7a828c"})
-    _lay_out(figure, height=280, x="turn", y="confidence")
-    figure.update_layout(barmode="overlay", showlegend=True)
-    figure.update_yaxes(range=[0, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    figure.update_xaxes(
-        range=[0.4, len(confidence) + 0.6], tickformat="d", dtick=max(1, len(confidence) // 12)
+def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """(step, value) of the rows that have the value; long curves are thinned to what a screen can show."""
+    points = [
+        (row.get("step", position), row[key]) for position, row in enumerate(rows) if is_number(row.get(key))
+    ]
+    every = -(-len(points) // MOST_POINTS)
+    return points if every <= 1 else [*points[:-1:every], points[-1]]
+
+
+def _add_line(figure: go.Figure, points: Sequence[tuple[float, float]], name: str, line: Any) -> None:
+    figure.add_scatter(
+        name=plain(name),
+        x=[step for step, _ in points],
+        y=[value for _, value in points],
+        mode="lines+markers" if len(points) < 30 else "lines",
+        marker_size=5,
+        line=line,
+        hovertemplate="%{y:.4g}",
     )
-    return figure
 
 
-def confidence_by_turn(rows: Sequence[Mapping[str, Any]], pivot: float | None) -> go.Figure:
-    """Mean confidence of all first turns, all second turns and so on, with its 95 % interval."""
-    figure = go.Figure()
-    for side, color in (("chosen", CHOSEN), ("rejected", REJECTED)):
-        turns = _by_turn([row[side]["confidence"] for row in rows])
-        estimates = [cluster_interval(values, list(range(len(values)))) for values in turns]
-        x = list(range(1, len(estimates) + 1))
-        figure.add_scatter(
-            x=x + x[::-1],
-            y=[item.high for item in estimates] + [item.low for item in estimates][::-1],
-            mode="lines",
-            fill="toself",
-            fillcolor=_FADED[color],
-            line_width=0,
-            hoverinfo="skip",
-            showlegend=False,
-        )
-        figure.add_scatter(
-            name=side,
-            x=x,
-            y=[item.mean for item in estimates],
-            customdata=[[item.n] for item in estimates],
-            mode="lines+markers",
-            marker_size=5,
-            line={"color": color, "width": 1.8},
-            hovertemplate="%{y:.3f}, %{customdata[0]} episodes",
-        )
-    if pivot is not None:
-        figure.add_hline(y=pivot, line={"dash": "dot", "width": 1.4, "color": "#7a828c"})
-    _lay_out(figure, height=280, x="turn", y="mean confidence")
-    figure.update_layout(hovermode="x unified")
-    figure.update_yaxes(range=[0, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    longest = max(len(trace.x) for trace in figure.data)
-    figure.update_xaxes(tickformat="d", dtick=max(1, longest // 16))
-    return figure
+def _line_name(run: str, key: str, chart: Chart, runs: int) -> str:
+    name = key.rsplit("/", 1)[-1].replace("_", " ")
+    if runs == 1:
+        return name
+    return run if len(chart.keys) == 1 else f"{run}, {name}"
+
+
+def _line_style(run: str, key: str, runs: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """One run: a colour a value. Several: a colour a run, and dashes for the rejected side."""
+    name = key.rsplit("/", 1)[-1]
+    if len(runs) == 1:
+        return {"color": _line_color(name, index), "width": 1.8}
+    color = [CHOSEN, *OTHERS][list(runs).index(run) % 5]
+    return {"color": color, "width": 1.8, "dash": "dot" if name == "rejected" else "solid"}
 
 
 def label_of_kind(kind: str) -> str:
     """A task kind as an axis shows it."""
-    return _plain(kind) or "(no kind)"
+    return plain(kind) or "(no kind)"
 
 
 def is_number(value: Any) -> bool:
@@ -196,12 +161,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that plotly shows as it is, though it reads some elements in labels."""
     return html.escape(text, quote=False)
 
 
-def _lay_out(figure: go.Figure, *, height: int, x: str, y: str) -> None:
+def lay_out(figure: go.Figure, *, height: int, x: str, y: str) -> None:
+    """Size, margins, axis titles and legend that all figures have in common."""
     figure.update_layout(
         template=None,
         height=height,
@@ -213,7 +179,8 @@ def _lay_out(figure: go.Figure, *, height: int, x: str, y: str) -> None:
     )
 
 
-def _policy_colors(policies: Sequence[str]) -> dict[str, str]:
+def policy_colors(policies: Sequence[str]) -> dict[str, str]:
+    """A colour for each policy; base and sft keep theirs."""
     aligned = [policy for policy in policies if policy not in POLICIES]
     return POLICIES | {policy: OTHERS[index % len(OTHERS)] for index, policy in enumerate(aligned)}
 
@@ -226,23 +193,6 @@ def _reach(outer: float | None, inner: float | None) -> float:
 def _line_color(name: str, index: int) -> str:
     known = {"chosen": CHOSEN, "rejected": REJECTED, "margins": "#6a9f58"}
     return known.get(name, [CHOSEN, *OTHERS[::-1]][index % 5])
-
-
-def _weight_color(weight: float, levels: Sequence[float]) -> str:
-    spread = levels[-1] - levels[0]
-    share = (weight - levels[0]) / spread if spread else float(weight >= 1)
-    color: str = sample_colorscale([LOW_WEIGHT, HIGH_WEIGHT], [share])[0]
-    return color
-
-
-def _by_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Confidences of all first turns, all second turns and so on; rounding may have put one above 1."""
-    longest = max((len(episode) for episode in episodes), default=0)
-    turns = [
-        [min(e[turn], 1.0) for e in episodes if turn < len(e) and is_number(e[turn])]
-        for turn in range(longest)
-    ]
-    return [turn for turn in turns if turn]
 
 
 def _decades(low: float, high: float) -> int:

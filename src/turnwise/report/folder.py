@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Run:
 
     path: Path
     recipe: str | None
+    settings: Mapping[str, Any]
+    """The recipe's settings."""
     pivot: float | None
     """The confidence above which a turn gets the low weight, as the recipe has it."""
     manifest: Mapping[str, Any]
@@ -53,6 +55,14 @@ class Run:
     """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
     notes: list[str]
     """What is missing or does not fit together, a sentence each."""
+    reference: list[Row] = field(default_factory=list)
+    """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
+    turns: list[Row] = field(default_factory=list)
+    """Numbers a turn that a stage wrote about an episode, such as advantages."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """The loss of the alignment with its defaults."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Text of each token id that occurs."""
 
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
@@ -82,17 +92,22 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{str(path)!r} holds nothing of a run, such as manifest.json or evaluation/.")
     pairs = read_pairs(path / "pairs.jsonl") if (path / "pairs.jsonl").exists() else []
     recipe = _text(path / "recipe.yaml")
-    confidence = _confidence(path / "metrics" / "confidence.jsonl")
+    settings = _settings(recipe, path / "recipe.yaml")
+    loss = _json(path / "metrics" / "loss.json") or {}
+    confidence = _sides(path / "metrics" / "confidence.jsonl", ("confidence", "weight"))
     if confidence and len(confidence) != len(pairs):
         notes.append(
             f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
             "confidences are left out. Run the alignment again to write them anew."
         )
         confidence = []
+    reference = _sides(path / "metrics" / "reference.jsonl", ("ids", "turn", "logprobs"))
     return Run(
         path=path,
         recipe=recipe,
-        pivot=_pivot(recipe, path / "recipe.yaml"),
+        settings=settings,
+        pivot=_pivot(settings, loss),
+        loss=loss,
         manifest=manifest,
         protocol=_json(path / "evaluation" / "protocol.json"),
         expert=_trajectories(path / "trajectories" / "expert.jsonl"),
@@ -103,6 +118,9 @@ def read_run(path: Path) -> Run:
         align=_rows(path / "metrics" / "align.jsonl"),
         evaluation=evaluation,
         notes=notes + _panel_notes(evaluation),
+        reference=reference if len(reference) == len(pairs) else [],
+        turns=_rows(path / "metrics" / "turns.jsonl"),
+        texts=_json(path / "tokens.json") or {},
     )
 
 
@@ -184,29 +202,33 @@ def _rows(path: Path) -> list[Row]:
     return rows
 
 
-def _confidence(path: Path) -> list[Row]:
+def _sides(path: Path, keys: Sequence[str]) -> list[Row]:
+    """Rows that give each side of a pair lists of equal length."""
     rows = _rows(path)
     for number, row in enumerate(rows, start=1):
-        if not (_is_side(row.get("chosen")) and _is_side(row.get("rejected"))):
+        if not all(_is_side(row.get(side), keys) for side in ("chosen", "rejected")):
             raise RunError(
-                f"line {number} of {str(path)!r} must give chosen and rejected a confidence and a weight "
-                "a turn. Run the alignment again to write it anew."
+                f"line {number} of {str(path)!r} must give chosen and rejected {' and '.join(keys)}, lists of "
+                "one length. Run the alignment again to write it anew."
             )
     return rows
 
 
-def _is_side(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    confidence, weight = value.get("confidence"), value.get("weight")
-    return isinstance(confidence, list) and isinstance(weight, list) and len(confidence) == len(weight)
+def _is_side(value: Any, keys: Sequence[str]) -> bool:
+    lists = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
+    return bool(lists) and all(isinstance(each, list) for each in lists) and len(set(map(len, lists))) == 1
 
 
-def _pivot(recipe: str | None, path: Path) -> float | None:
+def _settings(recipe: str | None, path: Path) -> Mapping[str, Any]:
     try:
-        pivot = _find(yaml.safe_load(recipe or ""), "pivot")
+        settings = yaml.safe_load(recipe or "")
     except yaml.YAMLError as error:
         raise RunError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from error
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None:
+    pivot = loss.get("pivot", _find(settings, "pivot"))
     return float(pivot) if isinstance(pivot, int | float) else None
 
 

@@ -1,0 +1,71 @@
+"""The figures hold the numbers of the run, and no others."""
+
+import pytest
+
+from turnwise.report import summarize
+
+
+def test_confidence_bars_are_split_by_weight(run, make):
+    """Pair 2 is shown: the first whose rejected side has both weights. Its turn 2 has weight 1."""
+    figure = make.page_of(run).figure("confidence-rejected")
+
+    low, high = figure["data"]
+    assert (low["name"], low["x"], low["y"]) == ("weight 0.2", [1, 3], [0.95, 1.0000001])
+    assert (high["name"], high["x"], high["y"]) == ("weight 1", [2], [0.375])
+    assert low["marker"]["color"] != high["marker"]["color"]
+    assert [shape["y0"] for shape in figure["layout"]["shapes"]] == [0.85]
+
+
+def test_mean_confidence_by_turn_by_hand(run, make):
+    """Rejected side: (0.97 + 0.95)/2, (0.98 + 0.375)/2, (0.99 + 1)/2, rounding above 1 cut."""
+    figure = make.page_of(run).figure("confidence-all")
+
+    line = next(trace for trace in figure["data"] if trace.get("name") == "rejected")
+    assert line["y"] == pytest.approx([0.96, 0.6775, 0.995])
+    assert line["customdata"] == [[2], [2], [2]]
+
+
+def test_curves_leave_out_what_is_not_a_number(run, make):
+    page = make.page_of(run)
+
+    chosen, rejected = page.figure("density-0")["data"]
+    assert chosen["x"] == [1, 2, 3, 4, 5]
+    assert rejected["x"] == [0, 1, 2, 3, 4, 5]
+    assert page.figure("margin-0")["data"][0]["y"] == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625]
+    assert page.figure("density-2")["layout"]["yaxis"]["type"] == "log"
+
+
+def test_bars_by_kind_carry_their_intervals(run, make):
+    figure = make.page_of(run).figure("kind")
+
+    bars = next(trace for trace in figure["data"] if trace["name"] == "tlm-dre")
+    cell = summarize(run)["by_kind"]["melt"]["tlm-dre"]
+    assert (bars["y"], bars["x"]) == (["boil", "melt"], [0.5, 0.75])
+    assert bars["error_x"]["array"][1] == pytest.approx(cell["interval"][1] - 0.75)
+    assert bars["error_x"]["arrayminus"][1] == pytest.approx(0.75 - cell["interval"][0])
+
+
+def test_only_ratios_are_drawn_on_a_logarithmic_axis(run, make):
+    make.put_rows(run / "metrics" / "sft.jsonl", [{"step": i, "learning_rate": 10.0**-i} for i in range(6)])
+
+    assert "type" not in make.page_of(run).figure("sft-2")["layout"]["yaxis"]
+
+
+def test_confidence_of_other_pairs_is_left_out_and_said(run, make):
+    empty = {"confidence": [], "weight": []}
+    make.put_rows(run / "metrics" / "confidence.jsonl", [{"chosen": empty, "rejected": empty}])
+
+    page = make.page_of(run)
+
+    assert "metrics/confidence.jsonl has 1 rows and pairs.jsonl 2" in page.text
+    assert "confidence-all" not in page.figures
+    _, body, tokens = page.episode(set="trajectories/expert", task="p0")
+    assert "confidence" not in body
+    assert tokens["by"] == "reference"
+
+
+def test_a_line_being_written_is_left_out(run, make):
+    with (run / "metrics" / "align.jsonl").open("a") as file:
+        file.write('{"step": 6, "rewards/mar')
+
+    assert len(make.page_of(run).figure("margin-0")["data"][0]["x"]) == 6

@@ -1,0 +1,89 @@
+"""Runs side by side: compared task by task where the tasks are equal, marked or refused where they are not."""
+
+from dataclasses import replace
+
+import pytest
+
+from turnwise.report.folder import read_run
+from turnwise.report.page import names_of
+from turnwise.report.versus import against_first, settings_that_differ
+
+
+@pytest.fixture
+def two(make, tmp_path):
+    """Two runs that are alike."""
+    return [make.whole_run(tmp_path / name) for name in ("one", "other")]
+
+
+def versus(folders):
+    runs = [read_run(folder) for folder in folders]
+    return against_first(runs, names_of(runs))[0]
+
+
+def test_equal_panels_are_compared_task_by_task(two, make):
+    """The other run's last policy scores 0.25 more on t3 and t4, and is alike on t1 and t2."""
+    (two[1] / "evaluation" / "tlm-dre.jsonl").unlink()
+    scores = {"t1": 1.0, "t2": 0.75, "t3": 1.0, "t4": 0.25}
+    make.put(two[1] / "evaluation" / "tlm-dre.jsonl", [make.trajectory(*row) for row in scores.items()])
+
+    found = versus(two)
+
+    assert (found.row["n"], found.row["mean_difference"]) == (4, 0.125)
+    assert (found.row["wins"], found.row["losses"], found.row["ties"]) == (2, 0, 2)
+    assert (found.row["a"], found.row["b"]) == ("other / tlm-dre", "one / tlm-dre")
+    assert (found.refused, found.differs) == ("", ())
+
+
+PROTOCOL = {"name": "toy-protocol", "panel_sha256": "ab" * 32, "n": 4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused", "differs"),
+    [
+        ({"seed": 5}, "", ()),
+        ({"decoding": {"temperature": 1.0}}, "", ("decoding.temperature: –, 1.0",)),
+        ({"panel_sha256": "cd" * 32}, "the tasks are not the same: panel_sha256 differ.", ()),
+        ({"environment": "toy-2", "n": 5}, "the tasks are not the same: environment, n differ.", ()),
+        (None, "a protocol (evaluation/protocol.json) is missing", ()),
+    ],
+)
+def test_other_protocols_are_refused_or_marked(two, make, changed, refused, differs):
+    """Seeds may differ; decoding is marked; other tasks, or nothing that says which, are refused."""
+    file = two[1] / "evaluation" / "protocol.json"
+    file.unlink()
+    if changed is not None:
+        make.put_json(file, PROTOCOL | changed)
+
+    found = versus(two)
+    page = make.page_of(*two)
+
+    assert found.refused.startswith(refused)
+    assert bool(found.refused) == bool(refused)
+    assert found.differs == differs
+    assert (found.row is None) == bool(refused)
+    assert ("are not compared" in page.text) == bool(refused)
+    assert ("Not like for like." in page.text) == bool(differs)
+
+
+def test_a_run_without_evaluation_is_not_compared(two):
+    for file in (two[1] / "evaluation").glob("*.jsonl"):
+        file.unlink()
+
+    assert versus(two).refused == "other has no evaluation."
+
+
+def test_what_differs_between_the_recipes_is_shown(two, make):
+    (two[1] / "recipe.yaml").write_text("name: toy\nloss:\n  name: tlm-dre\n  pivot: 0.5\n", encoding="utf-8")
+
+    assert "recipe.loss.pivot 0.85 0.5" in make.page_of(*two).text
+    assert settings_that_differ([{"a": "1", "b": "2"}, {"a": "1"}]) == [("b", ["2", "–"])]
+
+
+def test_folders_of_one_name_are_told_apart(make, tmp_path):
+    runs = []
+    for place in ("x", "y", "z"):
+        (tmp_path / place).mkdir()
+        runs.append(read_run(make.whole_run(tmp_path / place / "run")))
+
+    assert names_of(runs) == ["run", "run-2", "run-3"]
+    assert names_of([replace(runs[0]), runs[0]]) == ["run", "run-2"]
