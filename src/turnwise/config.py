@@ -140,19 +140,26 @@ class Train:
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (SFT only)."""
     epochs: float = 1.0
+    """Passes over the data."""
     batch_size: int = 4
     """Trajectories or pairs in one optimizer step."""
     token_budget: int = 4096
     """Tokens that go through the model together; bounds memory, does not change the loss."""
     learning_rate: float = 1e-6
+    """Peak learning rate of AdamW."""
     warmup_ratio: float = 0.03
+    """Share of the steps in which the learning rate rises to its peak."""
     scheduler: str = "cosine"
+    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
     shared_prefix: str = "keep"
     """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     lora: Lora | None = None
+    """Train low-rank adapters instead of all weights; None: all weights."""
     save_steps: int = 20
     """Optimizer steps between checkpoints to resume from."""
 
@@ -225,6 +232,8 @@ class Recipe:
     pair: Pair = field(default_factory=Pair)
     evaluate: Evaluate = field(default_factory=Evaluate)
     worlds: Worlds = field(default_factory=Worlds)
+    report_to: list[str] = field(default_factory=list)
+    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: int = 0
     output: str = "runs"
 
