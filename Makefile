@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo test check docs bench format clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) docs
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 bench: setup
 	$(BIN)/python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \

@@ -7,7 +7,9 @@ from turnwise.alarms import RULES, Vitals, alarms
 WELL = Vitals(
     scores={"base": [0.0] * 30, "sft": [0.4] * 30, "tlm-dre": [0.3] * 30},
     surprise={"explore": [0.5, 0.4] * 30},
-    metrics={"align": [{"log_ratio/chosen": 0.1, "log_ratio/rejected": -3.0, "clamped": 0.0, "entropy": 0.4}] * 40},
+    metrics={
+        "align": [{"log_ratio/chosen": 0.1, "log_ratio/rejected": -3.0, "clamped": 0.0, "entropy": 0.4}] * 40
+    },
     groups=[[0.0, 1.0], [0.5, 0.5]] * 10,
     failed={"base": [False] * 95 + [True] * 5},
 )
@@ -36,7 +38,9 @@ def test_every_rule_is_tested():
     assert [rule.name for rule in RULES] == list(ILL)
 
 
-@pytest.mark.parametrize(("rule", "vitals"), [(rule, each) for rule, all_of in ILL.items() for each in all_of])
+@pytest.mark.parametrize(
+    ("rule", "vitals"), [(rule, each) for rule, all_of in ILL.items() for each in all_of]
+)
 def test_a_rule_is_raised_by_what_it_names(rule, vitals):
     """It alone, with a message."""
     found = alarms(vitals)

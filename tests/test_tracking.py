@@ -1,6 +1,7 @@
 """Metrics reach TensorBoard, trackio and Weights & Biases as they stand in the run folder, a run for each stage."""
 
 import json
+import struct
 import warnings
 from dataclasses import replace
 
@@ -40,26 +41,42 @@ def read_tensorboard(folder):
     for place in (folder / "tracking/tensorboard").iterdir():
         events = EventAccumulator(str(place)).Reload()
         found[place.name] = {
-            tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]
+            tag: {event.step: event.value for event in events.Scalars(tag)}
+            for tag in events.Tags()["scalars"]
         }
     return found
+
+
+def records(data):
+    """Records of a LevelDB log with wandb's header of 7 bytes: blocks of 32 KiB; checksum, length, kind, bytes."""
+    whole, at = b"", 7
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if left < 7 or kind == 0:
+            at += left
+            continue
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # full, last
+            yield whole
+            whole = b""
 
 
 def read_wandb(folder):
     """The same from the files that wait to be synchronized."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     found = {}
     for file in (folder / "tracking/wandb").glob("offline-run-*/*.wandb"):
-        store, name, rows = DataStore(), None, {}
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
+        name, rows = None, {}
+        for data in records(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             name = record.run.display_name or name
             row = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
             }
             for key, value in row.items():
                 rows.setdefault(key, {})[row["train/global_step"]] = value
@@ -93,7 +110,9 @@ def trained(folder, tiny_folder, tracker):
     run_steps(run, "train")
     experts = list(read_trajectories(run.trajectories("expert")))
     turn = replace(experts[0].turns[0], action=Action("12"))
-    write_pairs(run.pairs, [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]])
+    write_pairs(
+        run.pairs, [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]]
+    )
     train_align(run)
     return run
 

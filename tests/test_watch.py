@@ -100,7 +100,9 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
 
 def snapshot(folder):
     """Every file with its content and times."""
-    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+    return {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")
+    }
 
 
 def test_watching_writes_nothing(run):
@@ -168,7 +170,10 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
     state = Watcher(folder).look()
 
     assert (state.state, state.is_well, state.stages[0].state) == ("died", False, "died")
-    assert f"died in expert: its process {worker.pid} is gone without a word. `turnwise run {folder}`" in state.says
+    assert (
+        f"died in expert: its process {worker.pid} is gone without a word. `turnwise run {folder}`"
+        in state.says
+    )
 
 
 def test_a_process_id_that_is_used_again_is_not_the_run(run):
@@ -197,7 +202,9 @@ def test_on_another_machine_silence_decides(run):
     assert states == ["running", "died"]
 
 
-@pytest.mark.parametrize(("error", "state"), [(ValueError("no such tree"), "failed"), (KeyboardInterrupt(), "stopped")])
+@pytest.mark.parametrize(
+    ("error", "state"), [(ValueError("no such tree"), "failed"), (KeyboardInterrupt(), "stopped")]
+)
 def test_how_a_stage_ended_is_told(run, error, state):
     """An error with its text; Ctrl-C as what it is."""
     with pytest.raises(type(error)), run.stage("expert"):

@@ -117,8 +117,8 @@ RULES = (
     ),
     Rule(
         "entropy collapsed",
-        f"Sampled tokens of the last {EPISODES} explored episodes have less than 0.02 nats, or less than a fifth of the "
-        f"first {EPISODES}'s; or the training metric `entropy` fell as far, over {STEPS} steps.",
+        f"Sampled tokens of the last {EPISODES} explored episodes have less than 0.02 nats, or less than a fifth of "
+        f"the first {EPISODES}'s; or the training metric `entropy` fell as far, over {STEPS} steps.",
         _entropy,
     ),
     Rule(

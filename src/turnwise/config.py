@@ -268,8 +268,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
-    for word in overrides:
-        _override(data, word)
+    apply_overrides(data, overrides)
     _refuse_secrets(data)
     return parse(Recipe, data)
 
@@ -360,6 +359,12 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
+
+
+def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply `key=value` words to a recipe's mapping, in place."""
+    for word in words:
+        _override(data, word)
 
 
 def _override(data: dict[str, Any], word: str) -> None:

@@ -7,13 +7,13 @@ import dataclasses
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from turnwise.config import Lora, Recipe, parse, read_recipe
+from turnwise.config import Lora, Recipe, apply_overrides, parse, read_recipe
 from turnwise.engines import ENGINES
 from turnwise.envs import ENVIRONMENTS
 from turnwise.envs.load import environment_maker
@@ -29,7 +29,13 @@ _WIDTH = 110
 
 
 def write_recipe(
-    file: Path, *, environment: str, model: str, loss: str = "tlm-dre", lora: bool = False
+    file: Path,
+    *,
+    environment: str,
+    model: str,
+    loss: str = "tlm-dre",
+    lora: bool = False,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Write a recipe that runs as it is, to be changed.
 
@@ -39,6 +45,7 @@ def write_recipe(
         model: Hub id, local folder, or a bundled name.
         loss: Of the alignment.
         lora: Train adapters instead of all weights.
+        overrides: `key=value` words that replace what would be chosen.
 
     Raises:
         ConfigError: If the file exists, or there is no such loss or environment.
@@ -48,7 +55,10 @@ def write_recipe(
     if loss not in LOSSES or not LOSSES[loss].needs_rejected:
         fitting = [name for name, each in LOSSES.items() if each.needs_rejected]
         raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
-    chosen = _chosen(file.stem, environment, model, loss, lora)
+    world: dict[str, Any] = {"environment": {"name": environment}}
+    apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
+    chosen = _chosen(file.stem, world["environment"], model, loss, lora)
+    apply_overrides(chosen, overrides)
     recipe = parse(Recipe, chosen)
     text = f"{_header(file, environment, model)}{_body(recipe, chosen)}"
     try:
@@ -59,16 +69,20 @@ def write_recipe(
     read_recipe(file)
 
 
-def _chosen(name: str, environment: str, model: str, loss: str, lora: bool) -> dict[str, Any]:
+def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora: bool) -> dict[str, Any]:
     """The settings that differ from the defaults, or that everybody should look at."""
     taught, explored, evaluated = _panels(environment)
-    training = {"batch_size": 4, "lora": dataclasses.asdict(Lora())} if lora else {"batch_size": 4}
     small = model == "smollm2-135m"
+    training: dict[str, Any] = {"batch_size": 4}
+    if small:
+        training["token_budget"] = 1024  # for machines with little memory
+    if lora:
+        training |= {"lora": dataclasses.asdict(Lora()), "gradient_checkpointing": True}
     return {
         "name": name,
         "model": {"name": model},
-        "environment": {"name": environment},
-        "protocol": _protocol(environment, "action" if small else "react"),
+        "environment": dict(environment),
+        "protocol": _protocol(str(environment["name"]), "action" if small else "react"),
         "sft": {
             "loss": {"name": "sft"},
             "tasks": taught,
@@ -95,15 +109,15 @@ def _chosen(name: str, environment: str, model: str, loss: str, lora: bool) -> d
     }
 
 
-def _panels(environment: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Panels to teach, explore and evaluate that the environment has the tasks for."""
-    env = environment_maker({"name": environment})()
+    env = environment_maker(environment)()
     try:
         half = _per_kind(env, "train") // 2
         if not half:
             raise ConfigError(
-                f"environment {environment!r} has a kind with fewer than 2 tasks in split 'train', so that none could "
-                "be taught and another explored; restrict its kinds in a recipe of your own."
+                f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
+                "none could be taught and another explored; restrict its kinds in a recipe of your own."
             )
         split = next((each for each in _EVALUATION_SPLITS if _per_kind(env, each)), "train")
         evaluated = min(_per_kind(env, split), _MOST_TASKS)
@@ -147,8 +161,8 @@ def _header(file: Path, environment: str, model: str) -> str:
         "# Time:     not measured yet\n"
         "# Result:   not measured yet\n"
         "#\n"
-        "# Lines with a key right after # are defaults: take the # away to change them. Learning rates and panels are\n"
-        "# places to start from, not results.\n"
+        "# Lines with a key right after # are defaults: take the # away, and that of their section, to change them.\n"
+        "# Learning rates and panels are places to start from, not results.\n"
     )
 
 
@@ -157,12 +171,17 @@ def _body(recipe: Recipe, chosen: dict[str, Any]) -> str:
 
 
 def _fields(
-    kind: Any, value: Any, chosen: Mapping[str, Any], indent: str, live: bool = True
+    kind: Any,
+    value: Any,
+    chosen: Mapping[str, Any],
+    indent: str,
+    live: bool = True,
+    may_be_empty: bool = False,
 ) -> Iterator[str]:
     """All fields of a settings class: those chosen as they are, the others as commented defaults."""
     active = set(chosen)
     names = list(_defaults(kind))
-    if live and not active and names:
+    if live and not active and not may_be_empty:
         active = {names[0]}  # a section must not be empty
     for name in names:
         item = value[name] if isinstance(value, Mapping) else getattr(value, name)
@@ -180,9 +199,15 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
         entry = _TABLES[name].get(str(value["name"]))
         yield f"{indent}{mark}{name}:"
         yield f"{indent}  {mark}name: {_yaml(value['name'])}"
-        if entry is not None:
+        if entry is None:  # an environment of yours: its settings are not ours to explain
+            yield from (
+                f"{indent}  {mark}{key}: {_yaml(item)}" for key, item in value.items() if key != "name"
+            )
+        else:
             defaults = {**_defaults(entry), **value}
-            yield from _fields(entry, defaults, _only(chosen, defaults), f"{indent}  ", live=False)
+            yield from _fields(
+                entry, defaults, _only(chosen, defaults), f"{indent}  ", live, may_be_empty=True
+            )
     elif inner is not None:
         yield f"{indent}{mark}{name}:"
         part = value if value is not None else inner() if _has_defaults(inner) else None

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli._base import AsJson, command, output
+from turnwise.cli._base import AsJson, Overrides, command, output
 from turnwise.progress import console as notices
 
 
 @command(
     "init",
     "my.yaml --environment scienceworld --model smollm2-135m",
+    'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
     "my.yaml --environment docs/examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
     panel="Prepare",
 )
@@ -27,11 +28,12 @@ def init(
     model: Annotated[str, typer.Option(help="Hub id, local folder, or smollm2-135m.")],
     loss: Annotated[str, typer.Option(help="Loss of the alignment.")] = "tlm-dre",
     lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
+    overrides: Overrides = None,
 ) -> None:
     """Write a recipe with a comment at every setting, for an environment and a model."""
     from turnwise.starter import write_recipe
 
-    write_recipe(file, environment=environment, model=model, loss=loss, lora=lora)
+    write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
     output.print(f"wrote {file}; next: turnwise run {file} --dry-run", markup=False, soft_wrap=True)
 
 

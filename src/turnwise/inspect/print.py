@@ -105,6 +105,7 @@ def _print_template(template: dict[str, Any], console: Console) -> None:
         )
     if template["not_as_sampled"]:
         console.print(
-            f"actions whose text is not what their token ids say: {template['not_as_sampled']} (training takes the ids)",
+            f"actions whose text is not what their token ids say: {template['not_as_sampled']} "
+            "(training takes the ids)",
             style="yellow",
         )

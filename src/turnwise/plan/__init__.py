@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -175,8 +174,8 @@ def _plan_of_api(recipe: Recipe, steps: Sequence[Step], stages: dict[str, Any]) 
 def _how(machine: Machine, panels: Panels) -> list[str]:
     shape, rates = machine.shape, machine.rates
     return [
-        f"Lengths: {panels.source}: {panels.turns:.1f} turns, {panels.prompt_tokens:.0f} tokens before the first action, "
-        f"then {panels.heard_tokens:.0f} heard and {panels.said_tokens:.0f} said a turn; the turn limit is "
+        f"Lengths: {panels.source}: {panels.turns:.1f} turns, {panels.prompt_tokens:.0f} tokens before the first "
+        f"action, then {panels.heard_tokens:.0f} heard and {panels.said_tokens:.0f} said a turn; the turn limit is "
         f"{panels.limit:.0f}.",
         f"Speed: measured now on {machine.device}: {rates.many / 1e9:.0f} GFLOP/s and {rates.few / 1e9:.1f} GB/s of "
         f"weights in matrices of the model's size ({shape.parameters / 1e6:.0f}M parameters).",

@@ -14,7 +14,6 @@ from rich.text import Text
 from turnwise.alarms import RULES
 from turnwise.watch.state import Stage, State, Watcher
 
-
 _COLOURS = {
     "done": "green",
     "finished": "green",
