@@ -18,7 +18,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
     def replace(link: re.Match[str]) -> str:
         target = (here / link[2]).resolve()
-        if target.is_relative_to(docs):
+        if target.is_relative_to(docs) and target.suffix != ".py":
             return link[0]
         if not target.exists():
             raise PluginError(f"{page.file.src_uri}: {link[2]} is not in the repository")
