@@ -25,16 +25,16 @@ def run(
     from turnwise.run import open_run, run_all
 
     if dry_run:
-        return _show_plan(source, overrides, None, as_json)
+        _show_plan(source, overrides, None, as_json)
+        return
     opened = open_run(source, overrides or [])
     report_file = run_all(opened)
     if as_json:
         sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
-        return None
+        return
     _print_summary(opened.folder)
     output.print(f"report:  {report_file}", soft_wrap=True)
     output.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
-    return None
 
 
 def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
@@ -42,14 +42,14 @@ def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, 
     from turnwise.run import loop, open_run, run_steps
 
     if dry_run:
-        return _show_plan(source, overrides, name, as_json)
+        _show_plan(source, overrides, name, as_json)
+        return
     opened = open_run(source, overrides or [], name)
     run_steps(opened, name)
     if as_json:
         steps = [step.name for step in loop(opened.recipe) if step.command == name]
         done = {step: opened.manifest["stages"].get(step) for step in steps}
         sys.stdout.write(json.dumps({"run": str(opened.folder), "stages": done}) + "\n")
-    return None
 
 
 def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:

@@ -30,6 +30,7 @@ from turnwise.policy.tokens import Renderer
 from turnwise.run import Step, check, loop, refuse_training
 from turnwise.stage import chat_template, device, engine_settings, evaluation_sampling
 from turnwise.store import read_pairs
+from turnwise.tracking import check_trackers
 from turnwise.workspace import read_stages, refuse_other, resolve_recipe, run_folder
 
 KEPT = 0.75
@@ -81,6 +82,7 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
+    check_trackers(recipe.report_to)
     refuse_training(recipe, command)
     check(recipe)
     if command is None and recipe.sft is None:
