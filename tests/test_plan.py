@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,14 @@ from turnwise.cli import main
 from turnwise.config import Lora, Train
 from turnwise.plan import make_plan
 from turnwise.plan.episodes import Panels
-from turnwise.plan.estimate import Machine, generation_seconds, trained_tokens, training_gb, training_seconds
+from turnwise.plan.estimate import (
+    KEPT_BY_ALLOCATOR,
+    Machine,
+    generation_seconds,
+    trained_tokens,
+    training_gb,
+    training_seconds,
+)
 from turnwise.plan.rates import Rates, Shape, model_shape
 from turnwise.run import open_run, run_steps
 
@@ -112,7 +120,7 @@ SHAPE = Shape(
     key_value_width=50,
     trained=1_000_000,
 )
-MACHINE = Machine(SHAPE, Rates(many=1e9, few=1e9), "cpu", 2, base_gb=1.0)
+MACHINE = Machine(SHAPE, Rates(many=1e9, few=1e9), "cpu", 4, base_gb=1.0)
 PANELS = Panels(
     sft=4,
     expert=8,
@@ -148,19 +156,25 @@ def test_training_is_worked_by_hand(settings, operations):
 
 
 def test_generation_is_worked_by_hand():
-    """Untaught: 5 turns of 30 tokens, 4 episodes at once: 350 tokens read each, 150 steps of 2 ms and 10 layers."""
+    """Untaught, 5 turns of 30 tokens, 4 at once: 350 tokens read each, 150 steps of 4 ms and 40 times 0.2 ms."""
     seconds = generation_seconds(MACHINE, PANELS, 4, 16, learned=False, most=30)
 
-    read, written, worlds = 4 * (100 + 100 + 150) * 2e-3, 150 * (2e-3 + 10 * 3e-4), 4 * 5 * 0.1
-    assert seconds == pytest.approx(read + written + worlds)
+    assert seconds == pytest.approx(4 * 350 * 2e-3 + 150 * (4e-3 + 40 * 2e-4))
+
+
+def test_slow_worlds_decide():
+    """4 episodes of 5 turns of 10 s each: worlds and engine work side by side."""
+    slow = replace(PANELS, seconds=10.0)
+
+    assert generation_seconds(MACHINE, slow, 4, 16, learned=False, most=30) == pytest.approx(4 * 5 * 10.0)
 
 
 def test_memory_of_training_grows_with_what_is_trained():
     """12 bytes less for a frozen parameter; a checkpointed model keeps one layer's activations."""
     whole = training_gb(MACHINE, Train({"name": "sft"}), 0)
-    frozen = Machine(Shape(**{**vars(SHAPE), "trained": 0}), MACHINE.rates, "cpu", 2, 1.0)
+    frozen = replace(MACHINE, shape=replace(SHAPE, trained=0))
 
-    assert whole - training_gb(frozen, Train({"name": "sft"}), 0) == pytest.approx(0.012)
+    assert whole - training_gb(frozen, Train({"name": "sft"}), 0) == pytest.approx(0.012 * KEPT_BY_ALLOCATOR)
     assert training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True), 0) < whole
 
 

@@ -8,10 +8,14 @@ from turnwise.config import Train
 from turnwise.plan.episodes import Panels
 from turnwise.plan.rates import Rates, Shape
 
-TRAINING_EFFICIENCY = 0.7
-"""Of the measured matrix products, what a whole training step reaches."""
-LAYER_SECONDS = {"cpu": 3e-4, "cuda": 6e-5}
-"""Time of a layer beside its matrix products, for one token of each conversation."""
+TRAINING_EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
+"""Of the measured matrix products, what a whole training step reaches, by device and bytes of a number."""
+ASSUMED_EFFICIENCY = 0.4
+"""The same elsewhere, where it was not measured."""
+CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
+"""Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
+KEPT_BY_ALLOCATOR = 1.4
+"""What the process holds over what it needs."""
 LOGITS_GB = 0.5
 """Logits kept for the backward pass at most."""
 
@@ -32,7 +36,7 @@ class Machine:
 def generation_seconds(
     machine: Machine, panels: Panels, episodes: int, concurrency: int, learned: bool, most: int
 ) -> float:
-    """Playing episodes with a policy: reading what is new, writing token by token, and the worlds' time.
+    """Reading what is new and writing token by token, or the worlds if they take longer.
 
     Args:
         machine: Model and machine.
@@ -47,10 +51,11 @@ def generation_seconds(
     said = min(panels.said_tokens, most) if learned else most
     read = panels.prompt_tokens + turns * panels.heard_tokens + turns * said
     reading = episodes * read * 2 * machine.shape.parameters / machine.rates.many
-    batches = episodes * turns * said / min(concurrency, episodes)
+    together = min(concurrency, episodes)
     step = machine.shape.parameters * machine.bytes / machine.rates.few
-    step += machine.shape.layers * LAYER_SECONDS[machine.device]
-    return reading + batches * step + episodes * turns * panels.seconds
+    step += machine.shape.layers * together * CONVERSATION_SECONDS[machine.device]
+    writing = episodes * turns * said / together * step
+    return max(reading + writing, episodes * turns * panels.seconds)
 
 
 def turns_of(panels: Panels, learned: bool) -> float:
@@ -63,7 +68,7 @@ def generation_gb(machine: Machine, panels: Panels, concurrency: int, cache_gb: 
     weights = machine.shape.parameters * machine.bytes / 1e9
     length = panels.prompt_tokens + panels.limit * (panels.heard_tokens + panels.said_tokens)
     kept = concurrency * length * machine.shape.layers * machine.shape.key_value_width * machine.bytes / 1e9
-    return machine.base_gb + weights + min(kept, cache_gb)
+    return (machine.base_gb + weights + min(kept, cache_gb)) * KEPT_BY_ALLOCATOR
 
 
 def trained_tokens(panels: Panels, rows: int, on_pairs: bool) -> float:
@@ -81,7 +86,8 @@ def training_seconds(machine: Machine, settings: Train, tokens: float, needs_ref
     backward = 4 if settings.lora is None else 2
     passes = (2 + backward + (2 if settings.gradient_checkpointing else 0)) * settings.epochs
     passes += 2 if needs_reference else 0
-    return passes * machine.shape.parameters * tokens / (machine.rates.many * TRAINING_EFFICIENCY)
+    efficiency = TRAINING_EFFICIENCY.get((machine.device, machine.bytes), ASSUMED_EFFICIENCY)
+    return passes * machine.shape.parameters * tokens / (machine.rates.many * efficiency)
 
 
 def training_gb(machine: Machine, settings: Train, longest: float) -> float:
@@ -92,4 +98,4 @@ def training_gb(machine: Machine, settings: Train, longest: float) -> float:
     numbers = 8 * shape.hidden + 4 * shape.inner + 2 * shape.key_value_width
     layers = 1 if settings.gradient_checkpointing else shape.layers
     activations = max(settings.token_budget, longest) * layers * numbers * machine.bytes / 1e9
-    return machine.base_gb + held + activations + LOGITS_GB
+    return (machine.base_gb + held + activations + LOGITS_GB) * KEPT_BY_ALLOCATOR
