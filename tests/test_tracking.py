@@ -11,7 +11,7 @@ from turnwise.config import read_recipe
 from turnwise.errors import ConfigError
 from turnwise.run import open_run, run_steps
 from turnwise.store import read_trajectories, write_pairs
-from turnwise.tracking import TRACKERS, check_trackers
+from turnwise.tracking import TRACKERS, check_trackers, open_trackers
 from turnwise.train import train_align
 from turnwise.types import Action, PreferencePair
 
@@ -143,6 +143,16 @@ def test_values_are_those_of_the_run_folder(tiny_folder, own_environment, tmp_pa
             for key, value in row.items():
                 if key not in ("step", "epoch"):
                     assert found[name][f"train/{key}"][row["step"]] == pytest.approx(value, rel=1e-6)
+
+
+def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
+    """Killed at step 3 with a checkpoint at step 1: steps 2 and 3 of the first call are gone."""
+    for done, values in ((0, {1: 1.0, 2: 2.0, 3: 3.0}), (1, {2: 20.0})):
+        with open_trackers(["tensorboard"], tmp_path, "run", "sft", done) as (callback,):
+            for step, value in values.items():
+                callback.tb_writer.add_scalar("loss", value, step)
+
+    assert read_tensorboard(tmp_path) == {"run-sft": {"loss": {1: 1.0, 2: 20.0}}}
 
 
 @pytest.mark.parametrize(

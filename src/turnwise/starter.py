@@ -251,9 +251,9 @@ def _documentation(kind: Any) -> dict[str, str]:
     if dataclasses.is_dataclass(kind):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]  # type: ignore[arg-type]
         assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
+        for field, below in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _text(text)
+                found[field.target.id] = _text(below)
         return found
     name = ""
     for line in (inspect.getdoc(kind.__init__) or "").partition("Args:\n")[2].splitlines():

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from transformers import TrainerCallback
-from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from turnwise.errors import ConfigError, RunError, did_you_mean
 
@@ -56,7 +56,7 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         from torch.utils.tensorboard import SummaryWriter
 
         # What a killed call wrote past its checkpoint is hidden, since it will be made again.
-        writer = SummaryWriter(folder / "tracking" / "tensorboard" / run, purge_step=step + 1)  # type: ignore[no-untyped-call]
+        writer = SummaryWriter(folder / "tracking" / "tensorboard" / run, purge_step=step + 1)
         stack.callback(writer.close)
         return TensorBoardCallback(writer)
     if name == "trackio":  # starts and ends with training; its own variables say where it writes
