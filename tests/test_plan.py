@@ -178,6 +178,7 @@ def test_memory_of_training_grows_with_what_is_trained():
     assert training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True), 0) < whole
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 def test_the_shape_is_that_of_the_model(tiny_folder, tiny_model):
     """Without reading its weights; adapters of rank 4 on all linear layers but the last, as peft makes them."""
     from peft import LoraConfig, get_peft_model
