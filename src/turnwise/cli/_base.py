@@ -28,7 +28,7 @@ app = typer.Typer(
         )
     ),
 )
-output = Console()
+results = Console()
 """Where results go; notices and progress go to standard error."""
 
 Source = Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli._base import AsJson, Overrides, command, output
+from turnwise.cli._base import AsJson, Overrides, command, results
 from turnwise.progress import console as notices
 
 
@@ -34,7 +34,7 @@ def init(
     from turnwise.starter import write_recipe
 
     write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
-    output.print(f"wrote {file}; next: turnwise run {file} --dry-run", markup=False, soft_wrap=True)
+    results.print(f"wrote {file}; next: turnwise run {file} --dry-run", markup=False, soft_wrap=True)
 
 
 @command(
@@ -60,9 +60,9 @@ def check_env(
         sys.stdout.write(json.dumps({"environment": environment, "problems": problems}) + "\n")
     else:
         for problem in problems:
-            output.print(f"- {problem}", markup=False, soft_wrap=True)
+            results.print(f"- {problem}", markup=False, soft_wrap=True)
         if not problems:
-            output.print(f"{environment} keeps the contract.", markup=False)
+            results.print(f"{environment} keeps the contract.", markup=False)
     if problems:
         raise typer.Exit(1)
 
@@ -74,4 +74,4 @@ def convert(
     """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
     from turnwise.policy.models import resolve_model
 
-    output.print(resolve_model(model, notices.print), soft_wrap=True)
+    results.print(resolve_model(model, notices.print), soft_wrap=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from turnwise.cli._base import AsJson, DryRun, Overrides, Source, command, output
+from turnwise.cli._base import AsJson, DryRun, Overrides, Source, command, results
 
 
 @command(
@@ -33,8 +33,8 @@ def run(
         sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
         return
     _print_summary(opened.folder)
-    output.print(f"report:  {report_file}", soft_wrap=True)
-    output.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
+    results.print(f"report:  {report_file}", soft_wrap=True)
+    results.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
 
 
 def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
@@ -59,7 +59,7 @@ def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_j
     if as_json:
         sys.stdout.write(json.dumps(plan.to_dict()) + "\n")
     else:
-        print_plan(plan, output)
+        print_plan(plan, results)
 
 
 @command("collect", "recipes/scienceworld_tlm-dre_demo.yaml", "runs/demo --dry-run", panel="The loop")
@@ -102,7 +102,7 @@ def report(source: Source, overrides: Overrides = None) -> None:
 
     recipe = resolve_recipe(source, overrides or [])
     refuse_other(recipe)
-    output.print(str(write_report(run_folder(recipe))), soft_wrap=True)
+    results.print(str(write_report(run_folder(recipe))), soft_wrap=True)
 
 
 def _print_summary(folder: Path) -> None:
@@ -123,11 +123,11 @@ def _print_summary(folder: Path) -> None:
             f"{row['success_rate']:.3f}",
             f"{row['mean_turns']:.1f}",
         )
-    output.print(table)
+    results.print(table)
     found = summary["comparison"]
     if found:
         low, high = found["interval"]
-        output.print(
+        results.print(
             f"{found['a']} against {found['b']}, paired over {found['n']} tasks: {found['mean_difference']:+.3f} "
             f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}; "
             f"{found['wins']} better, {found['losses']} worse, {found['ties']} equal"

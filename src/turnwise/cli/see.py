@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from turnwise.cli._base import AsJson, command, output
+from turnwise.cli._base import AsJson, command, results
 from turnwise.errors import ConfigError, did_you_mean
 
 
@@ -51,13 +51,13 @@ def inspect(
         if as_json:
             sys.stdout.write(json.dumps(found) + "\n")
         else:
-            print_audit(found, output)
+            print_audit(found, results)
         raise typer.Exit(1 if found["refused"] or found["template"]["problems"] else 0)
     if as_json:
         for line in inspect_json(data, name, max_length, limit):
             sys.stdout.write(line + "\n")
     else:
-        show(data, name, loss, output, max_length, 3 if limit is None else limit)
+        show(data, name, loss, results, max_length, 3 if limit is None else limit)
 
 
 @command(
@@ -83,9 +83,9 @@ def watch(
         sys.stdout.write(json.dumps(state.to_dict()) + "\n")
     elif once:
         state = watcher.look()
-        output.print(render(state))
+        results.print(render(state))
     else:
-        state = watch_live(watcher, output, every)
+        state = watch_live(watcher, results, every)
     raise typer.Exit(0 if state.is_well else 1)
 
 
@@ -106,4 +106,4 @@ def list_table(
     table = Table(show_header=False, box=None)
     for name, says in entries.items():
         table.add_row(name, says)
-    output.print(table if entries else f"no {what} yet")
+    results.print(table if entries else f"no {what} yet")
