@@ -129,7 +129,7 @@ class Watcher:
                 for stage, rows in metrics.items()
             },
             alarms=alarms(self._vitals(scores, metrics)),
-            silent=None if now is None or now.state != "running" else self._silence(),
+            silent=self._silence() if now is not None and now.state in ("running", "died") else None,
         )
 
     def _silence(self) -> float:
