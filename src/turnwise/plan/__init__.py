@@ -181,7 +181,7 @@ def _how(machine: Machine, panels: Panels) -> list[str]:
         f"{panels.limit:.0f}.",
         f"Speed: measured now on {machine.device}: {rates.many / 1e9:.0f} GFLOP/s and {rates.few / 1e9:.1f} GB/s of "
         f"weights in matrices of the model's size ({shape.parameters / 1e6:.0f}M parameters).",
-        "Accuracy: time within a factor of about 2, memory within about a half, if the machine stays as busy as it is; "
+        "Accuracy: time within a factor of about 2, memory within about a half, if nothing else runs on the machine; "
         "an untaught policy is assumed to use all turns and tokens it may, a taught one half of the turns beyond the "
         "expert's. docs/how-to/estimate.md has what was compared.",
     ]
