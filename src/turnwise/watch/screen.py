@@ -62,14 +62,14 @@ def render(state: State) -> RenderableType:
 def _stages(stages: list[Stage]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "", "items", "", "rate", "time", "left", "memory"):
-        table.add_column(name, justify="left" if name in ("stage", "") else "right")
+        table.add_column(name, no_wrap=True, justify="left" if name in ("stage", "") else "right")
     for stage in stages:
         running = stage.state == "running" and stage.total
         table.add_row(
             stage.name,
             Text(stage.state, style=_COLOURS[stage.state]),
             _items(stage),
-            ProgressBar(total=stage.total, completed=stage.done or 0, width=16) if running else "",
+            ProgressBar(total=stage.total, completed=stage.done or 0, width=10) if running else "",
             _rate(stage.rate),
             _duration(stage.seconds),
             _duration(stage.left),
