@@ -7,7 +7,6 @@ import time
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -61,15 +60,13 @@ def render(state: State) -> RenderableType:
 
 def _stages(stages: list[Stage]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("stage", "", "items", "", "rate", "time", "left", "memory"):
+    for name in ("stage", "", "items", "rate", "time", "left", "memory"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("stage", "") else "right")
     for stage in stages:
-        running = stage.state == "running" and stage.total
         table.add_row(
             stage.name,
             Text(stage.state, style=_COLOURS[stage.state]),
             _items(stage),
-            ProgressBar(total=stage.total, completed=stage.done or 0, width=10) if running else "",
             _rate(stage.rate),
             _duration(stage.seconds),
             _duration(stage.left),
