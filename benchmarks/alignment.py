@@ -33,7 +33,7 @@ from turnwise.workspace import Run
 def prepare(recipe: Recipe) -> Run:
     """Run the loop up to the pairs, and score the SFT policy."""
     run = Run(recipe)
-    for step in loop(run):
+    for step in loop(recipe):
         if step.name in ("expert", "sft", "evaluate-sft", "explore", "pair") and not run.is_done(step.name):
             step.work(run)
     return run

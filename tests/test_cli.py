@@ -1,5 +1,6 @@
 """The command line: mistakes end with code 2 and one line, before any work; help has examples."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,9 @@ COMMANDS = [
     "evaluate",
     "report",
     "inspect",
+    "watch",
     "list",
+    "init",
     "check-env",
     "convert",
 ]
@@ -223,11 +226,63 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
     "words", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "all"
 )
 def test_help_shows_an_example(turnwise, words):
-    """Each command's own, which names the command."""
+    """Each command's own, which names the command; the whole one says the exit codes."""
     code, output, _ = turnwise(*words, "--help")
 
     assert code == 0
     assert f"Example: turnwise {words[0] if words else 'run'} " in output
+    assert words or "Exit codes: 0 done; 1 a check found a problem; 2 a mistake" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["evalute", "runs/demo"], "No such command 'evalute'. Did you mean 'evaluate'?"),
+        (["inspect", "data", "--modle", "m"], "No such option: --modle (Possible options: --model)"),
+        (["run"], "Missing argument 'RECIPE-OR-RUN'"),
+    ],
+)
+def test_a_mistyped_command_or_option_is_told_what_was_meant(turnwise, words, says):
+    """Code 2, on standard error."""
+    code, output, notices = turnwise(*words)
+
+    assert (code, output) == (2, "")
+    assert says in " ".join(notices.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands(shell):
+    """As the shell asks: `turnwise wa` and the tab key."""
+    asked = {
+        "_TURNWISE_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "turnwise wa",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "turnwise wa",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+
+    answer = subprocess.run([TURNWISE], env=os.environ | asked, capture_output=True, text=True, timeout=60)
+
+    assert "watch" in answer.stdout
+
+
+def test_stages_print_json_for_machines(turnwise, recipe, tmp_path):
+    """What the manifest has of the command's steps; null for those that wait."""
+    code, output, _ = turnwise("collect", recipe, "--json", "worlds.processes=0")
+
+    stages = json.loads(output)["stages"]
+    assert code == 0
+    assert stages["expert"]["counts"]["episodes"] == 8
+    assert stages["explore"] is None
+
+
+def test_lists_and_checks_print_json_for_machines(turnwise, own_environment):
+    """Names with what they are; problems as a list."""
+    losses = turnwise("list", "losses", "--json")
+    checked = turnwise("check-env", "own_environment:GuessNumber", "--json")
+
+    assert json.loads(losses[1])["tlm-dre"].startswith("Density-ratio loss")
+    assert json.loads(checked[1]) == {"environment": "own_environment:GuessNumber", "problems": []}
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,21 @@ import inspect
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
+from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
 from turnwise.cli import app
+from turnwise.cli._base import EXIT_CODES
+from turnwise.config import Recipe, parse, read_recipe
 from turnwise.envs import ENVIRONMENTS
 from turnwise.envs.protocols import PROTOCOLS
+from turnwise.stage import engine_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,34 +28,130 @@ def blocks(file, language):
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / file).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_trains_on_your_own_data(tiny_folder, tmp_path, monkeypatch):
-    """The ten lines run as printed, with a tiny model in the place of the pretrained one."""
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+]
+NOT_CHECKED = {"source .venv/bin/activate"}
+"""Lines of shell blocks that are neither run nor parsed: they change the shell itself."""
+
+
+def lines(language):
+    """(page, line) of all blocks in one language, without comments."""
+    return [
+        (page, line.split("  #")[0].strip())
+        for page in PAGES
+        for block in blocks(page, language)
+        for line in block.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run_as_printed(page, tiny_folder, tmp_path, monkeypatch):
+    """In order, in one folder, with a tiny model in the place of the pretrained one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
-    code = next(block for block in blocks("README.md", "python") if "TurnTrainer" in block)
 
-    exec(code.replace("smollm2-135m", str(tiny_folder)), {})
-
-    assert list((tmp_path / "aligned").glob("checkpoint-*/model.safetensors"))
-
-
-def test_readme_computes_a_loss():
-    """One value a pair."""
-    code = next(block for block in blocks("README.md", "python") if "from_nested" in block)
-    names = {}
-
-    exec(code, names)
-
-    assert names["value"].shape == (1,)
+    for block in blocks(page, "python"):
+        names = {"__name__": page}
+        exec(block.replace("smollm2-135m", str(tiny_folder)), names)
+        if "from_nested" in block:
+            assert names["value"].shape == (1,)
+        if "output_dir" in block:
+            assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
 
 
-def test_methods_page_computes_a_loss():
-    """The first block of the page runs as printed."""
-    names = {}
+def check_turnwise(words, tiny_folder):
+    """A command of ours: its name and options are known, its recipe and settings are accepted; quick ones are run."""
+    group = typer.main.get_command(app)
+    if words[0].startswith("--"):
+        assert words[0] in {flag for option in group.params for flag in option.opts} | {"--help"}
+        return
+    command = group.commands[words[0]]
+    if "--help" in words:
+        return
+    values = command.make_context(words[0], list(words[1:])).params
+    source = values.get("source")
+    if source and (ROOT / source).suffix == ".yaml" and str(source).startswith("recipes/"):
+        read_recipe(ROOT / source, values["overrides"] or [])
+    if words[0] in ("list", "check-env"):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    if words[0] == "init":
+        result = CliRunner().invoke(
+            app, [str(tiny_folder) if word == "smollm2-135m" else word for word in words]
+        )
+        assert result.exit_code == 0, result.output
+        read_recipe(Path(values["file"]))
 
-    exec(blocks("docs/methods.md", "python")[0], names)
 
-    assert names["value"].shape == (1,)
+def check_other(words):
+    """A target of the Makefile, a script of ours, an extra that exists, a launcher with its own help."""
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file()
+        known = (ROOT / words[1]).read_text()
+        assert all(f'"{word}"' in known for word in words[2:] if word.startswith("--"))
+    elif words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert set(re.findall(r"\[(.*)\]", words[2])) <= set(extras)
+    else:
+        assert words[:2] == ["accelerate", "launch"], words
+        launch_command_parser().parse_args(words[2:])
+
+
+@pytest.mark.parametrize(("page", "line"), lines("shell"))
+def test_shell_lines_are_run_or_parsed(page, line, tiny_folder, tmp_path, monkeypatch):
+    """None is left out, but for the list above."""
+    if line in NOT_CHECKED:
+        return
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    words = shlex.split(line)
+
+    if words[0] == "turnwise":
+        check_turnwise(words[1:], tiny_folder)
+    else:
+        check_other(words)
+
+
+def test_exceptions_are_still_needed():
+    """A line that is shown nowhere is no exception."""
+    assert {line for _, line in lines("shell")} >= NOT_CHECKED
+
+
+def merged(recipe, changes):
+    """Sections of one recipe over those of another."""
+    deep = {
+        key: merged(recipe[key], value)
+        if isinstance(value, dict) and isinstance(recipe.get(key), dict)
+        else value
+        for key, value in changes.items()
+    }
+    return recipe | deep
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), [(page, block) for page in PAGES for block in blocks(page, "yaml")]
+)
+def test_yaml_blocks_are_parts_of_a_recipe(page, block):
+    """Over the demo's recipe they make one that is accepted."""
+    demo = yaml.safe_load((ROOT / "recipes/scienceworld_tlm-dre_demo.yaml").read_text())
+
+    recipe = parse(Recipe, merged(demo, yaml.safe_load(block)))
+
+    engine_settings(recipe)
+
+
+def test_the_exit_codes_on_the_page_are_those_of_the_help():
+    """One sentence, in both places."""
+    assert EXIT_CODES.removeprefix("Exit codes: ") in " ".join(
+        (ROOT / "docs/commands.md").read_text().split()
+    )
 
 
 def test_readme_shows_the_example_environment_as_it_is():

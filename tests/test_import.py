@@ -9,7 +9,15 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
 
 
 @pytest.mark.parametrize(
-    "module", ["turnwise", "turnwise.cli", "turnwise.envs._child", "turnwise.store", "turnwise.cluster"]
+    "module",
+    [
+        "turnwise",
+        "turnwise.cli",
+        "turnwise.cluster",
+        "turnwise.envs._child",
+        "turnwise.store",
+        "turnwise.watch",
+    ],
 )
 def test_light_modules_bring_no_heavy_library(module):
     """`turnwise --help` answers, and a world starts, without torch."""

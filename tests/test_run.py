@@ -435,7 +435,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, he
     shutil.copytree(whole[0] / "trajectories", run.folder / "trajectories", dirs_exist_ok=True)
 
     with pytest.raises(RunError, match=r"the loss is nan at step \d; lower the learning rate") as caught:
-        next(step for step in loop(run) if step.name == "sft").work(run)
+        next(step for step in loop(run.recipe) if step.name == "sft").work(run)
 
     shown = [frame.locals["progress"] for frame in caught.traceback if "progress" in frame.locals]
     assert [one._bar._progress.live.is_started for one in shown] == [False]

@@ -53,6 +53,7 @@ def collect_expert(run: Run) -> None:
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
         with run.stage("expert") as counts, TrajectoryStore(run.trajectories("expert")) as store:
             done = store.keys()
+            run.expect(store.path, len(tasks), len(done))
             with bar("expert episodes", total=len(tasks), done=len(done)) as shown:
                 for job in make_jobs(tasks.values(), recipe.seed):
                     if (job.task.id, job.sample) not in done:

@@ -143,19 +143,26 @@ class Train:
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (SFT only)."""
     epochs: float = 1.0
+    """Passes over the data."""
     batch_size: int = 4
     """Trajectories or pairs in one optimizer step."""
     token_budget: int = 4096
     """Tokens that go through the model together; bounds memory, does not change the loss."""
     learning_rate: float = 1e-6
+    """Peak learning rate of AdamW."""
     warmup_ratio: float = 0.03
+    """Share of the steps in which the learning rate rises to its peak."""
     scheduler: str = "cosine"
+    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
     shared_prefix: str = "keep"
     """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     lora: Lora | None = None
+    """Train low-rank adapters instead of all weights; None: all weights."""
     save_steps: int = 20
     """Optimizer steps between checkpoints to resume from."""
 
@@ -229,6 +236,8 @@ class Recipe:
     evaluate: Evaluate = field(default_factory=Evaluate)
     worlds: Worlds = field(default_factory=Worlds)
     cluster: Cluster | None = None
+    report_to: list[str] = field(default_factory=list)
+    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: int = 0
     output: str = "runs"
 
@@ -269,8 +278,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
-    for word in overrides:
-        _override(data, word)
+    apply_overrides(data, overrides)
     _refuse_secrets(data)
     return parse(Recipe, data)
 
@@ -364,6 +372,12 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
+
+
+def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply `key=value` words to a recipe's mapping, in place."""
+    for word in words:
+        _override(data, word)
 
 
 def _override(data: dict[str, Any], word: str) -> None:

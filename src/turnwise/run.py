@@ -29,6 +29,7 @@ from turnwise.stage import (
     sft_tasks,
     world_maker,
 )
+from turnwise.tracking import check_trackers
 from turnwise.train import make_config, train_align, train_sft
 from turnwise.types import Environment, EpisodeProtocol, Task
 from turnwise.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
@@ -47,7 +48,8 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
-    _refuse_training(recipe, command)
+    check_trackers(recipe.report_to)
+    refuse_training(recipe, command)
     if not is_run(run_folder(recipe)):
         check(recipe)
     return Run(recipe)
@@ -89,7 +91,7 @@ def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> No
         raise ConfigError(f"{env.name} {problem}")
 
 
-def _refuse_training(recipe: Recipe, command: str | None) -> None:
+def refuse_training(recipe: Recipe, command: str | None) -> None:
     """Refuse to train what the engine serves, if it is not ours to train.
 
     Raises:
@@ -138,17 +140,17 @@ class Step:
     work: Callable[[Run], None]
 
 
-def loop(run: Run) -> list[Step]:
+def loop(recipe: Recipe) -> list[Step]:
     """The steps of a run, in order."""
-    if not engine_settings(run.recipe).serves_checkpoints:
+    if not engine_settings(recipe).serves_checkpoints:
         return [
             Step("expert", "collect", None, collect_expert),
             Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
             Step("explore", "collect", None, partial(collect_explore, policy="base")),
             Step("pair", "pair", "explore", make_pairs),
         ]
-    assert run.recipe.align is not None
-    aligned = str(run.recipe.align.loss["name"])
+    assert recipe.align is not None
+    aligned = str(recipe.align.loss["name"])
     return [
         Step("expert", "collect", None, collect_expert),
         Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
@@ -169,9 +171,9 @@ def run_steps(run: Run, command: str | None = None) -> None:
         command: Do the steps of one command only, those that can be done now; None: the whole loop.
     """
     give_back_large_blocks()
-    for step in loop(run):
-        if command not in (None, step.command):
-            continue
+    steps = [step for step in loop(run.recipe) if command in (None, step.command)]
+    run.steps = [step.name for step in steps]
+    for step in steps:
         if run.is_done(step.name):
             console.print(f"{step.name}: done before", style="dim")
         elif command and step.needs and not run.is_done(step.needs):

@@ -315,6 +315,7 @@ def record(
     with TrajectoryStore(file) as store:
         held = store.keys()
         missing = [job for job in jobs if (job.task.id, job.sample) not in held]
+        run.expect(file, len(jobs), len(jobs) - len(missing))
         if missing:
             make = world_maker(run.recipe)
             with (

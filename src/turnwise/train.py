@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from turnwise.stage import (
     world_maker,
 )
 from turnwise.store import read_pairs, read_trajectories
+from turnwise.tracking import PROJECT, open_trackers
 from turnwise.trainer import Examples, TurnTrainer
 from turnwise.trainer_config import TurnConfig
 from turnwise.workspace import Run, write_atomically
@@ -78,7 +79,9 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         partial = run.checkpoint(f"{name}.partial")
         path = policy_path(run, start)
         model = load_model(path, say=console.print)
-        progress = _Progress(run.metrics(stage), f"training {name}")
+        progress = _Progress(run, stage, f"training {name}")
+        resume = last_checkpoint(partial)
+        step = int(resume.rpartition("-")[2]) if resume else 0
         trainer = TurnTrainer(
             model,
             args=make_config(run.recipe, settings, partial, limit=context_length(model)),
@@ -93,10 +96,14 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         counts |= count_tokens(trainer.train_dataset)
         if trainer.loss.needs_reference:
             _write_reference(run, trainer, settings.loss)
-        try:
-            trainer.train(resume_from_checkpoint=last_checkpoint(partial))
-        finally:
-            progress.close()
+        recipe = run.recipe
+        with (
+            closing(progress),
+            open_trackers(recipe.report_to, run.folder, recipe.name, name, step) as others,
+        ):
+            for callback in others:
+                trainer.add_callback(callback)
+            trainer.train(resume_from_checkpoint=resume)
         _save_whole(trainer, run.checkpoint(name))
     shutil.rmtree(partial, ignore_errors=True)
 
@@ -124,7 +131,9 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         save_steps=settings.save_steps,
         save_total_limit=1,
         logging_steps=1,
-        report_to=[],
+        report_to=[],  # trackers are opened for each stage, in the run folder
+        run_name=f"{recipe.name}-{output.name.removesuffix('.partial')}",
+        project=PROJECT,
         disable_tqdm=True,
         seed=recipe.seed,
     )
@@ -226,8 +235,8 @@ def _save_whole(trainer: TurnTrainer, target: Path) -> None:
 class _Progress(TrainerCallback):
     """A bar on the screen, and the metrics in a file that survives a kill."""
 
-    def __init__(self, file: Path, what: str) -> None:
-        self._file, self._what = file, what
+    def __init__(self, run: Run, stage: str, what: str) -> None:
+        self._run, self._file, self._what = run, run.metrics(stage), what
         self._open = ExitStack()
 
     def close(self) -> None:
@@ -239,6 +248,7 @@ class _Progress(TrainerCallback):
     ) -> None:
         # After a resume, entries past the checkpoint will be made again.
         self._file.write_text("".join(_line(entry) for entry in state.log_history), encoding="utf-8")
+        self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
     def on_step_end(

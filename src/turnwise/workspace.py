@@ -10,8 +10,8 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _VERSIONS = (
     "rapidfuzz",
 )
 _MAY_DIFFER = (
-    {"output", "name", "cluster"}
+    {"output", "name", "cluster", "report_to"}
     | {
         f"engine.{limit}"
         for limit in (
@@ -57,6 +57,12 @@ _MAY_DIFFER = (
 """Keys that do not change what a run makes, only where, how fast and how far."""
 
 
+PROGRESS = "progress.json"
+"""File of a run folder in which the running stage says who works at what."""
+HEARTBEAT_SECONDS = 5.0
+"""How often that file is touched while a stage runs."""
+
+
 class Run:
     """One run folder. Opening it never overwrites what another recipe made."""
 
@@ -68,6 +74,9 @@ class Run:
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
+        self.steps: list[str] = []
+        """The steps that this call will do, for who watches it."""
+        self._pulse: _Pulse | None = None
         refuse_other(recipe)
         try:
             for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
@@ -121,11 +130,19 @@ class Run:
         counts: dict[str, Any] = {}
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
-        memory = _PeakMemory()
+        self._pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
+        memory = _PeakMemory(also=self._pulse.beat)
         finished = False
+        ended, error = "failed", ""
         try:
             yield counts
-            finished = True
+            finished, ended = True, "done"
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        except BaseException:  # Ctrl-C
+            ended = "stopped"
+            raise
         finally:
             self.manifest["stages"][name] = {
                 "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
@@ -135,6 +152,13 @@ class Run:
             }
             self._note_data()
             write_atomically(self.folder / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")
+            self._pulse.note(ended=ended, error=error)
+
+    def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
+        """Say what the running stage works towards: so many lines of a file, of which some are there already."""
+        if self._pulse:
+            where = str(file.relative_to(self.folder))
+            self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
 
     def _note_data(self) -> None:
         files = [*sorted((self.folder / "trajectories").glob("*.jsonl")), self.pairs]
@@ -164,6 +188,12 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.output) / recipe.name
 
 
+def read_stages(folder: Path) -> dict[str, Any]:
+    """What the manifest of a run folder says of each stage; empty if there is none."""
+    manifest = _read_manifest(folder / "manifest.json")
+    return dict(manifest["stages"]) if manifest else {}
+
+
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in the folder."""
     return (folder / "recipe.yaml").is_file()
@@ -189,18 +219,55 @@ def refuse_other(recipe: Recipe) -> None:
         raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
 
 
+class _Pulse:
+    """What the running stage says of itself in `progress.json`; the age of that file is its sign of life."""
+
+    def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
+        self._file = file
+        self._facts: dict[str, Any] = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "process_started": psutil.Process().create_time(),
+            "steps": list(steps),
+            "stage": stage,
+            "began": time.time(),
+        }
+        self.note()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts and write all of them."""
+        self._facts |= facts
+        write_atomically(self._file, json.dumps(self._facts) + "\n")
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Show that the process is alive, every few seconds."""
+        if time.monotonic() - self._last > HEARTBEAT_SECONDS:
+            self._last = time.monotonic()
+            with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
+                os.utime(self._file)
+
+
 class _PeakMemory:
     """Samples the memory of this process and its children in the background."""
 
-    def __init__(self, every: float = 0.5) -> None:
+    def __init__(self, every: float = 0.5, also: Callable[[], None] = lambda: None) -> None:
+        """Begin.
+
+        Args:
+            every: Seconds between samples.
+            also: Called at each sample.
+        """
         self._peak = 0
+        self._also = also
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
         self._thread.start()
 
     def _watch(self, every: float) -> None:
         while True:
-            self._peak = max(self._peak, _memory_in_use())
+            self._peak = max(self._peak, memory_in_use())
+            self._also()
             if self._stop.wait(every):
                 return
 
@@ -211,7 +278,7 @@ class _PeakMemory:
         return self._peak / 1e9
 
 
-def _memory_in_use() -> int:
+def memory_in_use() -> int:
     """Resident memory of this process and its children, in bytes."""
     total = 0
     own = psutil.Process()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
-"""Log-probabilities in nats [trajectories][turns][tokens]; the innermost level may be a tensor."""
+"""Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class TurnLogprobs:
 
     @classmethod
     def from_nested(cls, policy: NestedLogprobs, reference: NestedLogprobs | None = None) -> Self:
-        """Build from nested lists [trajectories][turns][tokens].
+        """Build from nested lists `[trajectories][turns][tokens]`.
 
         Args:
             policy: log pi, in nats. Lists of numbers take torch's default dtype; a tensor in place of an
@@ -133,7 +133,7 @@ class TurnLogprobs:
         return self.mean_by_turn(self.frozen_reference())
 
     def confidence(self) -> Tensor:
-        """Return p_i, the geometric mean of pi_ref over the tokens of a turn, in [0, 1] [turns]."""
+        """Return p_i, the geometric mean of pi_ref over the tokens of a turn, between 0 and 1 [turns]."""
         return self.log_confidence().exp()
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> Non
 
 
 def _turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
-    """Return the number of tokens of each turn [trajectories][turns]; none may be empty."""
+    """Return the number of tokens of each turn `[trajectories][turns]`; none may be empty."""
     lengths: list[list[int]] = []
     for k, turns in enumerate(nested):
         if not hasattr(turns, "__len__") or len(turns) == 0:

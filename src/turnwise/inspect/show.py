@@ -14,60 +14,19 @@ from rich.text import Text
 
 from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
+from turnwise.inspect.rows import read_rows
 from turnwise.losses import LOSSES, TurnLogprobs
 from turnwise.policy.examples import Example, encode_example
 from turnwise.policy.logprobs import action_logprobs, loss_turns
 from turnwise.policy.models import load_model, load_tokenizer
 from turnwise.policy.packing import lay_out
 from turnwise.policy.tokens import NO_TURN, Encoded, Renderer
-from turnwise.store import read_pairs, read_trajectories
-from turnwise.trl_format import from_trl
-from turnwise.types import PreferencePair, Trajectory
 
 _STYLES = {
     "high": "bold white on dark_red",
     "low": "black on light_goldenrod2",
     "one": "black on pale_green3",
 }
-
-
-def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
-    """Rows of a JSONL file: Turnwise trajectories or pairs, or TRL's conversational formats.
-
-    Raises:
-        DataError: Naming file and line.
-    """
-    if data.is_dir():
-        data = data / "pairs.jsonl"
-    first = next(_objects(data), (0, {}))[1]
-    if "turns" in first:
-        yield from read_trajectories(data)
-    elif isinstance(first.get("chosen"), dict):
-        yield from read_pairs(data)
-    else:
-        for number, row in _objects(data):
-            try:
-                yield from_trl(row, task_id=f"row-{number}")
-            except DataError as error:
-                raise DataError(f"{data}:{number}: {error}") from error
-
-
-def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbered JSON objects of a file."""
-    number = 0
-    try:
-        with data.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                row = json.loads(line.decode("utf-8"))
-                if not isinstance(row, dict):
-                    raise DataError(f"{data}:{number}: expected a JSON object, got {type(row).__name__}.")
-                yield number, row
-    except OSError as error:
-        raise DataError(
-            f"{data} cannot be read: {error.strerror}; give a JSONL file or a run folder."
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{data}:{number}: expected JSON, got something else ({error}).") from error
 
 
 def inspect_json(

@@ -1,0 +1,157 @@
+"""Signs that a run goes wrong: each rule once, as a sentence and as a check of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+EPISODES = 20
+"""Episodes at an end of a series that are compared."""
+STEPS = 10
+"""Optimizer steps at an end of a series that are compared."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What the rules read."""
+
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Score of each evaluated episode, by policy, in the order of training."""
+    surprise: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Mean negative log-probability of the sampled tokens of each episode, in nats a token, by file; sampled at
+    temperature 1 it estimates the policy's entropy."""
+    metrics: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """Training metrics of each stage, a row a step."""
+    groups: Sequence[Sequence[float]] = ()
+    """Scores of the samples of each task that was explored more than once."""
+    failed: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    """Whether each episode failed, by file."""
+    max_log_ratio: float = 20.0
+    """Where the loss clamps log-ratios, in nats."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One alarm."""
+
+    name: str
+    says: str
+    """When it is raised, in words."""
+    check: Callable[[Vitals], Iterator[str]]
+    """What is wrong, a sentence each; nothing if all is well."""
+
+
+def _success(vitals: Vitals) -> Iterator[str]:
+    best_name, best = "", 0.0
+    for name, scores in vitals.scores.items():
+        if len(scores) < EPISODES:
+            continue
+        mean = fmean(scores)
+        if best >= 0.05 and mean < best / 2:
+            yield f"{name} scores {mean:.3f} on {len(scores)} episodes, {best_name} scored {best:.3f}."
+        if mean > best:
+            best_name, best = name, mean
+
+
+def _entropy(vitals: Vitals) -> Iterator[str]:
+    for name, values in vitals.surprise.items():
+        if len(values) >= EPISODES and fmean(values[-EPISODES:]) < 0.02:
+            yield f"{name}: {fmean(values[-EPISODES:]):.3f} nats a token; samples of a task will be alike."
+        elif len(values) >= 2 * EPISODES and fmean(values[-EPISODES:]) < fmean(values[:EPISODES]) / 5:
+            yield f"{name}: from {fmean(values[:EPISODES]):.3f} to {fmean(values[-EPISODES:]):.3f} nats a token."
+    for stage in vitals.metrics:
+        found = _series(vitals, stage, "entropy")
+        if len(found) >= 2 * STEPS and fmean(found[-STEPS:]) < fmean(found[:STEPS]) / 5:
+            yield f"{stage}: entropy from {fmean(found[:STEPS]):.3f} to {fmean(found[-STEPS:]):.3f} nats."
+
+
+def _log_ratio(vitals: Vitals) -> Iterator[str]:
+    for stage in vitals.metrics:
+        for side in ("chosen", "rejected"):
+            found = _series(vitals, stage, f"log_ratio/{side}")[-STEPS:]
+            if found and abs(fmean(found)) > vitals.max_log_ratio / 2:
+                yield (
+                    f"{stage}: log_ratio/{side} is {fmean(found):+.1f} nats, the clamp {vitals.max_log_ratio:g}; "
+                    "lower the learning rate."
+                )
+
+
+def _clamped(vitals: Vitals) -> Iterator[str]:
+    for stage in vitals.metrics:
+        found = _series(vitals, stage, "clamped")[-STEPS:]
+        if found and fmean(found) > 0.05:
+            yield (
+                f"{stage}: {fmean(found):.0%} of the pairs are clamped and teach nothing on that side; "
+                "lower the learning rate, or take reduction token_mean."
+            )
+
+
+def _equal_groups(vitals: Vitals) -> Iterator[str]:
+    groups = [group for group in vitals.groups if len(group) > 1]
+    equal = sum(max(group) - min(group) <= 1e-9 for group in groups)
+    if len(groups) >= 10 and equal / len(groups) > 0.5:
+        yield (
+            f"{equal} of {len(groups)} tasks had samples of one score, which teach nothing; "
+            "explore harder or easier tasks, or take a higher temperature."
+        )
+
+
+def _failed(vitals: Vitals) -> Iterator[str]:
+    for name, values in vitals.failed.items():
+        recent = values[-5 * EPISODES :]
+        if len(recent) >= 10 and fmean(recent) > 0.1:
+            yield f"{name}: {sum(recent)} of the last {len(recent)} episodes failed; their records say why."
+
+
+def _series(vitals: Vitals, stage: str, name: str) -> list[float]:
+    return [row[name] for row in vitals.metrics[stage] if isinstance(row.get(name), int | float)]
+
+
+RULES = (
+    Rule(
+        "success collapsed",
+        f"A policy's mean score is less than half of an earlier policy's (each of {EPISODES} episodes or more, the "
+        "earlier at least 0.05).",
+        _success,
+    ),
+    Rule(
+        "entropy collapsed",
+        f"Sampled tokens of the last {EPISODES} explored episodes have less than 0.02 nats, or less than a fifth of "
+        f"the first {EPISODES}'s; or the training metric `entropy` fell as far, over {STEPS} steps.",
+        _entropy,
+    ),
+    Rule(
+        "log-ratios ran away",
+        f"The mean log-ratio of a side, over the last {STEPS} steps, is beyond half of the loss's `max_log_ratio`.",
+        _log_ratio,
+    ),
+    Rule(
+        "pairs are clamped",
+        f"More than 5 % of the pairs of the last {STEPS} steps have a log-ratio beyond `max_log_ratio`.",
+        _clamped,
+    ),
+    Rule(
+        "groups are all equal",
+        "More than half of the tasks explored twice or more (10 tasks at least) have samples of one score.",
+        _equal_groups,
+    ),
+    Rule(
+        "episodes fail",
+        f"More than a tenth of the last {5 * EPISODES} episodes of a file (10 at least) are FAILED.",
+        _failed,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A rule that holds."""
+
+    rule: str
+    message: str
+
+
+def alarms(vitals: Vitals) -> list[Alarm]:
+    """All alarms that are on."""
+    return [Alarm(rule.name, message) for rule in RULES for message in rule.check(vitals)]
