@@ -1,6 +1,8 @@
 """Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
 
 import importlib.util
+import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.policy.models import load_tokenizer
 from turnwise.policy.tokens import Renderer
+from turnwise.store import read_pairs
 
 torch.set_num_threads(1)
 
@@ -79,3 +82,32 @@ def own_environment():
     sys.modules["own_environment"] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _assert_reference_fits_pairs(folder):
+    """Each turn of each side has a confidence, which is that of its tokens, and each token has its text."""
+    turns, tokens = (
+        [json.loads(line) for line in (folder / "metrics" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("confidence", "reference")
+    )
+    texts = json.loads((folder / "tokens.json").read_text())
+    pairs = read_pairs(folder / "pairs.jsonl")
+    assert len(turns) == len(tokens) == len(pairs) == 8
+    for side in ("chosen", "rejected"):
+        for pair, row, of in zip(pairs, turns, tokens, strict=True):
+            one, found = row[side], of[side]
+            assert one["turn"] == list(range(len(getattr(pair, side).turns)))
+            for turn, confidence in zip(one["turn"], one["confidence"], strict=True):
+                own = [
+                    value for value, its in zip(found["logprobs"], found["turn"], strict=True) if its == turn
+                ]
+                assert math.exp(sum(own) / len(own)) == pytest.approx(confidence, abs=1e-4)
+            words = "".join(texts[str(token)] for token in found["ids"])
+            assert getattr(pair, side).turns[0].action.text in words
+    assert json.loads((folder / "metrics" / "loss.json").read_text())["pivot"] == 0.9
+
+
+@pytest.fixture(scope="session")
+def assert_reference_fits_pairs():
+    """What checks the rows that the alignment wrote about its reference against the pairs of a run folder."""
+    return _assert_reference_fits_pairs

@@ -1,7 +1,6 @@
 """The whole loop on a tiny policy: complete, repeatable stage by stage, and indifferent to kill -9."""
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from turnwise import train
 from turnwise.cli import main
 from turnwise.errors import RunError
 from turnwise.run import loop, open_run, run_steps
-from turnwise.store import read_pairs, read_trajectories
+from turnwise.store import read_trajectories
 
 TURNWISE = Path(sys.executable).with_name("turnwise")
 
@@ -186,7 +185,7 @@ def without_time(summary):
     return {key: value for key, value in json.loads(summary.read_text()).items() if key != "seconds"}
 
 
-def test_a_run_leaves_everything_that_was_made(whole):
+def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pairs):
     """Recipe, manifest, episodes, pairs, metrics, two policies, report; and no half-made folder."""
     folder, printed = whole
 
@@ -201,29 +200,6 @@ def test_a_run_leaves_everything_that_was_made(whole):
     assert "<html" in (folder / "report.html").read_text()
     assert "runs/whole/report.html" in printed
     assert "tlm-dre against sft, paired over 6 tasks" in printed
-
-
-def assert_reference_fits_pairs(folder):
-    """Each turn of each side has a confidence, which is that of its tokens, and each token has its text."""
-    turns, tokens = (
-        [json.loads(line) for line in (folder / "metrics" / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("confidence", "reference")
-    )
-    texts = json.loads((folder / "tokens.json").read_text())
-    pairs = read_pairs(folder / "pairs.jsonl")
-    assert len(turns) == len(tokens) == len(pairs) == 8
-    for side in ("chosen", "rejected"):
-        for pair, row, of in zip(pairs, turns, tokens, strict=True):
-            one, found = row[side], of[side]
-            assert one["turn"] == list(range(len(getattr(pair, side).turns)))
-            for turn, confidence in zip(one["turn"], one["confidence"], strict=True):
-                own = [
-                    value for value, its in zip(found["logprobs"], found["turn"], strict=True) if its == turn
-                ]
-                assert math.exp(sum(own) / len(own)) == pytest.approx(confidence, abs=1e-4)
-            words = "".join(texts[str(token)] for token in found["ids"])
-            assert getattr(pair, side).turns[0].action.text in words
-    assert json.loads((folder / "metrics" / "loss.json").read_text())["pivot"] == 0.9
 
 
 def test_the_summary_has_the_keys_that_scripts_read(whole):
