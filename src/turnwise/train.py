@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,7 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
         ids.update(token for found in noted.values() for token in found[1]["ids"])
     write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
     write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
-    known = asdict(trainer.loss) if is_dataclass(trainer.loss) else dict[str, Any]()
+    known = vars(trainer.loss)
     write_atomically(run.folder / "metrics" / "loss.json", json.dumps({**settings, **known}, indent=2) + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 

@@ -215,7 +215,7 @@ def _sides(path: Path, keys: Sequence[str]) -> list[Row]:
 
 
 def _is_side(value: Any, keys: Sequence[str]) -> bool:
-    lists = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
+    lists: list[Any] = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
     return bool(lists) and all(isinstance(each, list) for each in lists) and len(set(map(len, lists))) == 1
 
 
