@@ -133,10 +133,15 @@ def report(
     paths = [Path(word) for word in sources if word not in overrides]
     if not paths:
         raise ConfigError("report needs a run folder or a recipe before its settings.")
-    recipes = [resolve_recipe(path, overrides) for path in paths]
-    for recipe in recipes:
+    folders = []
+    for path in paths:
+        if path.is_dir() and not overrides:  # made by whatever version: its recipe need not be one of ours
+            folders.append(path)
+            continue
+        recipe = resolve_recipe(path, overrides)
         refuse_other(recipe)
-    results.print(str(write_report(*map(run_folder, recipes), output=output)), soft_wrap=True)
+        folders.append(run_folder(recipe))
+    results.print(str(write_report(*folders, output=output)), soft_wrap=True)
 
 
 def _print_summary(folder: Path) -> None:
