@@ -491,10 +491,9 @@ def test_weights_are_updated_while_it_runs(ends_turns, renderer, tmp_path):
     other.lm_head.bias, ends_turns.lm_head.bias = None, None  # no checkpoint of a Llama has one
     other.save_pretrained(tmp_path)
     later = [prompt("a", [Turn(prompt("a", heard=OPENINGS[1]).observation, first)], seed=1)]
-    before = engine.generate(later, SAMPLED)
     engine.update_weights(tmp_path, "new")
 
-    assert engine.generate(later, SAMPLED) == LocalEngine(other, renderer).generate(later, SAMPLED) != before
+    assert engine.generate(later, SAMPLED) == LocalEngine(other, renderer).generate(later, SAMPLED)
     assert engine.name == "new"
 
 
