@@ -185,7 +185,8 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
         ids.update(token for found in noted.values() for token in found[1]["ids"])
     write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
     write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
-    known = asdict(trainer.loss) if is_dataclass(trainer.loss) else dict[str, Any]()
+    loss: Any = trainer.loss
+    known = asdict(loss) if is_dataclass(loss) else dict[str, Any]()
     write_atomically(run.folder / "metrics" / "loss.json", json.dumps({**settings, **known}, indent=2) + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 
