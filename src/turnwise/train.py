@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,8 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
     write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
     write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
     loss: Any = trainer.loss
-    known = asdict(loss) if is_dataclass(loss) else dict[str, Any]()
-    write_atomically(run.folder / "metrics" / "loss.json", json.dumps({**settings, **known}, indent=2) + "\n")
+    known = json.dumps({**settings, **asdict(loss)}, indent=2)
+    write_atomically(run.folder / "metrics" / "loss.json", known + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 
 
