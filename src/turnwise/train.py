@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,9 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
         ids.update(token for found in noted.values() for token in found[1]["ids"])
     write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
     write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
-    known = vars(trainer.loss)
-    write_atomically(run.folder / "metrics" / "loss.json", json.dumps({**settings, **known}, indent=2) + "\n")
+    loss: Any = trainer.loss
+    known = json.dumps({**settings, **asdict(loss)}, indent=2)
+    write_atomically(run.folder / "metrics" / "loss.json", known + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 
 

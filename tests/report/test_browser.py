@@ -242,3 +242,20 @@ def test_two_runs_stand_side_by_side(visit, make, folder, tmp_path):
 
         assert tab.locator(".row").count() == 4
         assert texts(tab, ".row .about")[0].startswith("tlm-dre → tlm-dre")
+
+
+def test_a_file_that_was_cut_short_says_so(chromium, file, tmp_path):
+    """The index is damaged: the report is there, and the episodes say what is wrong."""
+    text = file.read_text(encoding="utf-8")
+    start = text.index('id="piece-index">') + len('id="piece-index">')
+    (tmp_path / "cut.html").write_text(
+        text[: start + 40] + text[text.index("</script>", start) :], encoding="utf-8"
+    )
+    context = chromium.new_context()
+    tab = context.new_page()
+
+    tab.goto(f"file://{tmp_path / 'cut.html'}#episodes")
+    tab.wait_for_selector("html[data-ready]", state="attached")
+
+    assert texts(tab, "#browser .error")[0].startswith("The episodes cannot be unpacked: ")
+    context.close()

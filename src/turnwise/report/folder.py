@@ -215,8 +215,9 @@ def _sides(path: Path, keys: Sequence[str]) -> list[Row]:
 
 
 def _is_side(value: Any, keys: Sequence[str]) -> bool:
-    lists: list[Any] = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
-    return bool(lists) and all(isinstance(each, list) for each in lists) and len(set(map(len, lists))) == 1
+    lists = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
+    lengths = [len(each) for each in lists if isinstance(each, list)]
+    return len(lengths) == len(keys) and len(set(lengths)) == 1
 
 
 def _settings(recipe: str | None, path: Path) -> Mapping[str, Any]:

@@ -13,14 +13,20 @@ async function follow() {
   await openBrowser(view, params);
 }
 
+/** A browser without DecompressionStream (before 2023), or a file that was cut short. */
+function giveUp(error) {
+  byId("browser").replaceChildren(element("p", { class: "error" }, `The episodes cannot be unpacked: ${error.message}`));
+  throw error;
+}
+
 watchTheme();
 watchTables();
 watchFigures();
-window.addEventListener("hashchange", follow);
+window.addEventListener("hashchange", () => follow().catch(giveUp));
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the hash says where the reader is, so the link must not change it
   byId("main").focus();
 });
-follow().then(() => {
+follow().catch(giveUp).finally(() => {
   document.documentElement.dataset.ready = "true";
 });
