@@ -8,7 +8,9 @@ import pytest
 HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets")
 
 
-@pytest.mark.parametrize("module", ["turnwise", "turnwise.cli", "turnwise.envs._child", "turnwise.store", "turnwise.watch"])
+@pytest.mark.parametrize(
+    "module", ["turnwise", "turnwise.cli", "turnwise.envs._child", "turnwise.store", "turnwise.watch"]
+)
 def test_light_modules_bring_no_heavy_library(module):
     """`turnwise --help` answers, and a world starts, without torch."""
     program = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
