@@ -291,6 +291,7 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, path: str) -
         name=name,
         context=context,
         cache_gigabytes=settings.cache_gigabytes,
+        pack=settings.pack,
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from turnwise.engines._history import NAME, History, Span, attending
+from turnwise.engines._packed import pack_linears
 from turnwise.engines._sampling import choose
 from turnwise.errors import EngineFailure, ModelError, RunError
 from turnwise.types import Action, Prompt, Sampling
@@ -40,6 +41,8 @@ class LocalSettings:
     cache_gigabytes: float = 2.0
     """Memory for keys and values; >= 0. Prompts wait, and kept ones are evicted, rather than exceed it; a single
     prompt may."""
+    pack: bool = True
+    """On a CPU, multiply by a packed copy of the weights: answers take half the time, and weights twice the memory."""
 
     def __post_init__(self) -> None:
         if self.cache_gigabytes < 0:
@@ -92,8 +95,9 @@ class LocalEngine:
         name: str = "policy",
         context: int | None = None,
         cache_gigabytes: float = 2.0,
+        pack: bool = True,
     ) -> None:
-        """Serve a model that is already on its device and in its dtype; its attention is ours until `close`.
+        """Serve a model that is already on its device and in its dtype; it is ours to change until `close`.
 
         Args:
             model: A causal language model.
@@ -101,6 +105,7 @@ class LocalEngine:
             name: Identity of the policy, stamped on the trajectories.
             context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure.
             cache_gigabytes: Memory for keys and values.
+            pack: On a CPU, multiply by a packed copy of the weights.
 
         Raises:
             ModelError: If a layer keeps something else than keys and values of tokens, or a few tokens get other
@@ -117,10 +122,14 @@ class LocalEngine:
         self._refused: list[_Row] = []
         self._token_bytes = 0
         _check_layers(model)
+        words = _check_words(model)
+        alone = [self._alone(ids) for ids in words]
         self._attention = model.config._attn_implementation
+        self._pack = pack
+        self._unpack = pack_linears(model) if pack else _nothing
         model.set_attn_implementation(NAME)
         try:
-            self._compare()
+            self._compare(words, alone)
         except BaseException:
             self.close()
             raise
@@ -168,7 +177,9 @@ class LocalEngine:
         if busy := len(self._waiting) + len(self._running):
             raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
         other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
+        self._unpack()
         self._model.load_state_dict(other.state_dict())
+        self._unpack = pack_linears(self._model) if self._pack else _nothing
         self._kept.clear()
         self.name = name
 
@@ -181,6 +192,7 @@ class LocalEngine:
         self._waiting.clear()
         self._running.clear()
         self._kept.clear()
+        self._unpack()
         self._model.set_attn_implementation(self._attention)
 
     def _admit(self) -> None:
@@ -281,32 +293,43 @@ class LocalEngine:
         )
 
     @torch.inference_mode()
-    def _compare(self) -> None:
-        """Feed a few tokens in two conversations and two passes, and plainly; learns what a token takes.
+    def _alone(self, ids: list[int]) -> Tensor:
+        """Log-probabilities of the token after these, as the model computes them itself [vocabulary]."""
+        inputs = torch.tensor([ids], device=self._model.device)
+        found: Tensor = self._model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)
+        return found
+
+    def _compare(self, words: Sequence[list[int]], alone: Sequence[Tensor]) -> None:
+        """Feed a few tokens in two conversations and two passes; learns what a token takes.
+
+        Args:
+            words: Tokens of each conversation.
+            alone: What the model gave for them before it was changed.
 
         Raises:
             ModelError: If the log-probabilities differ by more than rounding.
         """
-        model = self._model
-        size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
-        words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
-        rows = [
-            _Row(Prompt((), (), (), 0, ""), Sampling(), ids, 0, random.Random(0))
-            for ids in (words, words[5:])
-        ]
+        rows = [_Row(Prompt((), (), (), 0, ""), Sampling(), ids, 0, random.Random(0)) for ids in words]
         self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
         found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
-        for row, each in zip(rows, found, strict=True):
-            plain = model(input_ids=torch.tensor([row.ids], device=model.device), use_cache=False).logits[
-                0, -1
-            ]
-            difference = float((plain.float().log_softmax(-1) - each).abs().mean())
-            if not difference <= _TOLERANCE.get(model.dtype, 0.0):
-                raise ModelError(
-                    f"{type(model).__name__} gives other log-probabilities with kept keys and values than alone (by "
-                    f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
-                )
-        self._token_bytes = rows[0].history.nbytes // -(-len(words) // 64) // 64
+        difference = float((found - torch.stack(list(alone))).abs().mean(-1).max())
+        if not difference <= _TOLERANCE.get(self._model.dtype, 0.0):
+            raise ModelError(
+                f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
+                f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
+            )
+        self._token_bytes = rows[0].history.nbytes // -(-len(rows[0].ids) // 64) // 64
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+def _check_words(model: Any) -> list[list[int]]:
+    """Tokens of two conversations to compare on."""
+    size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
+    words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
+    return [words, words[5:]]
 
 
 def _check_layers(model: Any) -> None:
