@@ -483,9 +483,9 @@ def test_training_sees_the_tokens_and_logprobs_that_were_sampled(ends_turns, ren
 
 def test_weights_are_updated_while_it_runs(ends_turns, renderer, tmp_path):
     """Answers and name are those of the new weights; what was kept of a conversation is not used for its next turn."""
+    other = copy.deepcopy(ends_turns)
     engine = LocalEngine(ends_turns, renderer, name="old")
     first = engine.generate([prompt("a", heard=OPENINGS[1])], SAMPLED)[0]
-    other = copy.deepcopy(ends_turns)
     with torch.no_grad():
         other.model.norm.weight.mul_(2.0)
     other.lm_head.bias, ends_turns.lm_head.bias = None, None  # no checkpoint of a Llama has one
@@ -504,3 +504,17 @@ def test_weights_are_not_updated_under_prompts(tiny_model, renderer):
 
     with pytest.raises(RunError, match="1 prompts are being answered"):
         engine.update_weights("x", "y")
+
+
+def test_packed_weights_give_the_same_answers_and_are_given_back(ends_turns, renderer):
+    """All linear layers of the model, until the engine is closed; float32 sums in another order."""
+    linear = [module for module in ends_turns.modules() if type(module) is torch.nn.Linear]
+    plain = converse(LocalEngine(ends_turns, renderer, pack=False), renderer, NAMES)
+    engine = LocalEngine(ends_turns, renderer)
+    assert all("forward" in module.__dict__ for module in linear)
+    packed = converse(engine, renderer, NAMES)
+    engine.close()
+
+    assert ids_of(packed) == ids_of(plain)
+    assert_close(logprobs_of(packed), logprobs_of(plain), atol=1e-4, rtol=0)
+    assert not any("forward" in module.__dict__ for module in linear)
