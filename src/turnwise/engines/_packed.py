@@ -27,7 +27,7 @@ def pack_linears(model: nn.Module) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    packed = [module for module in model.modules() if _can_be_packed(module)]
+    packed: list[Any] = [module for module in model.modules() if _can_be_packed(module)]
     for module in packed:
         weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), _ROWS)
         module.forward = partial(_multiply, weight, module.bias)
