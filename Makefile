@@ -8,7 +8,7 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-vllm check docs bench format clean
+.PHONY: setup demo test test-cluster test-vllm check docs bench format clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Nodes of a Ray cluster on this machine. Ray gives its processes 30 s to start, which a busy machine does not keep.
+test-cluster: setup
+	$(BIN)/python -m pytest -m cluster
 
 # vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
 # that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.

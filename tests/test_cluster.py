@@ -250,6 +250,7 @@ def evaluated(recipe, folder, *overrides):
     return found, logprobs
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_cluster_plays_what_one_process_plays(nodes, recipe, tmp_path):
     """Two nodes with a replica each: the sampled texts are those of one process."""
@@ -267,6 +268,7 @@ def test_a_cluster_plays_what_one_process_plays(nodes, recipe, tmp_path):
             assert ours == pytest.approx(theirs, abs=1e-4)  # other batches round otherwise
 
 
+@pytest.mark.cluster
 def test_a_cluster_shows_tasks_by_its_expert(nodes, recipe, tmp_path):
     """The documentation's example world and its expert live on a node; the engine is not needed."""
     nodes.add(1)
@@ -281,6 +283,7 @@ def test_a_cluster_shows_tasks_by_its_expert(nodes, recipe, tmp_path):
     assert all(one.success for one in found)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_node_killed_in_the_middle_loses_nothing(nodes, steps, tmp_path):
     """Three nodes, one killed after four episodes: all twelve end well, once each; none that was stored is replayed."""
@@ -304,6 +307,7 @@ def test_a_node_killed_in_the_middle_loses_nothing(nodes, steps, tmp_path):
     assert after.total() > len(JOBS)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_when_all_nodes_are_gone_the_next_call_goes_on(nodes, steps, tmp_path):
     """The run stops and says why; with a new node the same call plays what is missing, and nothing else."""
@@ -343,6 +347,7 @@ def workers(trace):
     return found
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_driver_killed_leaves_nothing_behind_and_is_repeated(nodes, recipe, steps, tmp_path, capfd):
     """After kill -9 of the command, servers and worlds end; the next plays the rest. What worlds print is not seen."""
@@ -376,6 +381,7 @@ def wait_for(condition, seconds=120):
         time.sleep(0.1)
 
 
+@pytest.mark.cluster
 def test_a_conversation_stays_with_its_replica_until_that_is_lost(nodes):
     """Four conversations, two replicas: two each, turn after turn; when one is killed, the other has all four."""
     nodes.add(1)
@@ -397,6 +403,7 @@ def test_a_conversation_stays_with_its_replica_until_that_is_lost(nodes):
     replicas.close()
 
 
+@pytest.mark.cluster
 def test_nodes_that_join_get_worlds(nodes, steps):
     """A world on the one node; another is started, and gets one too."""
     section, _ = steps
@@ -450,6 +457,7 @@ def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
         connect(Cluster("auto"))
 
 
+@pytest.mark.cluster
 def test_what_cannot_work_is_refused_before_work(nodes, steps):
     """Sizes that no node has, rooms that are taken, worlds and models that cannot start."""
     section, _ = steps
@@ -472,6 +480,7 @@ def test_what_cannot_work_is_refused_before_work(nodes, steps):
     assert worlds.room(4) >= 1
 
 
+@pytest.mark.cluster
 def test_a_node_with_another_turnwise_is_refused(nodes, steps, tmp_path):
     """Both versions are named; a node without any says what is missing."""
     section, _ = steps
