@@ -4,6 +4,8 @@ r"""Turns a second of the local engine against re-encoding the history each turn
     python benchmarks/rollouts.py --quick    three cases, within five minutes
     python benchmarks/rollouts.py --json     rows for machines
 
+vLLM's rows need its environment, which `make test-vllm` makes.
+
 Conversations of observations of 60 tokens and greedy actions of 20. A ratio is ours over theirs in turns a second, in
 one process, with the same weights and threads; larger is better. A peer that reads the whole history is given the
 actions that ours has chosen, and times every so many turns (`--every`): a turn costs what its history is long. `agree`
@@ -16,22 +18,28 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_peer
+from rollouts_vllm import time_vllm
 from worlds import Sleeping
 
 from turnwise.engines import LocalEngine
 from turnwise.rollout import Job, play
 from turnwise.types import EpisodeProtocol, Sampling
+
+
+VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")
+"""Made by `make test-vllm`; without it, there are no rows of vLLM."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ def _cases() -> list[Case]:
     found += [Case("float32", size, dtype="bfloat16", repeats=2) for size in ("15M", "135M")]
     found += [Case("equal lengths", "15M", shape=Shape(conversations=48, spread=0.5, at_once=16), quick=True)]
     found += [Case("continuous", "15M", repeats=1, every=9)]
+    found += [Case("vllm", "135M", dtype=dtype, repeats=1) for dtype in ("float32", "bfloat16")]
     found += [Case("idle", "15M", quick=True)]
     return found
 
@@ -66,7 +75,9 @@ def compare(case: Case) -> dict[str, Any]:
     """One row of the table."""
     model = load(case.size, case.dtype)
     side: Callable[[Case, Any], list[dict[str, float]]]
-    side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy}.get(case.peer, _histories)
+    side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy, "vllm": _vllm}.get(
+        case.peer, _histories
+    )
     side(replace(case, shape=replace(case.shape, conversations=2, turns=2), every=1), model)  # warms up
     found = [each for _ in range(case.repeats) for each in side(case, model)]
     return {
@@ -109,6 +120,32 @@ def _dtypes(case: Case, model: Any) -> list[dict[str, float]]:
             "turns_per_second": ours.turns / ours.seconds,
             "tokens_per_second": ours.tokens / ours.seconds,
             "peer_turns_per_second": theirs.turns / theirs.seconds,
+        }
+    ]
+
+
+def _vllm(case: Case, model: Any) -> list[dict[str, float]]:
+    """Against vLLM in a process of its own environment, which makes no use of ours meanwhile."""
+    scripts, words = make_scripts(case.shape), Words()
+    ours = play_ours(model, scripts, case.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        observations = [[words.ids(text) for text in each.observations] for each in scripts]
+        theirs = time_vllm(
+            VLLM_PYTHON, folder, case.dtype, observations, [list(each.actions) for each in scripts]
+        )
+    same = [
+        mean(a == b for a, b in zip(answer, ours.answers[number, turn], strict=True))
+        for number, each in enumerate(theirs["answers"])
+        for turn, answer in enumerate(each)
+    ]
+    return [
+        {
+            "ratio": theirs["seconds"] / ours.seconds,
+            "turns_per_second": ours.turns / ours.seconds,
+            "tokens_per_second": ours.tokens / ours.seconds,
+            "peer_turns_per_second": theirs["turns"] / theirs["seconds"],
+            "agree": mean(same),
         }
     ]
 
@@ -226,6 +263,9 @@ def main() -> None:
         return
     rows = []
     for number, case in enumerate(cases):
+        if case.peer == "vllm" and not Path(VLLM_PYTHON).is_file():
+            print(f"no vLLM at {VLLM_PYTHON}: its row is left out", file=sys.stderr)
+            continue
         if (case.quick or not words.quick) and words.only in (None, case.peer, case.size):
             print(f"{asdict(case)}", file=sys.stderr)
             command = [sys.executable, __file__, "--case", str(number)]
