@@ -37,7 +37,6 @@ from turnwise.engines import LocalEngine
 from turnwise.rollout import Job, play
 from turnwise.types import EpisodeProtocol, Sampling
 
-
 VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")
 """Made by `make test-vllm`; without it, there are no rows of vLLM."""
 
