@@ -1,5 +1,6 @@
 """What the documentation shows is run: code blocks, example files and commands."""
 
+import importlib.util
 import inspect
 import re
 import shlex
@@ -43,7 +44,7 @@ def lines(language):
         (page, line.split("  #")[0].strip())
         for page in PAGES
         for block in blocks(page, language)
-        for line in block.splitlines()
+        for line in re.sub(r" *\\\n *", " ", block).splitlines()  # continued lines are one
         if line.strip() and not line.startswith("#")
     ]
 
@@ -91,6 +92,12 @@ def check_other(words):
     """A target of the Makefile, a script of ours, an extra that exists, a launcher with its own help."""
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[:2] == ["python", "-m"]:
+        assert importlib.util.find_spec(words[2])
+    elif "vllm" in words:
+        assert (
+            words[words.index("vllm") + 1] == "serve"
+        )  # of a package that is not ours, in an environment of its own
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file()
         known = (ROOT / words[1]).read_text()
