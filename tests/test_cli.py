@@ -218,7 +218,7 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
     )
 
     assert_refused((result.returncode, result.stdout, result.stderr), says)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert not (tmp_path / "runs").exists()
 
 
