@@ -1,7 +1,9 @@
 """What the documentation shows is run: code blocks, example files and commands."""
 
+import dataclasses
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -149,9 +151,12 @@ def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     """Over the demo's recipe they make one that is accepted."""
     demo = yaml.safe_load((ROOT / "recipes/scienceworld_tlm-dre_demo.yaml").read_text())
 
-    recipe = parse(Recipe, merged(demo, yaml.safe_load(block)))
+    shown = yaml.safe_load(block)
+    recipe = parse(Recipe, merged(demo, shown))
 
-    engine_settings(recipe)
+    taken = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    assert merged(taken, shown) == taken
+    assert engine_settings(recipe)
 
 
 def test_the_exit_codes_on_the_page_are_those_of_the_help():

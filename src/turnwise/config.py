@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -256,12 +255,6 @@ class Recipe:
                 self.engine["name"] == "api" or getattr(self, part) is not None,
                 f"{part} is missing and has no default; set it in the recipe.",
             )
-
-
-def cache_folder() -> Path:
-    """Where converted models, reference log-probabilities and indexes are kept; `TURNWISE_CACHE` overrides it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "turnwise"
-    return Path(os.environ.get("TURNWISE_CACHE", default))
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

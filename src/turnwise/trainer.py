@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import Trainer
 
-from turnwise.config import build, cache_folder
+from turnwise.cache import cache_folder
+from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
 from turnwise.policy.examples import Collator, Example, check_lengths, encode_example, sides

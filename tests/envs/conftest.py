@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.envs.scienceworld import ScienceWorld
+from turnwise.types import Action
 
 SHORT_KINDS = (
     "find-living-thing",
@@ -69,3 +70,28 @@ def shop(tmp_path):
     folder = _copied("shop", tmp_path)
     files = {name: str(folder / f"{name}.json") for name in ("products", "attributes", "goals", "reviews")}
     return {"files": files, "splits": {"train": (0, 4), "test": (4, None)}}
+
+
+class Reciter:
+    """An engine that gives the actions of a worked example."""
+
+    name = "reciter"
+
+    def __init__(self, example):
+        self.actions = [message["content"] for message in example if message["role"] == "assistant"]
+
+    def generate(self, prompts, sampling):
+        """The action of this turn."""
+        return [Action(self.actions[len(prompt.turns)]) for prompt in prompts]
+
+    def forget(self, conversation):
+        """Nothing is kept."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+@pytest.fixture
+def reciter():
+    """Makes an engine that gives the actions of a worked example."""
+    return Reciter

@@ -12,7 +12,7 @@ from turnwise.envs.hotpotqa import HotpotQA
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, DataError, EnvironmentFailure
 from turnwise.rollout import Job, play
-from turnwise.types import Action, Sampling, Status, Task
+from turnwise.types import Sampling, Status, Task
 
 DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OBSERVATORY = "Fernhill Observatory"
@@ -163,32 +163,13 @@ def test_tasks_are_the_questions(wiki):
     assert tasks[4].id == f"{tasks[0].id}-2"
 
 
-class Reciter:
-    """An engine that gives the actions of a worked example."""
-
-    name = "reciter"
-
-    def __init__(self, example):
-        self.actions = [message["content"] for message in example if message["role"] == "assistant"]
-
-    def generate(self, prompts, sampling):
-        """The action of this turn."""
-        return [Action(self.actions[len(prompt.turns)]) for prompt in prompts]
-
-    def forget(self, conversation):
-        """Nothing is kept."""
-
-    def close(self):
-        """Nothing is held."""
-
-
-def test_the_worked_example_is_what_the_world_says(wiki):
+def test_the_worked_example_is_what_the_world_says(wiki, reciter):
     """Played in the encyclopedia it tells of, turn by turn, and solved."""
     protocol = PROTOCOLS["hotpotqa-react"]
     make = partial(HotpotQA, **wiki)
     job = Job(make().tasks("train")[0], 0)
 
-    (played,) = play([job], Reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
+    (played,) = play([job], reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
 
     assert played.messages[1 + len(protocol.example) :] == list(protocol.example)
     assert (played.status, played.success, played.protocol) == (

@@ -19,7 +19,7 @@ from turnwise.envs.protocols import PROTOCOLS
 from turnwise.envs.webshop import WebShop
 from turnwise.errors import ConfigError, DataError, EnvironmentFailure
 from turnwise.rollout import Job, play
-from turnwise.types import Action, Sampling, Status, Task
+from turnwise.types import Sampling, Status, Task
 
 DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 
@@ -258,32 +258,13 @@ def test_goals_and_prices_are_the_same_in_every_process(shop):
     )
 
 
-class Reciter:
-    """An engine that gives the actions of a worked example."""
-
-    name = "reciter"
-
-    def __init__(self, example):
-        self.actions = [message["content"] for message in example if message["role"] == "assistant"]
-
-    def generate(self, prompts, sampling):
-        """The action of this turn."""
-        return [Action(self.actions[len(prompt.turns)]) for prompt in prompts]
-
-    def forget(self, conversation):
-        """Nothing is kept."""
-
-    def close(self):
-        """Nothing is held."""
-
-
-def test_the_worked_example_is_what_the_world_says(shop):
+def test_the_worked_example_is_what_the_world_says(shop, reciter):
     """Played in the shop it tells of, turn by turn, and bought."""
     protocol = PROTOCOLS["webshop-eto"]
     make = partial(parse, WebShop, shop)
     job = Job(task_of(make(), "SHOP000004"), 0)
 
-    (played,) = play([job], Reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
+    (played,) = play([job], reciter(protocol.example), make, protocol=protocol, sampling=Sampling())
 
     assert played.messages[1 + len(protocol.example) :] == list(protocol.example)
     assert (played.status, played.success, played.protocol) == (Status.COMPLETED, True, "webshop-eto-react")

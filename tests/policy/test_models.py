@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turnwise.config import cache_folder
+from turnwise.cache import cache_folder
 from turnwise.errors import ModelError
 from turnwise.policy import models
 from turnwise.policy.models import (

@@ -42,7 +42,8 @@ class LocalSettings:
     """Memory for keys and values; >= 0. Prompts wait, and kept ones are evicted, rather than exceed it; a single
     prompt may."""
     pack: bool = True
-    """On a CPU, multiply by a packed copy of the weights: answers take half the time, and weights twice the memory."""
+    """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
+    about 0.6 of the time. Weights take twice the memory."""
 
     def __post_init__(self) -> None:
         if self.cache_gigabytes < 0:

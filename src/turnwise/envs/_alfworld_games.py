@@ -19,11 +19,12 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.errors import EnvironmentFailure, did_you_mean
+from turnwise.types import Task
 
 _logger = logging.getLogger(__name__)
 
@@ -106,6 +107,14 @@ class Games:
             self._ids[split] = sorted(self._list(split))
             self._compare(split)
         return self._ids[split]
+
+    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
+        """Tasks of some kinds, one a game, in the order of their ids."""
+        return [
+            Task(id=game, kind=kind, split=split)
+            for game in self.ids(split)
+            if (kind := kind_of(game)) in kinds
+        ]
 
     def read(self, game: str) -> GameText:
         """Read one game.

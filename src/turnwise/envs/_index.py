@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from turnwise.config import cache_folder
+from turnwise.cache import cache_folder
 from turnwise.errors import DataError, EnvironmentFailure
 
 _LAYOUT = "1"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.envs._alfworld_expert import Player, demonstrate
-from turnwise.envs._alfworld_games import KINDS, Games, GameText, data_folder, kind_of
+from turnwise.envs._alfworld_games import KINDS, Games, GameText, data_folder
 from turnwise.envs._alfworld_play import TextGame, check_grammar, check_kinds
 from turnwise.types import Observation, Task
 
@@ -53,11 +53,7 @@ class ALFWorld:
         Args:
             split: `train` (3553 games), `valid_train` (200), `valid_seen` (140) or `valid_unseen` (134).
         """
-        return [
-            Task(id=game, kind=kind_of(game), split=split)
-            for game in self._games.ids(split)
-            if kind_of(game) in self.kinds
-        ]
+        return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode: the text is the room, a blank line, and the task.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.envs._alfworld_expert import Player, demonstrate
-from turnwise.envs._alfworld_games import Games, GameText, data_folder, kind_of
+from turnwise.envs._alfworld_games import Games, GameText, data_folder
 from turnwise.envs._alfworld_play import NO_EPISODE, check_kinds
 from turnwise.errors import EnvironmentFailure
 from turnwise.types import Observation, Task
@@ -47,11 +47,7 @@ class ALFWorldOfficial:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, as `ALFWorld.tasks` lists them."""
-        return [
-            Task(id=game, kind=kind_of(game), split=split)
-            for game in self._games.ids(split)
-            if kind_of(game) in self.kinds
-        ]
+        return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode.

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from turnwise.config import cache_folder
+from turnwise.cache import cache_folder
 from turnwise.errors import ModelError
 
 _logger = logging.getLogger(__name__)
