@@ -29,6 +29,11 @@ _ROOM = 64
 """Buffers grow by a quarter, up to a multiple of so many tokens."""
 
 
+def most_room(tokens: int) -> int:
+    """The most tokens that buffers have room for when they have grown to hold so many."""
+    return -(-(tokens + tokens // 4) // _ROOM) * _ROOM
+
+
 @dataclass(eq=False)
 class History:
     """What is kept of one conversation."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from turnwise.engines._history import NAME, History, Span, attending
+from turnwise.engines._history import NAME, History, Span, attending, most_room
 from turnwise.engines._packed import pack_linears
 from turnwise.engines._sampling import choose
 from turnwise.errors import EngineFailure, ModelError, RunError
@@ -203,7 +203,7 @@ class LocalEngine:
             own = self._kept.pop(row.prompt.conversation, None)
             if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
                 row.history = own
-            wanted = self._token_bytes * sum(each.longest for each in [*self._running, row])
+            wanted = self._token_bytes * sum(most_room(each.longest) for each in [*self._running, row])
             held = sum(history.nbytes for history in self._kept.values())
             while wanted + held > self._budget and self._kept:
                 held -= self._kept.popitem(last=False)[1].nbytes
