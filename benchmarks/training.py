@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from training_data import Shape, make_pairs
 from training_sides import SIDES, achieved_flops, matmul_ceiling, threads
 
-from turnwise.policy.models import release_memory
+from turnwise.memory import release_memory
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from turnwise.episode import misfit
 from turnwise.errors import ConfigError
 from turnwise.evaluate import evaluate
 from turnwise.losses import LOSSES
+from turnwise.memory import release_memory
 from turnwise.pair import make_pairs
-from turnwise.policy.models import give_back_large_blocks, release_memory
 from turnwise.progress import console
 from turnwise.report import write_report
 from turnwise.stage import (
@@ -170,7 +170,6 @@ def run_steps(run: Run, command: str | None = None) -> None:
         run: The run.
         command: Do the steps of one command only, those that can be done now; None: the whole loop.
     """
-    give_back_large_blocks()
     steps = [step for step in loop(run.recipe) if command in (None, step.command)]
     run.steps = [step.name for step in steps]
     for step in steps:

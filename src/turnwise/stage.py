@@ -31,12 +31,12 @@ from turnwise.envs.process import ProcessWorlds, runs_here, world_count
 from turnwise.envs.protocols import PROTOCOLS
 from turnwise.errors import ConfigError, EnvironmentFailure, RunError, TurnwiseError, did_you_mean
 from turnwise.formats import FORMATS
+from turnwise.memory import release_memory
 from turnwise.policy.models import (
     compute_dtype,
     context_length,
     load_model,
     load_tokenizer,
-    release_memory,
     resolve_model,
     weights_digest,
 )

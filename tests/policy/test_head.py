@@ -35,14 +35,15 @@ def ours(hidden, weight, bias, target, scale=1.0, softcap=None):
 
 
 @pytest.fixture
-def block_rows(monkeypatch):
-    """Set how many rows a block has; two blocks may wait for the backward pass, others are computed again."""
+def tile_words(monkeypatch):
+    """Set how many words a tile has; `kept` bytes may wait for the backward pass, the others are computed again."""
 
-    def set_rows(rows, vocabulary=VOCABULARY):
-        monkeypatch.setattr(head, "BLOCK_BYTES", 4 * rows * vocabulary)
-        monkeypatch.setattr(head, "KEPT_BYTES", 8 * rows * vocabulary)
+    def set_words(words, kept=2 * 8 * ROWS * 4):
+        monkeypatch.setattr(head, "CACHED_BYTES", 0)
+        monkeypatch.setattr(head, "LEAST_WORDS", words)
+        monkeypatch.setattr(head, "KEPT_BYTES", kept)
 
-    return set_rows
+    return set_words
 
 
 def assert_same(found, expected, inputs, atol):
@@ -69,10 +70,10 @@ def test_hand_worked_value():
 @pytest.mark.parametrize("softcap", [None, 1.5], ids=["uncapped", "capped"])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("rows", [1, 4, ROWS, 100])
-def test_equals_log_softmax(block_rows, rows, biased, scale, softcap):
-    """Values and gradients, in blocks of one row, of 4 4 4 1, and in one block; float64 is exact to 1e-12."""
-    block_rows(rows)
+@pytest.mark.parametrize("words", [1, 4, VOCABULARY, 100])
+def test_equals_log_softmax(tile_words, words, biased, scale, softcap):
+    """Values and gradients, in tiles of one word, of 4 4 3, and in one tile; float64 is exact to 1e-12."""
+    tile_words(words)
     hidden, weight, bias, target = tensors()
     inputs = [hidden, weight, bias] if biased else [hidden, weight]
     arguments = (hidden, weight, bias if biased else None, target, scale, softcap)
@@ -80,20 +81,10 @@ def test_equals_log_softmax(block_rows, rows, biased, scale, softcap):
     assert_same(ours(*arguments), plain(*arguments), inputs, atol=1e-12)
 
 
-def test_a_vocabulary_larger_than_a_block_is_computed_row_by_row(block_rows):
-    """A block has one row at least."""
-    block_rows(0)
-    hidden, weight, bias, target = tensors()
-
-    assert_same(
-        ours(hidden, weight, bias, target), plain(hidden, weight, bias, target), [hidden, weight, bias], 1e-12
-    )
-
-
 @pytest.mark.parametrize("frozen", [(), (0,), (1,), (2,), (1, 2)], ids=str)
-def test_the_gradient_is_that_of_finite_differences(block_rows, frozen):
-    """Gradcheck in float64 over several blocks, with scale and softcap; what is frozen gets no gradient."""
-    block_rows(3)
+def test_the_gradient_is_that_of_finite_differences(tile_words, frozen):
+    """Gradcheck in float64 over several tiles, with scale and softcap; what is frozen gets no gradient."""
+    tile_words(2)
     *inputs, target = tensors(rows=4, vocabulary=6)
     for index in frozen:
         inputs[index].requires_grad_(False)
@@ -104,15 +95,30 @@ def test_the_gradient_is_that_of_finite_differences(block_rows, frozen):
     assert [index for index, each in enumerate(inputs) if each.grad is None] == list(frozen)
 
 
-def test_a_second_backward_pass_gives_the_same_gradient(block_rows):
+def test_a_second_backward_pass_gives_the_same_gradient(tile_words):
     """The logits that waited are gone after the first one; those are computed again."""
-    block_rows(4)
+    tile_words(4)
     hidden, weight, bias, target = tensors()
     found = ours(hidden, weight, bias, target, 0.7, 2.0).sum()
     first = torch.autograd.grad(found, [hidden, weight, bias], retain_graph=True)
     second = torch.autograd.grad(found, [hidden, weight, bias])
 
     assert all(torch.equal(*both) for both in zip(first, second, strict=True))
+
+
+def test_a_word_that_cannot_be_said_is_no_obstacle(tile_words):
+    """A tile whose logits are all minus infinity adds nothing: the others' log-softmax."""
+    tile_words(4)
+    hidden, weight, bias, _ = tensors()
+    target = torch.full((ROWS,), 5)
+    closed = torch.cat([torch.full((4,), -math.inf, dtype=torch.float64), bias[4:].detach()])
+
+    assert_same(
+        ours(hidden, weight, closed, target),
+        plain(hidden, weight[4:], bias[4:].detach(), target - 4),
+        [hidden],
+        atol=1e-12,
+    )
 
 
 def test_no_rows_are_no_logprobs():
@@ -157,20 +163,32 @@ def largest(compute, rows):
     return seen.elements
 
 
-def test_no_tensor_holds_the_logits_of_all_rows(block_rows):
-    """Blocks of 8 rows and 50 words are 400 elements, more than hidden states, weight and gradients have.
+def test_no_tensor_holds_all_logits(tile_words):
+    """Tiles of 64 rows and 8 words are 512 elements, more than hidden states, weight and gradients have.
 
     The plain computation is seen to hold 64 x 50, so what counts the elements does count.
     """
-    block_rows(8, 50)
+    tile_words(8)
 
     assert largest(plain, 64) == 64 * 50
-    assert largest(ours, 64) == 8 * 50
+    assert largest(ours, 64) == 64 * 8
 
 
-def test_a_frozen_output_layer_costs_no_gradient(block_rows):
-    """As under LoRA: nothing of the weight's 50 x 5 elements is made; 4 rows have 4 x 5, their blocks 50."""
-    block_rows(1, 50)
+def test_a_tile_is_as_large_as_the_caches(monkeypatch):
+    """100 rows and 4 bytes a logit: 12,800 bytes are 32 words; but never fewer words than the least."""
+    hidden = torch.zeros(100, FEATURES)
+    monkeypatch.setattr(head, "CACHED_BYTES", 12_800)
+    monkeypatch.setattr(head, "LEAST_WORDS", 8)
+
+    assert head._words(hidden) == 32
+    assert head._words(hidden[:0]) == 3_200
+    monkeypatch.setattr(head, "LEAST_WORDS", 50)
+    assert head._words(hidden) == 50
+
+
+def test_a_frozen_output_layer_costs_no_gradient(tile_words):
+    """As under LoRA: nothing of the weight's 50 x 5 elements is made; 4 rows have 4 x 5, their tiles 4 x 8."""
+    tile_words(8)
     hidden, weight, _, target = tensors(torch.float32, rows=4, vocabulary=50)
     with Largest() as trained:
         ours(hidden, weight, None, target).sum().backward()
@@ -179,16 +197,16 @@ def test_a_frozen_output_layer_costs_no_gradient(block_rows):
         ours(hidden, weight, None, target).sum().backward()
 
     assert trained.elements == 50 * 5
-    assert frozen.elements == 50
+    assert frozen.elements == 4 * 8
 
 
-def test_a_bounded_number_of_blocks_waits_for_the_backward_pass(block_rows):
-    """What autograd holds between the passes: two of 8 blocks of 8 x 50 logits, inputs and two numbers a row."""
-    block_rows(8, 50)
+def test_a_bounded_number_of_tiles_waits_for_the_backward_pass(tile_words):
+    """What autograd holds between the passes: two of 7 tiles of 64 x 8 logits, inputs and a number a row."""
+    tile_words(8, kept=2 * 4 * 64 * 8)
     hidden, weight, bias, target = tensors(torch.float32, rows=64, vocabulary=50)
     node = ours(hidden, weight, bias, target).grad_fn
 
-    assert [each.numel() for each in node.kept] == [8 * 50, 8 * 50]
+    assert [each.numel() for each in node.kept] == [64 * 8, 64 * 8]
     assert {each.numel() for each in node.saved_tensors} == {64 * 5, 50 * 5, 50, 64}
 
 

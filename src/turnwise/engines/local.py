@@ -21,6 +21,7 @@ from turnwise.engines._history import NAME, History, Span, attending, most_room
 from turnwise.engines._packed import pack_linears
 from turnwise.engines._sampling import choose
 from turnwise.errors import EngineFailure, ModelError, RunError
+from turnwise.memory import Growth
 from turnwise.types import Action, Prompt, Sampling
 
 _PASS = 2048
@@ -122,6 +123,7 @@ class LocalEngine:
         self._kept: OrderedDict[str, History] = OrderedDict()
         self._refused: list[_Row] = []
         self._token_bytes = 0
+        self._growth = Growth()
         _check_layers(model)
         words = _check_words(model)
         alone = [self._alone(ids) for ids in words]
@@ -187,6 +189,7 @@ class LocalEngine:
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
+        self._growth.bound()
 
     def close(self) -> None:
         """Drop all prompts, free all keys and values, and give the model its attention back."""

