@@ -4,9 +4,9 @@ r"""One training step through TRL's DPOTrainer and through TurnTrainer: time, me
     python benchmarks/training.py --quick    three cases of two pairs a step, within five minutes
     python benchmarks/training.py --json     rows for machines
 
-Both trainers get the same model, token ids and DPO loss; steps alternate, and a ratio is the median over paired steps
-(peer over ours: larger is better). Peak memory is that of a fresh process for each trainer, less what the libraries
-take before the model is made. TRL runs at its defaults but for `max_length`, which would cut the episodes.
+Both trainers get the same model, token ids and DPO loss, each in a process of its own; steps alternate, and a ratio is
+the median over paired steps (peer over ours: larger is better). Peak memory is that of all steps, less what the
+libraries take before the model is made. TRL runs at its defaults but for `max_length`, which would cut the episodes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -25,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from training_data import Shape, make_pairs
 from training_sides import SIDES, achieved_flops, matmul_ceiling, threads
-
-from turnwise.memory import release_memory
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,14 @@ CASES = [
     Case("completion", "15M", 49_152),
     Case("assistant", "15M", 49_152, loss_tokens="assistant"),
     Case("assistant", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", quick=True),
-    Case("one-shot", "15M", 49_152, loss_tokens="assistant", shape=ONE_SHOT),
+    Case("one-shot", "15M", 49_152, loss_tokens="assistant", shape=ONE_SHOT, steps=2),
     Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2),
 ]
-CASES += [replace(case, peer="trl-no-checkpointing", quick=False) for case in CASES]
+CASES += [
+    replace(case, peer="trl-no-checkpointing", quick=False)
+    for case in CASES
+    if case.size == "15M" and case.shape is not ONE_SHOT
+]
 CASES += [
     Case("tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True)
 ]
@@ -64,32 +67,15 @@ CASES += [
 
 def compare(case: Case) -> dict[str, Any]:
     """Run both trainers step by step, taking turns; the first step of each is not counted."""
-    batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
-    peer, ours = (
-        SIDES[name](case.size, case.vocab, case.dtype, case.loss_tokens) for name in (case.peer, "turnwise")
-    )
-    for side in (peer, ours):
-        side.take_reference([pair for batch in batches for pair in batch])
-    ratios, gaps, tokens, seconds = [], [], [], []
-    for number, batch in enumerate(batches):
-        ready = peer.collate(batch), ours.collate(batch)
-        start = time.perf_counter()
-        theirs = peer.step(ready[0])
-        middle = time.perf_counter()
-        mine = ours.step(ready[1])
-        end = time.perf_counter()
-        if number:
-            ratios.append((middle - start) / (end - middle))
-            seconds.append((middle - start, end - middle))
-            tokens.append(ours.tokens(ready[1]))
-            gaps.append(abs(theirs - mine))
-    ceiling = matmul_ceiling(case.size, case.dtype, tokens[-1])
-    work = [achieved_flops(case.size, case.vocab, ours.collate(batch)) for batch in batches[1:]]
-    # A step's share of what each side computed before training; TRL's defaults compute it in the step.
-    before = [side.reference_seconds / len(batches) for side in (peer, ours)]
-    del peer, ours  # the processes that measure memory need it
-    release_memory()
-    times = [median(one) for one in zip(*seconds, strict=True)]
+    with Worker(case, case.peer) as peer, Worker(case, "turnwise") as ours:
+        before = [side.ask("reference") / (case.steps + 1) for side in (peer, ours)]
+        steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
+        work, ceiling = ours.ask("work")[1:], ours.ask("ceiling")
+        memory = [side.ask("peak") for side in (peer, ours)]
+    times = [median(each["seconds"] for each in side) for side in zip(*steps, strict=True)]
+    ratios = [theirs["seconds"] / mine["seconds"] for theirs, mine in steps]
+    tokens = median(mine["tokens"] for _, mine in steps)
+    speed = median(flop / mine["seconds"] for flop, (_, mine) in zip(work, steps, strict=True))
     return {
         "case": case.case,
         "size": case.size,
@@ -97,17 +83,22 @@ def compare(case: Case) -> dict[str, Any]:
         "loss": "dpo",
         "dtype": case.dtype,
         "step_ratio": round(median(ratios), 2),
-        "memory_ratio": round(peak(case, case.peer) / peak(case, "turnwise"), 2),
-        "loss_gap": None if _differs(case) else max(gaps),
+        "memory_ratio": round(memory[0] / memory[1], 2),
+        "loss_gap": None
+        if _differs(case)
+        else max(abs(theirs["loss"] - mine["loss"]) for theirs, mine in steps),
+        # A step's share of what each side computed before training; TRL's defaults compute it in the step.
         "step_ratio_with_reference": round((times[0] + before[0]) / (times[1] + before[1]), 2),
         "peer": case.peer,
         "peer_seconds": round(times[0], 3),
         "seconds": round(times[1], 3),
-        "tokens": int(median(tokens)),
-        "tokens_per_second": round(median(tokens) / times[1]),
-        "gflops": round(median(w / s for w, (_, s) in zip(work, seconds, strict=True)) / 1e9, 1),
+        "peer_gigabytes": round(memory[0] / 1e9, 2),
+        "gigabytes": round(memory[1] / 1e9, 2),
+        "tokens": int(tokens),
+        "tokens_per_second": round(tokens / times[1]),
+        "gflops": round(speed / 1e9, 1),
         "ceiling_gflops": round(ceiling / 1e9, 1),
-        "utilization": round(median(w / s for w, (_, s) in zip(work, seconds, strict=True)) / ceiling, 2),
+        "utilization": round(speed / ceiling, 2),
         "steps": case.steps,
         "threads": threads(),
     }
@@ -118,24 +109,62 @@ def _differs(case: Case) -> bool:
     return case.loss_tokens == "assistant" and case.peer != "trl-tuned"
 
 
-def peak(case: Case, side: str) -> float:
-    """Peak memory in bytes of one step of one trainer in a process of its own."""
-    settings = json.dumps({**asdict(case), "side": side})
-    command = [sys.executable, __file__, "--peak", settings]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+class Worker:
+    """One trainer in a process of its own, which does what it is asked and waits meanwhile."""
+
+    def __init__(self, case: Case, side: str) -> None:
+        """Start it."""
+        command = [sys.executable, __file__, "--worker", json.dumps({**asdict(case), "side": side})]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Worker:
+        """It was started already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It ends with its input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def ask(self, question: str) -> Any:
+        """What it answers."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(question, file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
 
 
-def measure_peak(settings: dict[str, Any]) -> int:
-    """In the process of its own: one step, then the most that was resident, less what was before the model."""
+def work(settings: dict[str, Any]) -> None:
+    """In the process of its own: answer line by line."""
     side = SIDES[settings.pop("side")]
     case = Case(**{**settings, "shape": Shape(**settings["shape"])})
-    batches = make_pairs(case.shape, case.vocab, case.pairs, 1, case.loss_tokens)
+    batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
+    left = iter(batches)
     before = _status("VmRSS")
     trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens)
-    trainer.take_reference([pair for batch in batches for pair in batch])
-    for batch in batches:
-        trainer.step(trainer.collate(batch))
-    return _status("VmHWM") - before
+
+    def step() -> dict[str, float]:
+        inputs = trainer.collate(next(left))
+        start = time.perf_counter()
+        loss = trainer.step(inputs)
+        return {"seconds": time.perf_counter() - start, "loss": loss, "tokens": trainer.tokens(inputs)}
+
+    def reference() -> float:
+        trainer.take_reference([pair for batch in batches for pair in batch])
+        return float(trainer.reference_seconds)
+
+    answers: dict[str, Callable[[], Any]] = {
+        "reference": reference,
+        "step": step,
+        "work": lambda: [achieved_flops(case.size, case.vocab, trainer.collate(batch)) for batch in batches],
+        "ceiling": lambda: matmul_ceiling(
+            case.size, case.dtype, trainer.tokens(trainer.collate(batches[-1]))
+        ),
+        "peak": lambda: _status("VmHWM") - before,
+    }
+    for line in sys.stdin:
+        print(json.dumps(answers[line.strip()]()), flush=True)
 
 
 def _status(name: str) -> int:
@@ -183,10 +212,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
     parser.add_argument("--only", help="cases whose 'name size vocabulary dtype peer.' contains this")
     parser.add_argument("--out", type=Path, help="write the rows here, too")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peak:
-        print(measure_peak(json.loads(options.peak)))
+    if options.worker:
+        work(json.loads(options.worker))
         return
     rows = []
     for case in CASES:

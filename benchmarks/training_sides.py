@@ -111,6 +111,10 @@ class Side:
     def take_reference(self, pairs: list[Pair]) -> None:
         """Compute the reference of all data, where that is done before training."""
 
+    def tokens(self, inputs: Any) -> int:
+        """Tokens that go through the model."""
+        return int(inputs["input_ids"].numel())
+
     def step(self, inputs: Any) -> float:
         """One optimizer step; returns the loss."""
         items = self.trainer._get_num_items_in_batch([inputs], torch.device("cpu"))
@@ -149,9 +153,7 @@ class Turnwise(Side):
         examples = [Example(*pair.example.sides, self.reference[id(pair)]) for pair in batch]
         return Collator(self.trainer.args.token_budget)(examples)
 
-    @staticmethod
-    def tokens(inputs: Any) -> int:
-        """Tokens that go through the model."""
+    def tokens(self, inputs: Any) -> int:
         return sum(len(pack["ids"]) for pack in inputs["packs"])
 
 
