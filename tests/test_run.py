@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,11 @@ from torch.testing import assert_close
 from turnwise import train
 from turnwise.cli import main
 from turnwise.errors import RunError
+from turnwise.policy.models import load_model, load_tokenizer
 from turnwise.run import loop, open_run, run_steps
-from turnwise.store import read_trajectories
+from turnwise.store import read_pairs, read_trajectories
+from turnwise.trainer import TurnTrainer
+from turnwise.trainer_config import TurnConfig
 
 TURNWISE = Path(sys.executable).with_name("turnwise")
 
@@ -200,6 +204,50 @@ def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pair
     assert "<html" in (folder / "report.html").read_text()
     assert "runs/whole/report.html" in printed
     assert "tlm-dre against sft, paired over 6 tasks" in printed
+
+
+def test_alignment_notes_how_far_sampling_was_from_training(whole):
+    """Over the tokens that the explorer sampled, which are float32's here: 1e-4 nats at most."""
+    folder, _ = whole
+    rejected = [pair.rejected for pair in read_pairs(folder / "pairs.jsonl")]
+    noted = json.loads((folder / "metrics" / "agreement.json").read_text())
+
+    assert noted["tokens"] == sum(len(turn.action.token_ids) for one in rejected for turn in one.turns)
+    assert 0 < noted["median"] <= noted["p99"] <= noted["max"] < 1e-4
+
+
+def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
+    """Stored log-probabilities moved by 0.5 nats are more than rounding explains; nobody else's are compared."""
+    folder, _ = whole
+    shutil.copytree(folder, tmp_path / "run")
+    run, pairs = open_run(str(tmp_path / "run"), []), read_pairs(folder / "pairs.jsonl")
+    model, tokenizer = (
+        load_model(str(folder / "checkpoints" / "sft")),
+        load_tokenizer(str(folder / "checkpoints" / "sft")),
+    )
+    args = TurnConfig(
+        output_dir=str(tmp_path / "out"), loss={"name": "dpo"}, use_cpu=True, reference_cache=str(tmp_path)
+    )
+    trainer = TurnTrainer(model, args, pairs, processing_class=tokenizer)
+    moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
+
+    train._note_agreement(run, trainer, pairs, "sft")
+    assert "more than rounding" not in capsys.readouterr().err
+    train._note_agreement(run, trainer, moved, "sft")
+    assert "more than rounding" in capsys.readouterr().err
+    train._note_agreement(run, trainer, moved, "another")
+    assert capsys.readouterr().err == ""
+
+
+def _moved(episode, nats):
+    """The episode with other log-probabilities of its actions."""
+    turns = [
+        replace(
+            turn, action=replace(turn.action, logprobs=tuple(each - nats for each in turn.action.logprobs))
+        )
+        for turn in episode.turns
+    ]
+    return replace(episode, turns=tuple(turns))
 
 
 def test_the_summary_has_the_keys_that_scripts_read(whole):

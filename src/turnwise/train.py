@@ -19,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from turnwise.config import Lora, Recipe, Train
 from turnwise.errors import RunError
 from turnwise.losses import TurnLogprobs
+from turnwise.policy.agreement import differences, summary
 from turnwise.policy.models import compute_dtype, context_length, load_model, load_tokenizer
 from turnwise.policy.tokens import NO_TURN, Encoded
 from turnwise.progress import bar, console, track
@@ -35,7 +36,11 @@ from turnwise.store import read_pairs, read_trajectories
 from turnwise.tracking import PROJECT, open_trackers
 from turnwise.trainer import Examples, TurnTrainer
 from turnwise.trainer_config import TurnConfig
+from turnwise.types import PreferencePair
 from turnwise.workspace import Run, write_atomically
+
+_ROUNDING = 0.1
+"""Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
 
 def train_sft(run: Run) -> None:
@@ -96,6 +101,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         counts |= count_tokens(trainer.train_dataset)
         if trainer.loss.needs_reference:
             _write_reference(run, trainer, settings.loss)
+            _note_agreement(run, trainer, rows, start)
         recipe = run.recipe
         with (
             closing(progress),
@@ -198,6 +204,31 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
     known = json.dumps({**settings, **asdict(loss)}, indent=2)
     write_atomically(run.folder / "metrics" / "loss.json", known + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
+
+
+def _note_agreement(run: Run, trainer: TurnTrainer, pairs: Sequence[PreferencePair], policy: str) -> None:
+    """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
+
+    The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
+    """
+    assert isinstance(trainer.train_dataset, Examples)
+    found = summary(
+        differences(episode, side, logprobs)
+        for pair, example in zip(pairs, trainer.train_dataset.rows, strict=True)
+        for episode, side, logprobs in zip(
+            (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
+        )
+        if episode.policy.startswith(f"{policy}@")
+    )
+    if not found.tokens:
+        return
+    write_atomically(run.folder / "metrics" / "agreement.json", json.dumps(asdict(found), indent=2) + "\n")
+    console.print(f"sampling and training differ by, over {found}")
+    if found.median > _ROUNDING:
+        console.print(
+            "that is more than rounding explains: were the episodes sampled from other weights?",
+            style="yellow",
+        )
 
 
 def _note_side(

@@ -11,7 +11,6 @@ from scipy import stats
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from turnwise.engines._history import History, most_room
 from turnwise.engines._sampling import choose
 from turnwise.engines.local import LocalEngine
 from turnwise.errors import EngineFailure, ModelError, RunError
@@ -328,15 +327,6 @@ def test_prompts_wait_rather_than_exceed_the_budget(ends_turns, renderer):
 
     assert [answers[name].token_ids for name in NAMES] == [one.token_ids for one in free]
     assert 0 < most <= engine._budget
-
-
-@pytest.mark.parametrize("steps", [[1], [100], [64, 65, 200], range(1, 700), range(90, 2000, 37)])
-def test_buffers_grow_within_what_is_reckoned(steps):
-    """Token by token or in leaps, whatever is held before."""
-    history = History()
-    for tokens in steps:
-        history.reserve(tokens)
-        assert tokens <= history.room <= most_room(tokens)
 
 
 def test_the_conversation_that_rested_longest_is_evicted_first(ends_turns, renderer):

@@ -1,12 +1,14 @@
 """Keys and values of conversations, and attention that reads them where they lie.
 
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
-them apart. Each conversation's keys and values stay in buffers of its own, which grow in place: nothing is copied when
-a conversation joins a batch or leaves it, and a short one costs nothing for the length of another.
+them apart. Each conversation's keys and values stay in a place of its own (see `_shelves.py`): nothing is copied when a
+conversation joins a batch or leaves it. Conversations that have one new token each and lie side by side attend in one
+call; any other attends alone.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,56 +22,41 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from turnwise.engines._shelves import Block, Place, Shelves
 from turnwise.errors import ModelError
 
 NAME = "turnwise-history"
 """Name of our attention among transformers' implementations."""
-
-_ROOM = 64
-"""Buffers grow by a quarter, up to a multiple of so many tokens."""
-
-
-def most_room(tokens: int) -> int:
-    """The most tokens that buffers have room for when they have grown to hold so many."""
-    return -(-(tokens + tokens // 4) // _ROOM) * _ROOM
 
 
 @dataclass(eq=False)
 class History:
     """What is kept of one conversation."""
 
+    shelves: Shelves
     ids: list[int] = field(default_factory=list)
     """Tokens whose keys and values are held."""
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Keys and values by layer, each [1, key heads, room, features]."""
-    room: int = 0
-    """Tokens for which there is room."""
+    place: Place | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory that is held."""
-        return sum(each.nbytes for pair in self.layers.values() for each in pair)
+        return self.place.block.place_bytes if self.place else 0
 
     def reserve(self, tokens: int) -> None:
         """Make room for so many tokens."""
-        if tokens > self.room:
-            wanted = max(tokens, self.room + self.room // 4)
-            self.room = -(-wanted // _ROOM) * _ROOM
-            for layer, (keys, values) in self.layers.items():
-                self.layers[layer] = self._grown(keys), self._grown(values)
+        old = self.place
+        if old is not None and tokens <= old.block.room:
+            return
+        self.place = self.shelves.take(tokens)
+        if old is not None:
+            _copy(old, self.place, len(self.ids))
 
-    def open(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The empty buffers of a layer, for keys and values of these shapes [1, key heads, tokens, features]."""
-        self.layers[layer] = self._buffer(key), self._buffer(value)
-        return self.layers[layer]
 
-    def _buffer(self, like: Tensor) -> Tensor:
-        return like.new_empty(1, like.shape[1], self.room, like.shape[3])
-
-    def _grown(self, held: Tensor) -> Tensor:
-        buffer = self._buffer(held)
-        buffer[:, :, : len(self.ids)] = held[:, :, : len(self.ids)]
-        return buffer
+def _copy(old: Place, new: Place, tokens: int) -> None:
+    for layer, pair in old.block.layers.items():
+        for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
+            buffer[new.index, :, :tokens] = held[old.index, :, :tokens]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,30 +66,147 @@ class Span:
     history: History
     new: int
 
-    def sees(self, window: int | None, device: torch.device) -> Tensor:
-        """Which of the conversation's tokens each new one attends to [new tokens, tokens]."""
-        new, old = self.new, len(self.history.ids)
-        query = torch.arange(old, old + new, device=device)[:, None]
-        key = torch.arange(old + new, device=device)
-        return (key <= query) if window is None else (key <= query) & (key > query - window)
 
-
-_SPANS: ContextVar[Sequence[Span]] = ContextVar("spans")
+_PARTS: ContextVar[_Parts] = ContextVar("parts")
 
 
 @contextmanager
-def attending(spans: Sequence[Span]) -> Iterator[None]:
+def attending(spans: Sequence[Span], device: torch.device) -> Iterator[None]:
     """Within, a model whose attention is ours reads one row of tokens as the new tokens of several conversations.
 
     Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
     """
     for span in spans:
         span.history.reserve(len(span.history.ids) + span.new)
-    token = _SPANS.set(spans)
+    token = _PARTS.set(_Parts(spans, device))
     try:
         yield
     finally:
-        _SPANS.reset(token)
+        _PARTS.reset(token)
+
+
+class _Parts:
+    """A batch's conversations, in the parts that attend."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        by_block: defaultdict[Block, list[tuple[int, Span]]] = defaultdict(list)
+        self.parts: list[_Alone | _Together] = []
+        first = 0
+        for span in spans:
+            assert span.history.place is not None
+            if span.new == 1:
+                by_block[span.history.place.block].append((first, span))
+            else:
+                self.parts.append(_Alone(first, span))
+            first += span.new
+        self.parts += [_Together(block, members, device) for block, members in by_block.items()]
+        rows = [row for part in self.parts for row in part.rows]
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        self.order = None if order == rows else torch.tensor(order, device=device)
+        """Place of each row of the batch among the parts' rows; None: the same."""
+
+
+class _Alone:
+    """One conversation with several new tokens."""
+
+    def __init__(self, first: int, span: Span) -> None:
+        self.rows = range(first, first + span.new)
+        self._place = span.history.place
+        self._old = len(span.history.ids)
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
+        assert self._place is not None
+        new, total = len(self.rows), self._old + len(self.rows)
+        query, key, value = (each.narrow(2, self.rows.start, new) for each in (query, key, value))
+        held = [each[self._place.index] for each in self._place.block.open(layer, key, value)]
+        for kept, fresh in zip(held, (key, value), strict=True):
+            kept[:, self._old : total] = fresh[0]
+        keys, values = (each[:, None, :total] for each in held)
+        heads, key_heads = query.shape[1], key.shape[1]
+        causal = new == total and (window is None or total <= window)
+        found = F.scaled_dot_product_attention(
+            query[0].unflatten(0, (key_heads, -1)),
+            keys.expand(-1, heads // key_heads, -1, -1),
+            values.expand(-1, heads // key_heads, -1, -1),
+            attn_mask=None if causal else self._mask(window, query),
+            is_causal=causal,
+            scale=scaling,
+        )
+        return found.flatten(0, 1).transpose(0, 1)
+
+    def _mask(self, window: int | None, like: Tensor) -> Tensor:
+        """Added to the scores [new tokens, tokens]."""
+        if (window, like.dtype) not in self._masks:
+            last = torch.arange(self._old, self._old + len(self.rows), device=like.device)
+            self._masks[window, like.dtype] = _mask(last, self._old + len(self.rows), window, like.dtype)
+        return self._masks[window, like.dtype]
+
+
+class _Together:
+    """Conversations of one block with one new token each."""
+
+    def __init__(self, block: Block, members: list[tuple[int, Span]], device: torch.device) -> None:
+        self.rows = [row for row, _ in members]
+        self._block = block
+        places = [span.history.place.index for _, span in members if span.history.place]
+        lengths = [len(span.history.ids) for _, span in members]
+        self._first, self._count = min(places), max(places) - min(places) + 1
+        self._longest = max(lengths) + 1
+        # What lies between them and has no new token asks for a token too: the first of them, of its first key.
+        asks, last = [self.rows[0]] * self._count, [0] * self._count
+        for row, place, length in zip(self.rows, places, lengths, strict=True):
+            asks[place - self._first], last[place - self._first] = row, length
+        self._asks, self._last, self._places, self._new, self._lengths = (
+            torch.tensor(each, device=device) for each in (asks, last, places, self.rows, lengths)
+        )
+        self._order = None if asks == self.rows else self._places - self._first
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
+        held = self._block.open(layer, key, value)
+        for kept, fresh in zip(held, (key, value), strict=True):
+            kept[self._places, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
+        keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, self._longest) for each in held)
+        asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1))
+        group = asking.shape[1]
+        if (
+            group == 1 and query.dtype == torch.bfloat16
+        ):  # one row takes torch's kernel for CPUs longer than two
+            asking = asking.expand(-1, 2, -1, -1).contiguous()
+        found = F.scaled_dot_product_attention(
+            asking.permute(2, 0, 1, 3), keys, values, attn_mask=self._mask(window, query.dtype), scale=scaling
+        )[:, :, :group].flatten(1, 2)
+        return found if self._order is None else found.index_select(0, self._order)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Added to the scores [places, 1, 1, tokens]."""
+        if (window, dtype) not in self._masks:
+            self._masks[window, dtype] = _mask(self._last, self._longest, window, dtype)[:, None, None]
+        return self._masks[window, dtype]
+
+
+def _mask(last: Tensor, tokens: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where a token is seen, else minus infinity.
+
+    Args:
+        last: Place of the last token that each row sees [rows].
+        tokens: Of the mask.
+        window: How many it sees at most; None: all.
+        dtype: Of the scores.
+
+    Returns:
+        [rows, tokens].
+    """
+    key, last = torch.arange(tokens, device=last.device), last[:, None]
+    hidden = (key > last) if window is None else (key > last) | (key <= last - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=last.device).masked_fill_(hidden, -torch.inf)
 
 
 def _attend(
@@ -126,61 +230,15 @@ def _attend(
         raise ModelError(
             f"the local engine does not serve {type(module).__name__}: it asks for {', '.join(asked)}."
         )
-    spans = _SPANS.get(None)
-    if spans is None:
+    parts = _PARTS.get(None)
+    if parts is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    lengths = [span.new for span in spans]
-    held = _write(spans, module.layer_idx, key.split(lengths, 2), value.split(lengths, 2))  # type: ignore[arg-type]
-    found = [
-        _attend_one(each, *kept, span, scaling, sliding_window)
-        for span, each, kept in zip(spans, query.split(lengths, 2), held, strict=True)
-    ]
-    return torch.cat(found)[None], None
-
-
-def _write(
-    spans: Sequence[Span], layer: int, key: Sequence[Tensor], value: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Add each conversation's new keys and values to what is held; views of all that is held then.
-
-    One call writes them all: with many short spans, what counts is the number of calls.
-    """
-    places, held = [], []
-    for span, new_key, new_value in zip(spans, key, value, strict=True):
-        old = len(span.history.ids)
-        keys, values = span.history.layers.get(layer) or span.history.open(layer, new_key, new_value)
-        places += [keys.narrow(2, old, span.new), values.narrow(2, old, span.new)]
-        held.append((keys.narrow(2, 0, old + span.new), values.narrow(2, 0, old + span.new)))
-    torch._foreach_copy_(places, [each for pair in zip(key, value, strict=True) for each in pair])
-    return held
-
-
-def _attend_one(
-    query: Tensor, keys: Tensor, values: Tensor, span: Span, scaling: float | None, window: int | None
-) -> Tensor:
-    """Attention of one conversation's new tokens: [1, heads, new, features] to [new, heads, features].
-
-    The heads that share a key are rows of one product where there is one new token, else a batch.
-    """
-    _, key_heads, total, _ = keys.shape
-    _, heads, new, _ = query.shape
-    if new == 1:
-        if window is not None and window < total:
-            keys, values = (each.narrow(2, total - window, window) for each in (keys, values))
-        grouped = query.view(1, key_heads, heads // key_heads, -1)
-        return F.scaled_dot_product_attention(grouped, keys, values, scale=scaling).reshape(1, heads, -1)
-    causal = new == total and (window is None or total <= window)
-    found = F.scaled_dot_product_attention(
-        query[0].unflatten(0, (key_heads, -1)),
-        keys[0, :, None].expand(-1, heads // key_heads, -1, -1),
-        values[0, :, None].expand(-1, heads // key_heads, -1, -1),
-        attn_mask=None if causal else span.sees(window, query.device),
-        is_causal=causal,
-        scale=scaling,
-    )
-    return found.flatten(0, 1).transpose(0, 1)
+    layer: Any = module.layer_idx
+    found = [part.attend(query, key, value, layer, scaling, sliding_window) for part in parts.parts]
+    output = found[0] if len(found) == 1 else torch.cat(found)
+    return (output if parts.order is None else output.index_select(0, parts.order))[None], None
 
 
 AttentionInterface.register(NAME, _attend)

@@ -17,15 +17,18 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from turnwise.engines._history import NAME, History, Span, attending, most_room
+from turnwise.engines._history import NAME, History, Span, attending
 from turnwise.engines._packed import pack_linears
 from turnwise.engines._sampling import choose
+from turnwise.engines._shelves import Shelves, room_for
 from turnwise.errors import EngineFailure, ModelError, RunError
 from turnwise.memory import Growth
 from turnwise.types import Action, Prompt, Sampling
 
 _PASS = 2048
 """Most tokens in one pass through the model; longer prompts are fed in several."""
+_PLACES = 16
+"""Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
 _CHECK = 24
 """Tokens on which the engine is compared with the model's own forward pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
@@ -75,7 +78,7 @@ class _Row:
     longest: int
     """Tokens of prompt and answer, at most."""
     draw: random.Random
-    history: History = field(default_factory=History)
+    history: History
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -124,6 +127,7 @@ class LocalEngine:
         self._refused: list[_Row] = []
         self._token_bytes = 0
         self._growth = Growth()
+        self._shelves = Shelves(_PLACES if model.device.type == "cpu" else 1)
         _check_layers(model)
         words = _check_words(model)
         alone = [self._alone(ids) for ids in words]
@@ -146,7 +150,7 @@ class LocalEngine:
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
-            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed))
+            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._shelves))
             (self._waiting if len(ids) < self._limit else self._refused).append(row)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
@@ -206,7 +210,7 @@ class LocalEngine:
             own = self._kept.pop(row.prompt.conversation, None)
             if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
                 row.history = own
-            wanted = self._token_bytes * sum(most_room(each.longest) for each in [*self._running, row])
+            wanted = self._token_bytes * sum(room_for(each.longest) for each in [*self._running, row])
             held = sum(history.nbytes for history in self._kept.values())
             while wanted + held > self._budget and self._kept:
                 held -= self._kept.popitem(last=False)[1].nbytes
@@ -251,7 +255,7 @@ class LocalEngine:
             positions += range(old, old + len(part))
             places += [len(ids) - 1] if want else []
         device = self._model.device
-        with attending([Span(row.history, len(part)) for row, part in parts]):
+        with attending([Span(row.history, len(part)) for row, part in parts], device):
             logits = self._model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=torch.tensor([positions], device=device),
@@ -313,7 +317,8 @@ class LocalEngine:
         Raises:
             ModelError: If the log-probabilities differ by more than rounding.
         """
-        rows = [_Row(Prompt((), (), (), 0, ""), Sampling(), ids, 0, random.Random(0)) for ids in words]
+        asked = Prompt((), (), (), 0, "")
+        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._shelves)) for ids in words]
         self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
         found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
         difference = float((found - torch.stack(list(alone))).abs().mean(-1).max())
@@ -322,7 +327,7 @@ class LocalEngine:
                 f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
                 f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
             )
-        self._token_bytes = rows[0].history.nbytes // -(-len(rows[0].ids) // 64) // 64
+        self._token_bytes = rows[0].history.nbytes // room_for(len(rows[0].ids))
 
 
 def _nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,45 +49,48 @@ def agreement(
         DataError: If training would see other tokens than were sampled.
     """
     played = [one for one in trajectories if any(turn.action.logprobs for turn in one.turns)]
-    sequences = [_encode(one, renderer) for one in played]
+    sequences = [renderer.encode(one) for one in played]
     was_training = model.training
     model.eval()
     computed = compute_logprobs(model, sequences, token_budget)
     model.train(was_training)
-    differences = [
-        _differences(one, sequence, logprobs)
+    return summary(
+        differences(one, sequence, logprobs)
         for one, sequence, logprobs in zip(played, sequences, computed, strict=True)
-    ]
-    return _summary(torch.cat(differences) if differences else torch.empty(0))
+    )
 
 
-def _encode(trajectory: Trajectory, renderer: Renderer) -> Encoded:
-    """The trajectory as training sees it, if its actions are what was sampled."""
-    encoded = renderer.encode(trajectory)
+def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> Tensor:
+    """Absolute differences, in nats, over the tokens that have a log-probability from sampling [tokens].
+
+    Args:
+        trajectory: As it was played.
+        encoded: As training sees it; turns that it leaves out, or masks, are left out here.
+        computed: Log-probabilities of its loss tokens, as training computes them [loss tokens].
+
+    Raises:
+        DataError: If training would see other tokens of a turn than were sampled.
+    """
+    loss_turns = torch.tensor([turn for turn in encoded.turn if turn != NO_TURN])
+    found = [torch.empty(0)]
     for index, turn in enumerate(trajectory.turns):
         seen = tuple(token for token, of in zip(encoded.ids, encoded.turn, strict=True) if of == index)
+        if not seen:
+            continue
         if turn.action.token_ids is not None and seen != turn.action.token_ids:
             raise DataError(
                 f"task {trajectory.task.id!r}: turn {index} was sampled as {turn.action.token_ids}, but training sees "
                 f"{seen}; give the renderer the tokenizer and chat template that the engine had."
             )
-    return encoded
-
-
-def _differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> Tensor:
-    """Absolute differences over the tokens that have a log-probability from sampling."""
-    turns = torch.tensor([turn for turn in encoded.turn if turn != NO_TURN])
-    found = [
-        (computed[turns == index] - torch.tensor(turn.action.logprobs)).abs()
-        for index, turn in enumerate(trajectory.turns)
-        if turn.action.logprobs is not None
-    ]
+        if turn.action.logprobs is not None:
+            found.append((computed[loss_turns == index] - torch.tensor(turn.action.logprobs)).abs())
     return torch.cat(found)
 
 
-def _summary(differences: Tensor) -> Agreement:
-    if not len(differences):
+def summary(parts: Iterable[Tensor]) -> Agreement:
+    """Statistics of differences, all together."""
+    values = torch.cat([torch.empty(0), *parts]).double()
+    if not len(values):
         return Agreement(0, math.nan, math.nan, math.nan, math.nan)
-    values = differences.double()
     middle, high = values.quantile(torch.tensor([0.5, 0.99], dtype=torch.double)).tolist()
     return Agreement(len(values), float(values.mean()), middle, high, float(values.max()))
