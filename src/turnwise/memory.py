@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-_GROWTH = 2**31
+_GROWTH = 3 * 2**29
 """Bytes by which a process may grow before it is looked through for free memory."""
 
 
@@ -30,7 +30,7 @@ class Growth:
 
     Activations of ever other sizes fragment the memory that glibc keeps: training that has 4 GB in use held 6 GB after
     some steps. Returning each large block at once costs half as much again as the training itself, since the system
-    clears the pages anew; returning all that is free each time the process has grown by 2 GB costs 2 %.
+    clears the pages anew; returning all that is free each time the process has grown by 1.5 GB costs 2 %.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Growth:
         self._floor = _resident()
 
     def bound(self) -> None:
-        """Return free memory if the process has grown by 2 GB since the last time."""
+        """Return free memory if the process has grown by 1.5 GB since the last time."""
         if _resident() > self._floor + _GROWTH:
             _trim()
             self._floor = _resident()

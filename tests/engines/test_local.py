@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
+from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -307,6 +308,25 @@ def test_a_long_prompt_is_fed_in_parts(ends_turns, renderer, monkeypatch):
 def budget_for(model, renderer, tokens):
     """Gigabytes in which so many tokens have room."""
     return tokens * LocalEngine(model, renderer)._token_bytes / 1e9
+
+
+def test_conversations_of_one_size_attend_in_one_call(ends_turns, renderer, monkeypatch):
+    """Each prompt is read alone; after that a pass is one call a layer, for four conversations as for one."""
+    attend, rows = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda query, *a, **k: rows.append(query.shape[0]) or attend(query, *a, **k),
+    )
+    engine = LocalEngine(ends_turns, renderer)
+    layers = ends_turns.config.num_hidden_layers
+    engine.submit([prompt(name, seed=n) for n, name in enumerate(NAMES)], SAMPLED)
+    answered = len(engine.advance())
+    rows.clear()
+    engine.advance()
+
+    assert len(rows) == layers
+    assert 2 <= 4 - answered <= rows[0] <= 4, "those in between that have ended are asked with them"
 
 
 def test_prompts_wait_rather_than_exceed_the_budget(ends_turns, renderer):

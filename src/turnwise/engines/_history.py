@@ -176,9 +176,8 @@ class _Together:
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, self._longest) for each in held)
         asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1))
         group = asking.shape[1]
-        if (
-            group == 1 and query.dtype == torch.bfloat16
-        ):  # one row takes torch's kernel for CPUs longer than two
+        # One row of bfloat16 takes torch's kernel for CPUs longer than two.
+        if group == 1 and query.dtype == torch.bfloat16:
             asking = asking.expand(-1, 2, -1, -1).contiguous()
         found = F.scaled_dot_product_attention(
             asking.permute(2, 0, 1, 3), keys, values, attn_mask=self._mask(window, query.dtype), scale=scaling

@@ -23,7 +23,7 @@ TILE_BYTES = 2**27
 LEAST_WORDS = 256
 """Of a tile, however many rows there are: less than the hidden states of most models."""
 
-KEPT_BYTES = 2**29
+KEPT_BYTES = 2**28
 """The most that waits for the backward pass, in tiles."""
 
 
