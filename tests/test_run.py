@@ -220,7 +220,7 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     """Stored log-probabilities moved by 0.5 nats are more than rounding explains; nobody else's are compared."""
     folder, _ = whole
     shutil.copytree(folder, tmp_path / "run")
-    run, pairs = open_run(str(tmp_path / "run"), []), read_pairs(folder / "pairs.jsonl")
+    run, pairs = open_run(tmp_path / "run", []), read_pairs(folder / "pairs.jsonl")
     model, tokenizer = (
         load_model(str(folder / "checkpoints" / "sft")),
         load_tokenizer(str(folder / "checkpoints" / "sft")),
