@@ -271,15 +271,19 @@ def main() -> None:
             rows.append(
                 json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             )
+            if words.out:
+                _write(words.out, {"rows": rows})
     print(json.dumps(rows, indent=1)) if words.json else show(rows)
     if words.figure or words.out:
         grown = growth()
         if words.out:
-            words.out.write_text(
-                json.dumps({"rows": rows, "growth": grown}, indent=1) + "\n", encoding="utf-8"
-            )
+            _write(words.out, {"rows": rows, "growth": grown})
         if words.figure:
             draw(grown, words.figure)
+
+
+def _write(file: Path, found: dict[str, Any]) -> None:
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ CASES = [
 CASES += [
     Case("tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True)
 ]
-CASES += [replace(CASES[index], peer="trl-no-checkpointing", quick=False) for index in (1, 4)]
 
 
 def compare(case: Case) -> dict[str, Any]:

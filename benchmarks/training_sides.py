@@ -175,12 +175,6 @@ class TRL(Side):
         return self.trainer.data_collator([_row(pair) for pair in batch])
 
 
-class TRLNoCheckpointing(TRL):
-    """The same without gradient checkpointing, which is faster and holds more."""
-
-    extra: ClassVar[dict[str, Any]] = {"gradient_checkpointing": False}
-
-
 class TRLTuned(TRL):
     """TRL as someone who knows it would tune it by hand.
 
@@ -240,7 +234,6 @@ class TRLTuned(TRL):
 SIDES: dict[str, Callable[[str, int, str, str], Any]] = {
     "turnwise": Turnwise,
     "trl": TRL,
-    "trl-no-checkpointing": TRLNoCheckpointing,
     "trl-tuned": TRLTuned,
 }
 

@@ -31,22 +31,42 @@ def test_resident_memory_is_measured_in_bytes(before):
 
 
 def test_free_memory_is_returned_when_the_process_has_grown(before, monkeypatch):
-    """200 MB of free fragments stay with the process until it has grown by the bound, and only then go."""
+    """What the first pass leaves stays; 200 MB of free fragments beyond it go once they exceed the bound."""
     monkeypatch.setattr(memory, "_GROWTH", 100 * MEGABYTE)
     growth = Growth()
-    kept = fragments(200)
+    first = fragments(200)
+    growth.bound()
+    usual = memory._resident()
+    second = fragments(400)
     grown = memory._resident()
     growth.bound()
 
-    assert kept
-    assert grown - before > 150 * MEGABYTE
+    assert first
+    assert second
+    assert usual - before > 150 * MEGABYTE
+    assert grown - usual > 150 * MEGABYTE
     assert memory._resident() - before < 50 * MEGABYTE
 
 
 def test_a_process_that_has_not_grown_is_left_alone(monkeypatch):
-    growth = Growth()
     monkeypatch.setattr(memory, "_trim", lambda: pytest.fail("looked through for nothing"))
+    growth = Growth()
     growth.bound()
+    growth.bound()
+
+
+def test_what_the_pass_after_a_return_leaves_is_usual_again(monkeypatch):
+    """1 GB, 2 GB and a half: returned; 3 GB are usual then, and 3 and a half no reason."""
+    held, returned = iter([1.0, 2.5, 3.0, 3.5, 4.5]), []
+    monkeypatch.setattr(memory, "_resident", lambda: int(next(held) * 2**30))
+    monkeypatch.setattr(memory, "_trim", lambda: returned.append(True))
+    growth = Growth()
+    counts = []
+    for _ in range(5):
+        growth.bound()
+        counts.append(len(returned))
+
+    assert counts == [0, 1, 1, 1, 2]
 
 
 def test_released_memory_is_back(before):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-_GROWTH = 3 * 2**29
+_GROWTH = 2**30
 """Bytes by which a process may grow before it is looked through for free memory."""
 
 
@@ -30,18 +30,22 @@ class Growth:
 
     Activations of ever other sizes fragment the memory that glibc keeps: training that has 4 GB in use held 6 GB after
     some steps. Returning each large block at once costs half as much again as the training itself, since the system
-    clears the pages anew; returning all that is free each time the process has grown by 1.5 GB costs 2 %.
+    clears the pages anew. So what one pass leaves is kept for the next, and all that is free is returned when the
+    process has grown by a gigabyte beyond that.
     """
 
     def __init__(self) -> None:
-        """Start from what the process holds now."""
-        self._floor = _resident()
+        """No pass was made yet."""
+        self._usual = 0
 
     def bound(self) -> None:
-        """Return free memory if the process has grown by 1.5 GB since the last time."""
-        if _resident() > self._floor + _GROWTH:
+        """After a pass: return free memory if the process has grown by a gigabyte since the pass after the last time."""
+        now = _resident()
+        if not self._usual:
+            self._usual = now
+        elif now > self._usual + _GROWTH:
             _trim()
-            self._floor = _resident()
+            self._usual = 0
 
 
 def _trim() -> None:

@@ -16,7 +16,7 @@ CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
 """Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
 KEPT_BY_ALLOCATOR = 1.4
 """What the process holds over what it needs."""
-LOGITS_GB = 0.5
+LOGITS_GB = 0.25
 """Logits kept for the backward pass at most."""
 
 
