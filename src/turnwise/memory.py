@@ -39,7 +39,7 @@ class Growth:
         self._usual = 0
 
     def bound(self) -> None:
-        """After a pass: return free memory if the process has grown by a gigabyte since the pass after the last time."""
+        """After a pass: return free memory if the process has grown by a gigabyte beyond what is usual."""
         now = _resident()
         if not self._usual:
             self._usual = now
