@@ -19,7 +19,6 @@ from torch.testing import assert_close
 from turnwise import train
 from turnwise.cli import main
 from turnwise.errors import RunError
-from turnwise.policy.models import load_model, load_tokenizer
 from turnwise.run import loop, open_run, run_steps
 from turnwise.store import read_pairs, read_trajectories
 from turnwise.trainer import TurnTrainer
@@ -221,14 +220,11 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     folder, _ = whole
     shutil.copytree(folder, tmp_path / "run")
     run, pairs = open_run(tmp_path / "run", []), read_pairs(folder / "pairs.jsonl")
-    model, tokenizer = (
-        load_model(str(folder / "checkpoints" / "sft")),
-        load_tokenizer(str(folder / "checkpoints" / "sft")),
-    )
+    sft = str(folder / "checkpoints" / "sft")
     args = TurnConfig(
         output_dir=str(tmp_path / "out"), loss={"name": "dpo"}, use_cpu=True, reference_cache=str(tmp_path)
     )
-    trainer = TurnTrainer(model, args, pairs, processing_class=tokenizer)
+    trainer = TurnTrainer(sft, args, pairs)
     moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
 
     train._note_agreement(run, trainer, pairs, "sft")

@@ -1,22 +1,16 @@
 import copy
 import math
-import random
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
 from torch.nn import functional as F
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from turnwise.engines._sampling import choose
 from turnwise.engines.local import LocalEngine
-from turnwise.errors import EngineFailure, ModelError, RunError
+from turnwise.errors import EngineFailure, RunError
 from turnwise.policy.logprobs import action_logprobs
-from turnwise.policy.models import load_model
 from turnwise.policy.packing import lay_out
 from turnwise.policy.tokens import NO_TURN
 from turnwise.rollout import Job, play
@@ -194,57 +188,6 @@ def test_logprobs_are_of_temperature_one_and_greedy_takes_the_likeliest(tiny_mod
     assert_close(torch.tensor(cold.logprobs[0]), exact[cold.token_ids[0]], atol=1e-4, rtol=0)
 
 
-def draws_from(logits, sampling, n=4000):
-    """How often each token was chosen."""
-    rows = torch.tensor(logits)[None].expand(n, -1)
-    found = choose(rows, sampling, [random.Random(seed) for seed in range(n)])
-    return Counter(found.tolist())
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_frequencies_agree_with_the_softmax(temperature):
-    """Chi-square on 4000 draws with fixed seeds; at 1e-3 a right sampler would fail once in a thousand seeds."""
-    logits = [0.0, 1.0, -1.0, 0.5, -0.5]
-    found = draws_from(logits, Sampling(temperature=temperature))
-    expected = (torch.tensor(logits) / temperature).softmax(-1).double() * 4000
-    expected = expected / expected.sum() * 4000
-
-    assert stats.chisquare([found[token] for token in range(5)], expected.numpy()).pvalue > 1e-3
-
-
-def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it():
-    """Probabilities 0.15, 0.5, 0.05, 0.3 and top_p 0.7: 0.5 < 0.7 <= 0.8, so two tokens, as 5 to 3."""
-    logits = [math.log(p) for p in (0.15, 0.5, 0.05, 0.3)]
-    found = draws_from(logits, Sampling(temperature=1.0, top_p=0.7))
-
-    assert set(found) == {1, 3}
-    assert stats.chisquare([found[1], found[3]], [2500, 1500]).pvalue > 1e-3
-
-
-def test_a_top_p_of_almost_nothing_is_greedy():
-    """The likeliest token is always kept."""
-    found = draws_from([0.0, 1.0, 0.9], Sampling(temperature=1.0, top_p=1e-6), n=50)
-
-    assert set(found) == {1}
-
-
-def test_a_token_without_probability_is_never_drawn():
-    """At both ends of the uniform draw: 0 takes the first possible token, almost 1 the last possible."""
-
-    class Fixed(random.Random):
-        def __init__(self, value):
-            super().__init__()
-            self.value = value
-
-        def random(self):
-            return self.value
-
-    logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).expand(2, -1)
-    found = choose(logits, Sampling(temperature=1.0), [Fixed(0.0), Fixed(1 - 2**-53)])
-
-    assert found.tolist() == [1, 2]
-
-
 def test_a_conversation_that_fills_the_context_is_a_failure_of_its_own(ends_turns, renderer):
     """The others are answered as if it were not there."""
     engine = LocalEngine(ends_turns, renderer, context=60)
@@ -363,111 +306,6 @@ def test_the_conversation_that_rested_longest_is_evicted_first(ends_turns, rende
         fresh.append(seen[0])
 
     assert fresh[0] < 64 < length < fresh[1]
-
-
-CONFIG = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-WINDOW = {"sliding_window": 8}
-MODELS = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
-    "gemma3_text": {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], **WINDOW},
-    "mistral": WINDOW,
-    "phi3": {"pad_token_id": 0},
-    "olmo2": {},
-    "smollm3": {"pad_token_id": 0},
-}
-
-
-class _Plain:
-    """Prompts whose observations are numbers."""
-
-    end_id = 95
-
-    def prompt_ids(self, one):
-        ids = []
-        for turn in one.turns:
-            ids += [int(word) for word in turn.observation[0]["content"].split()]
-            ids += turn.action.token_ids
-        return ids + [int(word) for word in one.observation[0]["content"].split()]
-
-    def action(self, ids, logprobs):
-        return Action("", tuple(ids), tuple(logprobs))
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_architectures_answer_as_they_do_alone(kind):
-    """Three conversations of two turns, longer than the windows, against a plain pass over the whole: 1e-4 nats."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG | MODELS[kind]))
-    engine, tokens = LocalEngine(model, _Plain()), _Plain()
-    texts = [" ".join(str(n * 7 % 90) for n in range(k, k + 6 + 9 * k)) for k in range(3)]
-    turns = [[], [], []]
-    for _ in range(2):
-        asked = [prompt(str(k), turns[k], texts[k], seed=k) for k in range(3)]
-        for k, answer in enumerate(engine.generate(asked, SAMPLED)):
-            turns[k].append(Turn(asked[k].observation, answer))
-    engine.close()
-
-    for k, one in enumerate(asked):
-        action = turns[k][-1].action
-        ids = torch.tensor([[*tokens.prompt_ids(one), *action.token_ids]])
-        with torch.no_grad():
-            plain = model(ids, use_cache=False).logits[0, -len(action.token_ids) - 1 : -1].log_softmax(-1)
-        plain = plain.gather(-1, ids[0, -len(action.token_ids) :, None]).squeeze(-1)
-        assert_close(torch.tensor(action.logprobs), plain, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "says"),
-    [
-        ("gemma2", {"head_dim": 8, "attn_logit_softcapping": 5.0}, "asks for softcap"),
-        ("qwen3_next", {"num_experts": 2, "head_dim": 8}, "layers of type linear_attention"),
-        ("bloom", {"n_layer": 1, "n_head": 2}, "its attention is its own"),
-    ],
-)
-def test_a_model_that_keeps_or_asks_for_more_is_refused(kind, changes, says):
-    """What is kept would be wrong without a word; the model keeps the attention it had."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG | changes))
-    before = model.config._attn_implementation
-
-    with pytest.raises(ModelError, match=says):
-        LocalEngine(model, _Plain())
-    assert model.config._attn_implementation == before
-
-
-def test_a_model_that_would_answer_otherwise_is_refused(tiny_model, renderer, monkeypatch):
-    """A wrong position is seen on the tokens that are compared."""
-    plain = tiny_model.forward
-    monkeypatch.setattr(
-        tiny_model,
-        "forward",
-        lambda *args, position_ids=None, **others: plain(
-            *args, position_ids=None if position_ids is None else position_ids // 2, **others
-        ),
-    )
-
-    with pytest.raises(
-        ModelError, match=r"other log-probabilities with kept keys and values than alone \(by "
-    ):
-        LocalEngine(tiny_model, renderer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pretrained_model_is_served_in_the_types_it_comes_in(dtype):
-    """Rounding in bfloat16 moves SmolLM2's log-probabilities by 0.06 nats on average, by 0.4 at most."""
-    engine = LocalEngine(load_model("smollm2-135m", dtype=dtype), _Plain())
-
-    assert engine.generate([prompt("a", heard="1 2 3")], SAMPLED)[0].token_ids
 
 
 def test_training_sees_the_tokens_and_logprobs_that_were_sampled(ends_turns, renderer, own_environment):

@@ -97,7 +97,7 @@ class _Parts:
             if span.new == 1:
                 by_block[span.history.place.block].append((first, span))
             else:
-                self.parts.append(_Alone(first, span))
+                self.parts.append(_Alone(first, span, device))
             first += span.new
         self.parts += [_Together(block, members, device) for block, members in by_block.items()]
         rows = [row for part in self.parts for row in part.rows]
@@ -106,14 +106,45 @@ class _Parts:
         """Place of each row of the batch among the parts' rows; None: the same."""
 
 
+class _Masks:
+    """What each row does not see, made once for all layers of a pass that have the same window."""
+
+    def __init__(self, last: list[int], device: torch.device) -> None:
+        """The rows.
+
+        Args:
+            last: Place of the last token that each row sees.
+            device: To compute on.
+        """
+        self._last = torch.tensor(last, device=device)[:, None]
+        self._tokens = max(last) + 1
+        self._by_window: dict[int | None, Tensor] = {}
+
+    def of(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """0 where a token is seen, else minus infinity [rows, tokens].
+
+        Args:
+            window: How many tokens a row sees at most; None: all.
+            dtype: Of the scores.
+        """
+        if window not in self._by_window:
+            key = torch.arange(self._tokens, device=self._last.device)
+            hidden = key > self._last
+            if window is not None:
+                hidden |= key <= self._last - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self._by_window[window] = mask.masked_fill_(hidden, -torch.inf)
+        return self._by_window[window]
+
+
 class _Alone:
     """One conversation with several new tokens."""
 
-    def __init__(self, first: int, span: Span) -> None:
+    def __init__(self, first: int, span: Span, device: torch.device) -> None:
         self.rows = range(first, first + span.new)
         self._place = span.history.place
         self._old = len(span.history.ids)
-        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self._masks = _Masks(list(range(self._old, self._old + span.new)), device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
@@ -132,18 +163,11 @@ class _Alone:
             query[0].unflatten(0, (key_heads, -1)),
             keys.expand(-1, heads // key_heads, -1, -1),
             values.expand(-1, heads // key_heads, -1, -1),
-            attn_mask=None if causal else self._mask(window, query),
+            attn_mask=None if causal else self._masks.of(window, query.dtype),
             is_causal=causal,
             scale=scaling,
         )
         return found.flatten(0, 1).transpose(0, 1)
-
-    def _mask(self, window: int | None, like: Tensor) -> Tensor:
-        """Added to the scores [new tokens, tokens]."""
-        if (window, like.dtype) not in self._masks:
-            last = torch.arange(self._old, self._old + len(self.rows), device=like.device)
-            self._masks[window, like.dtype] = _mask(last, self._old + len(self.rows), window, like.dtype)
-        return self._masks[window, like.dtype]
 
 
 class _Together:
@@ -160,11 +184,11 @@ class _Together:
         asks, last = [self.rows[0]] * self._count, [0] * self._count
         for row, place, length in zip(self.rows, places, lengths, strict=True):
             asks[place - self._first], last[place - self._first] = row, length
-        self._asks, self._last, self._places, self._new, self._lengths = (
-            torch.tensor(each, device=device) for each in (asks, last, places, self.rows, lengths)
+        self._asks, self._places, self._new, self._lengths = (
+            torch.tensor(each, device=device) for each in (asks, places, self.rows, lengths)
         )
         self._order = None if asks == self.rows else self._places - self._first
-        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self._masks = _Masks(last, device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
@@ -179,33 +203,11 @@ class _Together:
         # One row of bfloat16 takes torch's kernel for CPUs longer than two.
         if group == 1 and query.dtype == torch.bfloat16:
             asking = asking.expand(-1, 2, -1, -1).contiguous()
+        mask = self._masks.of(window, query.dtype)[:, None, None]
         found = F.scaled_dot_product_attention(
-            asking.permute(2, 0, 1, 3), keys, values, attn_mask=self._mask(window, query.dtype), scale=scaling
+            asking.permute(2, 0, 1, 3), keys, values, attn_mask=mask, scale=scaling
         )[:, :, :group].flatten(1, 2)
         return found if self._order is None else found.index_select(0, self._order)
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Added to the scores [places, 1, 1, tokens]."""
-        if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = _mask(self._last, self._longest, window, dtype)[:, None, None]
-        return self._masks[window, dtype]
-
-
-def _mask(last: Tensor, tokens: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where a token is seen, else minus infinity.
-
-    Args:
-        last: Place of the last token that each row sees [rows].
-        tokens: Of the mask.
-        window: How many it sees at most; None: all.
-        dtype: Of the scores.
-
-    Returns:
-        [rows, tokens].
-    """
-    key, last = torch.arange(tokens, device=last.device), last[:, None]
-    hidden = (key > last) if window is None else (key > last) | (key <= last - window)
-    return torch.zeros(hidden.shape, dtype=dtype, device=last.device).masked_fill_(hidden, -torch.inf)
 
 
 def _attend(
