@@ -65,12 +65,12 @@ def compare(case: Case) -> dict[str, Any]:
     with Worker(case, case.peer) as peer, Worker(case, "turnwise") as ours:
         before = [side.ask("reference") / (case.steps + 1) for side in (peer, ours)]
         steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
-        work, ceiling = ours.ask("work")[1:], ours.ask("ceiling")
         memory = [side.ask("peak") for side in (peer, ours)]
+        flops, ceiling = ours.ask("flops")[1:], ours.ask("ceiling")
     times = [median(each["seconds"] for each in side) for side in zip(*steps, strict=True)]
     ratios = [theirs["seconds"] / mine["seconds"] for theirs, mine in steps]
     tokens = median(mine["tokens"] for _, mine in steps)
-    speed = median(flop / mine["seconds"] for flop, (_, mine) in zip(work, steps, strict=True))
+    speed = median(flop / mine["seconds"] for flop, (_, mine) in zip(flops, steps, strict=True))
     return {
         "case": case.case,
         "size": case.size,
@@ -152,7 +152,7 @@ def work(settings: dict[str, Any]) -> None:
     answers: dict[str, Callable[[], Any]] = {
         "reference": reference,
         "step": step,
-        "work": lambda: [achieved_flops(case.size, case.vocab, trainer.collate(batch)) for batch in batches],
+        "flops": lambda: [achieved_flops(case.size, case.vocab, trainer.collate(batch)) for batch in batches],
         "ceiling": lambda: matmul_ceiling(
             case.size, case.dtype, trainer.tokens(trainer.collate(batches[-1]))
         ),
