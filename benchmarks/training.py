@@ -41,10 +41,14 @@ class Case:
     shape: Shape = field(default_factory=Shape)
     pairs: int = 3
     steps: int = 3
+    ours: dict[str, Any] = field(default_factory=dict)
+    """Settings of `TurnConfig` that are not its defaults."""
     quick: bool = False
 
 
 ONE_SHOT = Shape(one_shot=0.6)
+WIDE = {"activation_checkpointing": True, "token_budget": 10_240}
+"""More pairs in a pass, which takes a worked example once."""
 
 CASES = [
     Case("completion", "5M", 8_192, quick=True),
@@ -53,7 +57,9 @@ CASES = [
     Case("assistant", "15M", 49_152, loss_tokens="assistant"),
     Case("assistant", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", quick=True),
     Case("one-shot", "15M", 49_152, loss_tokens="assistant", shape=ONE_SHOT, steps=2),
+    Case("one-shot", "15M", 49_152, loss_tokens="assistant", shape=ONE_SHOT, steps=2, ours=WIDE),
     Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2),
+    Case("assistant", "135M", 49_152, loss_tokens="assistant", dtype="bfloat16", pairs=2, ours=WIDE),
 ]
 CASES += [
     Case("tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True)
@@ -85,6 +91,7 @@ def compare(case: Case) -> dict[str, Any]:
         # A step's share of what each side computed before training; TRL's defaults compute it in the step.
         "step_ratio_with_reference": round((times[0] + before[0]) / (times[1] + before[1]), 2),
         "peer": case.peer,
+        "settings": case.ours,
         "peer_seconds": round(times[0], 3),
         "seconds": round(times[1], 3),
         "peer_gigabytes": round(memory[0] / 1e9, 2),
@@ -137,7 +144,8 @@ def work(settings: dict[str, Any]) -> None:
     batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
     left = iter(batches)
     before = _status("VmRSS")
-    trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens)
+    settings_of_ours = case.ours if side is SIDES["turnwise"] else {}
+    trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens, **settings_of_ours)
 
     def step() -> dict[str, float]:
         inputs = trainer.collate(next(left))

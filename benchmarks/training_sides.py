@@ -101,8 +101,8 @@ class Side:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        if trainer.args.gradient_checkpointing:  # `train` would do it
-            trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
+        if trainer.args.activation_checkpointing:  # `train` would do it
+            trainer.model.activation_checkpointing_enable(trainer.args.activation_checkpointing_kwargs)
         trainer.create_optimizer()
         self.model = trainer.accelerator.prepare(trainer.model)
         trainer.current_gradient_accumulation_steps = 1
@@ -128,8 +128,8 @@ class Side:
 class Turnwise(Side):
     """TurnTrainer."""
 
-    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str) -> None:
-        args = TurnConfig(loss={"name": "dpo"}, reference_cache=tempfile.mkdtemp(), **settings(dtype))
+    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, **ours: Any) -> None:
+        args = TurnConfig(loss={"name": "dpo"}, reference_cache=tempfile.mkdtemp(), **settings(dtype), **ours)
         super().__init__(
             TurnTrainer(
                 make_model(size, vocab), args=args, train_dataset=ROWS, processing_class=make_tokenizer()
@@ -231,7 +231,7 @@ class TRLTuned(TRL):
         return float(loss)
 
 
-SIDES: dict[str, Callable[[str, int, str, str], Any]] = {
+SIDES: dict[str, Callable[..., Any]] = {
     "turnwise": Turnwise,
     "trl": TRL,
     "trl-tuned": TRLTuned,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from turnwise import memory
-from turnwise.memory import Growth, release_memory
+from turnwise.memory import release_memory, return_waste
+from turnwise.policy.head import Head, token_logprobs
 
 MEGABYTE = 2**20
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's memory"
 def before():
     """What the process holds, when what earlier tests have freed is returned."""
     release_memory()
-    return memory._resident()
+    return memory._held()
 
 
 def fragments(megabytes):
@@ -24,61 +25,90 @@ def fragments(megabytes):
     return blocks[::100]
 
 
-def test_resident_memory_is_measured_in_bytes(before):
-    held = torch.ones(64 * MEGABYTE)
-
-    assert held.nbytes * 0.9 < memory._resident() - before < held.nbytes * 1.5
-
-
-def test_free_memory_is_returned_when_the_process_has_grown(before, monkeypatch):
-    """What the first pass leaves stays; 200 MB of free fragments beyond it go once they exceed the bound."""
-    monkeypatch.setattr(memory, "_GROWTH", 100 * MEGABYTE)
-    growth = Growth()
-    first = fragments(200)
-    growth.bound()
-    usual = memory._resident()
-    second = fragments(400)
-    grown = memory._resident()
-    growth.bound()
-
-    assert first
-    assert second
-    assert usual - before > 150 * MEGABYTE
-    assert grown - usual > 150 * MEGABYTE
-    assert memory._resident() - before < 50 * MEGABYTE
+@pytest.fixture
+def measured(monkeypatch):
+    """Bytes in use and held, as a test sets them in GB; and how often memory was returned."""
+    state = {"used": 0.0, "held": 0.0, "returned": 0}
+    monkeypatch.setattr(memory, "_used", lambda: int(state["used"] * 2**30))
+    monkeypatch.setattr(memory, "_held", lambda: int(state["held"] * 2**30))
+    monkeypatch.setattr(memory, "_trim", lambda: state.update(returned=state["returned"] + 1))
+    monkeypatch.setattr(memory, "_other", 2**29)
+    return state
 
 
-def test_a_process_that_has_not_grown_is_left_alone(monkeypatch):
-    """This one, twice in a row: it is not looked through for free memory."""
-    returned = []
-    monkeypatch.setattr(memory, "_trim", lambda: returned.append(True))
-    growth = Growth()
-    growth.bound()
-    growth.bound()
+def test_held_and_used_memory_are_measured_in_bytes(before):
+    used = memory._used()
+    block = torch.ones(64 * MEGABYTE)
 
-    assert growth._usual > 0
-    assert returned == []
+    assert block.nbytes * 0.9 < memory._held() - before < block.nbytes * 1.5
+    assert block.nbytes * 0.99 < memory._used() - used < block.nbytes * 1.1
 
 
-def test_what_the_pass_after_a_return_leaves_is_usual_again(monkeypatch):
-    """1 GB, 2 GB and a half: returned; 3 GB are usual then, and 3 and a half no reason."""
-    held, returned = iter([1.0, 2.5, 3.0, 3.5, 4.5]), []
-    monkeypatch.setattr(memory, "_resident", lambda: int(next(held) * 2**30))
-    monkeypatch.setattr(memory, "_trim", lambda: returned.append(True))
-    growth = Growth()
-    counts = []
-    for _ in range(5):
-        growth.bound()
-        counts.append(len(returned))
+def test_memory_that_files_share_is_not_held(before, tmp_path):
+    """64 MB of a mapped file, read through."""
+    (tmp_path / "file").write_bytes(bytes(64 * MEGABYTE))
+    mapped = torch.from_file(str(tmp_path / "file"), size=64 * MEGABYTE, dtype=torch.uint8)
 
-    assert counts == [0, 1, 1, 1, 2]
+    assert mapped.sum() == 0
+    assert memory._held() - before < 32 * MEGABYTE
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "returned"),
+    [(0.1, 0.2, 0), (0.1, 0.3, 1), (1.0, 0.4, 0), (1.0, 0.6, 1), (8.0, 0.9, 0), (8.0, 1.1, 1)],
+)
+def test_waste_is_returned_beyond_half_of_what_is_in_use(measured, used, free, returned):
+    """A quarter of a gigabyte is always allowed, and never more than one; half a gigabyte here is not glibc's."""
+    measured.update(used=used, held=used + free + 0.5)
+    return_waste()
+
+    assert measured["returned"] == returned
+
+
+def test_nothing_happens_where_use_is_not_counted(measured):
+    """An older glibc, or another library."""
+    measured.update(used=0.0, held=50.0)
+    return_waste()
+
+    assert measured["returned"] == 0
+
+
+def test_returned_waste_is_back(before, monkeypatch):
+    """200 MB of free fragments, where 100 MB are allowed; and a second call finds none."""
+    monkeypatch.setattr(memory, "_LEAST", 100 * MEGABYTE)
+    monkeypatch.setattr(memory, "_MOST", 100 * MEGABYTE)
+    kept = fragments(200)
+    grown = memory._held() - before
+    return_waste()
+    left = memory._held() - before
+    monkeypatch.setattr(memory, "_trim", lambda: pytest.fail("there is nothing to return"))
+    return_waste()
+
+    assert kept
+    assert grown > 150 * MEGABYTE
+    assert left < 50 * MEGABYTE
 
 
 def test_released_memory_is_back(before):
     kept = fragments(200)
-    grown = memory._resident() - before
+    grown = memory._held() - before
     release_memory()
 
     assert kept
     assert grown > 150 * MEGABYTE
-    assert memory._resident() - before < 50 * MEGABYTE
+    assert memory._held() - before < 50 * MEGABYTE
+
+
+def test_the_output_layer_asks_once_a_pass_where_most_is_held(monkeypatch):
+    """At the start of the backward pass, or in a forward pass that has none."""
+    asked = []
+    monkeypatch.setattr("turnwise.policy.head.return_waste", lambda: asked.append(True))
+    hidden, head = torch.ones(3, 4, requires_grad=True), Head(torch.ones(7, 4))
+    found = token_logprobs(hidden, torch.tensor([1, 2, 3]), head)
+    forward = len(asked)
+    found.sum().backward()
+    backward = len(asked)
+    with torch.no_grad():
+        token_logprobs(hidden, torch.tensor([1, 2, 3]), head)
+
+    assert (forward, backward, len(asked)) == (0, 1, 2)

@@ -10,8 +10,21 @@ from pathlib import Path
 
 import torch
 
-_GROWTH = 2**30
-"""Bytes by which a process may grow before it is looked through for free memory."""
+_LEAST, _MOST = 2**28, 2**30
+"""Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_other = 0
+"""Bytes that the process held after the last return although glibc knew of no use: Python's objects, stacks, code."""
+
+
+class _Counts(ctypes.Structure):
+    """What glibc's `mallinfo2` answers."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
 
 
 def release_memory() -> None:
@@ -25,36 +38,38 @@ def release_memory() -> None:
     _trim()
 
 
-class Growth:
-    """Keeps a long stretch of work from holding ever more memory on the CPU.
+def return_waste() -> None:
+    """Where work on the CPU holds the most: return what is free, if it is much.
 
-    Activations of ever other sizes fragment the memory that glibc keeps: training that has 4 GB in use held 6 GB after
-    some steps. Returning each large block at once costs half as much again as the training itself, since the system
-    clears the pages anew. So what one pass leaves is kept for the next, and all that is free is returned when the
-    process has grown by a gigabyte beyond that.
+    Activations of ever other sizes fragment the memory that glibc keeps, which then is twice of what is in use. What
+    is free at the height of a pass serves none of its later parts; what is free between two passes serves the next,
+    and returning that, or each large block at once, costs up to half as much again as the training itself, since the
+    system clears the pages anew.
+
+    Needs glibc 2.33 or later; elsewhere nothing happens.
     """
-
-    def __init__(self) -> None:
-        """No pass was made yet."""
-        self._usual = 0
-
-    def bound(self) -> None:
-        """After a pass: return free memory if the process has grown by a gigabyte beyond what is usual."""
-        now = _resident()
-        if not self._usual:
-            self._usual = now
-        elif now > self._usual + _GROWTH:
-            _trim()
-            self._usual = 0
+    used = _used()
+    if used and _held() - used - _other > min(max(_LEAST, used // 2), _MOST):
+        _trim()
 
 
 def _trim() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    global _other
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+        _other = _held() - _used()
 
 
-def _resident() -> int:
-    """Bytes of memory that this process holds; 0 where /proc does not tell."""
-    counts = Path("/proc/self/statm")
-    return int(counts.read_text().split()[1]) * mmap.PAGESIZE if counts.exists() else 0
+def _used() -> int:
+    """Bytes in use, as glibc counts them; 0 where it does not."""
+    if not hasattr(_libc, "mallinfo2"):
+        return 0
+    _libc.mallinfo2.restype = _Counts
+    counts = _libc.mallinfo2()
+    return int(counts.uordblks + counts.hblkhd)
+
+
+def _held() -> int:
+    """Bytes of memory that are this process's own; files that it maps are not."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -25,7 +25,6 @@ from turnwise.cache import cache_folder
 from turnwise.config import build
 from turnwise.errors import ConfigError, DataError
 from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.memory import Growth
 from turnwise.policy.examples import Collator, Example, check_lengths, encode_example, sides
 from turnwise.policy.logprobs import action_logprobs, loss_turns, prepare
 from turnwise.policy.models import (
@@ -123,7 +122,6 @@ class TurnTrainer(Trainer):
         )
         _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
-        self._growth = Growth()
         self._sums: dict[str, _Sums] = {mode: defaultdict(list) for mode in ("train", "eval")}
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
@@ -229,7 +227,6 @@ class TurnTrainer(Trainer):
             deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
             with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
                 total += super().training_step(model, pack, num_items_in_batch)
-            self._growth.bound()
         return total
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:

@@ -22,7 +22,7 @@ from turnwise.engines._packed import pack_linears
 from turnwise.engines._sampling import choose
 from turnwise.engines._shelves import Shelves, room_for
 from turnwise.errors import EngineFailure, ModelError, RunError
-from turnwise.memory import Growth
+from turnwise.memory import return_waste
 from turnwise.types import Action, Prompt, Sampling
 
 _PASS = 2048
@@ -126,7 +126,6 @@ class LocalEngine:
         self._kept: OrderedDict[str, History] = OrderedDict()
         self._refused: list[_Row] = []
         self._token_bytes = 0
-        self._growth = Growth()
         self._shelves = Shelves(_PLACES if model.device.type == "cpu" else 1)
         _check_layers(model)
         words = _check_words(model)
@@ -193,7 +192,7 @@ class LocalEngine:
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
-        self._growth.bound()
+        return_waste()
 
     def close(self) -> None:
         """Drop all prompts, free all keys and values, and give the model its attention back."""

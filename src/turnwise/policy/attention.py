@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turnwise.errors import ModelError
+from turnwise.policy import checkpointing
 
 NAME = "turnwise"
 """Name of our attention among transformers' implementations."""
@@ -162,22 +163,11 @@ class _ForestAttention(torch.autograd.Function):
         pieces: list[Piece],
         scale: float | None,
     ) -> Tensor:
-        q, k, v = _grouped(query, key, value)
-        key_heads, group, tokens, features = q.shape
-        output = q.new_empty(tokens, key_heads, group, features)
-        joined = output.permute(1, 2, 0, 3)
-        lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
-        written = 0  # what precedes this place holds something already
-        for rows, keys, causal in pieces:
-            piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
-            if rows.start < written:
-                _join(joined[:, :, rows], lse[:, :, rows], *piece)
-            else:
-                joined[:, :, rows], lse[:, :, rows] = piece
-                written = rows.stop
+        output, lse = checkpointing.take() or _attend(*_grouped(query, key, value), pieces, scale)
+        checkpointing.keep(output, lse)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.pieces, ctx.scale = pieces, scale
-        return output.view(1, tokens, key_heads * group, features)
+        return output.flatten(1, 2)[None]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -207,6 +197,25 @@ class _ForestAttention(torch.autograd.Function):
                 else:
                     total[:, :, place] += part
         return grads[0].view(query.shape), grads[1].sum(1)[None], grads[2].sum(1)[None], None, None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """All pieces: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
+    key_heads, group, tokens, features = q.shape
+    output = q.new_empty(tokens, key_heads, group, features)
+    joined = output.permute(1, 2, 0, 3)
+    lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
+    written = 0  # what precedes this place holds something already
+    for rows, keys, causal in pieces:
+        piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
+        if rows.start < written:
+            _join(joined[:, :, rows], lse[:, :, rows], *piece)
+        else:
+            joined[:, :, rows], lse[:, :, rows] = piece
+            written = rows.stop
+    return output, lse
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from turnwise.memory import return_waste
+
 CACHED_BYTES = 2**22
 """Size of a tile of float32 logits on a CPU: what its caches hold."""
 
@@ -81,6 +83,8 @@ class _TokenLogprobs(torch.autograd.Function):
         softcap: float | None,
         keep: bool,
     ) -> Tensor:
+        if not keep and hidden.device.type == "cpu":
+            return_waste()
         ctx.scale, ctx.softcap, ctx.words = scale, softcap, _words(hidden)
         exact = torch.promote_types(hidden.dtype, torch.float32)
         largest = hidden.new_full((len(hidden),), torch.finfo(exact).min, dtype=exact)
@@ -105,6 +109,8 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, lse = ctx.saved_tensors
+        if hidden.device.type == "cpu":
+            return_waste()
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from turnwise.errors import ModelError
 from turnwise.policy.attention import NAME, forest_mask, kernel
+from turnwise.policy.checkpointing import keep_attention
 from turnwise.policy.head import Head, token_logprobs
 from turnwise.policy.last_layer import spare_last_layer, want
 from turnwise.policy.packing import Batch, lay_out
@@ -63,14 +64,15 @@ def prepare(model: Any) -> None:
     model.turnwise_plain_forward = model.forward
     model.set_attn_implementation(NAME)
     model.forward = MethodType(_forward_like(model.forward), model)
-    undo = spare_last_layer(model)
+    undo = [spare_last_layer(model), keep_attention(model)]
     try:
         _compare(model)
     except BaseException:  # or a second call would take the model for one that passed
         model.forward = model.turnwise_plain_forward
         del model.turnwise_plain_forward
         model.set_attn_implementation(attention)
-        undo()
+        for step in undo:
+            step()
         raise
     finally:
         model.train(was_training)

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnwise.memory import Growth
 from turnwise.policy.logprobs import action_logprobs
 from turnwise.policy.packing import by_budget, lay_out
 from turnwise.policy.tokens import Encoded
@@ -72,7 +71,6 @@ def compute_logprobs(
         One tensor a sequence, in nats, float32 on the CPU [loss tokens].
     """
     found: dict[int, Tensor] = {}
-    growth = Growth()
     for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):
         batch = {
             name: tensor.to(model.device) for name, tensor in lay_out([sequences[i] for i in pack]).items()
@@ -80,7 +78,6 @@ def compute_logprobs(
         logprobs = action_logprobs(model, batch).float().cpu()
         lengths = batch["sequence"].bincount(minlength=len(pack)).tolist()
         found |= zip(pack, logprobs.split(lengths), strict=True)
-        growth.bound()
     return [found[index] for index in range(len(sequences))]
 
 

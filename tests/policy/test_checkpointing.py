@@ -1,0 +1,104 @@
+"""A checkpointed layer attends once and computes all else again."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from turnwise.errors import ModelError
+from turnwise.policy import attention, checkpointing
+from turnwise.policy.logprobs import action_logprobs, prepare
+from turnwise.policy.packing import lay_out
+from turnwise.policy.tokens import Encoded
+
+BATCH = lay_out([Encoded(tuple(range(3, 40)), (-1,) * 20 + (0,) * 17, ("user",) * 37)])
+
+
+@pytest.fixture
+def model(tiny_model):
+    prepare(tiny_model)
+    return tiny_model.train()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """One entry for each time that a layer attends."""
+    attend, made = attention._attend, []
+    monkeypatch.setattr(attention, "_attend", lambda *given: made.append(True) or attend(*given))
+    return made
+
+
+def gradients(model, **how):
+    return torch.autograd.grad(action_logprobs(model, BATCH).sum(), list(model.parameters()), **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [(None, 1), ({}, 1), ({"use_reentrant": False}, 1), ({"use_reentrant": True}, 2)],
+)
+def test_a_layer_attends_once_and_its_gradients_are_the_same_to_the_bit(model, calls, how, times):
+    """Twice with the reentrant kind, which knows no contexts."""
+    expected = [each.clone() for each in gradients(model)]
+    calls.clear()
+    model.activation_checkpointing_enable(how)
+    model.enable_input_require_grads()
+    action_logprobs(model, BATCH).sum().backward()
+
+    assert len(calls) == times * len(model.model.layers)
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, other)
+
+
+def test_a_second_backward_pass_attends_again(model, calls):
+    """What was kept is gone after the first."""
+    model.activation_checkpointing_enable()
+    total, parameters = action_logprobs(model, BATCH).sum(), list(model.parameters())
+    first = torch.autograd.grad(total, parameters, retain_graph=True)
+    second = torch.autograd.grad(total, parameters)
+
+    assert len(calls) == 2 * len(model.model.layers)
+    for mine, other in zip(first, second, strict=True):
+        assert_close(mine, other)
+
+
+def test_nothing_is_kept_without_a_backward_pass_or_after_it(model, monkeypatch):
+    """Passes without gradient do not checkpoint; those with it take all that they kept."""
+    layers = []
+    plain = checkpointing._Layer.__init__
+    monkeypatch.setattr(checkpointing._Layer, "__init__", lambda self: plain(self) or layers.append(self))
+    model.activation_checkpointing_enable()
+    gradients(model)
+    model.eval()
+    with torch.no_grad():
+        action_logprobs(model, BATCH)
+
+    assert len(layers) == len(model.model.layers)
+    assert [layer.kept for layer in layers] == [[]] * len(layers)
+    assert checkpointing._open == []
+
+
+def test_a_callers_own_contexts_come_first(model, calls):
+    """Torch's empty ones: the layer attends again."""
+    model.activation_checkpointing_enable({"context_fn": torch.utils.checkpoint.noop_context_fn})
+    gradients(model)
+
+    assert len(calls) == 2 * len(model.model.layers)
+
+
+def test_a_copy_of_the_model_switches_its_own_layers(model):
+    other = copy.deepcopy(model)
+    other.activation_checkpointing_enable()
+
+    assert other.is_activation_checkpointing
+    assert not model.is_activation_checkpointing
+
+
+def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
+    monkeypatch.setattr("turnwise.policy.logprobs._TOLERANCE", {})
+    tiny_model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + output.mean(1, True))
+    with pytest.raises(ModelError, match="other log-probabilities packed"):
+        prepare(tiny_model)
+
+    assert "activation_checkpointing_enable" not in vars(tiny_model)
+    assert not hasattr(tiny_model, "turnwise_plain_checkpointing")
