@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,13 @@ from turnwise.errors import ModelError
 
 NAME = "turnwise-history"
 """Name of our attention among transformers' implementations."""
+
+
+_CALL_BYTES = 2**20
+"""Keys and values of a layer that are read in about the time that a call takes besides."""
+
+_PRODUCT_STEP = 64
+"""Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
 
 
 @dataclass(eq=False)
@@ -99,25 +107,49 @@ class _Parts:
             else:
                 self.parts.append(_Alone(first, span, device))
             first += span.new
-        self.parts += [_Together(block, members, device) for block, members in by_block.items()]
+        for block, members in by_block.items():
+            self.parts += [_Together(block, run, device) for run in _runs(block, members)]
         rows = [row for part in self.parts for row in part.rows]
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        self.order = None if order == rows else torch.tensor(order, device=device)
+        self.order = None if rows == sorted(rows) else torch.tensor(order, device=device)
         """Place of each row of the batch among the parts' rows; None: the same."""
+
+
+def _runs(block: Block, members: list[tuple[int, Span]]) -> list[list[tuple[int, Span]]]:
+    """A block's rows by place, divided where reading what lies between takes longer than another call.
+
+    Args:
+        block: Whose places they are.
+        members: Each row of the batch, and its conversation.
+    """
+    ordered = sorted(members, key=lambda member: _index(member[1]))
+    unread = max(len(span.history.ids) for _, span in members) * block.token_bytes
+    runs = [ordered[:1]]
+    for before, after in pairwise(ordered):
+        if (_index(after[1]) - _index(before[1]) - 1) * unread > _CALL_BYTES:
+            runs.append([])
+        runs[-1].append(after)
+    return runs
+
+
+def _index(span: Span) -> int:
+    assert span.history.place is not None
+    return span.history.place.index
 
 
 class _Masks:
     """What each row does not see, made once for all layers of a pass that have the same window."""
 
-    def __init__(self, last: list[int], device: torch.device) -> None:
+    def __init__(self, last: list[int], tokens: int, device: torch.device) -> None:
         """The rows.
 
         Args:
             last: Place of the last token that each row sees.
+            tokens: That there are.
             device: To compute on.
         """
         self._last = torch.tensor(last, device=device)[:, None]
-        self._tokens = max(last) + 1
+        self._tokens = tokens
         self._by_window: dict[int | None, Tensor] = {}
 
     def of(self, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -144,7 +176,8 @@ class _Alone:
         self.rows = range(first, first + span.new)
         self._place = span.history.place
         self._old = len(span.history.ids)
-        self._masks = _Masks(list(range(self._old, self._old + span.new)), device)
+        total = self._old + span.new
+        self._masks = _Masks(list(range(self._old, total)), total, device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
@@ -171,15 +204,16 @@ class _Alone:
 
 
 class _Together:
-    """Conversations of one block with one new token each."""
+    """Conversations of one block with one new token each, by place."""
 
     def __init__(self, block: Block, members: list[tuple[int, Span]], device: torch.device) -> None:
         self.rows = [row for row, _ in members]
         self._block = block
-        places = [span.history.place.index for _, span in members if span.history.place]
+        places = [_index(span) for _, span in members]
         lengths = [len(span.history.ids) for _, span in members]
-        self._first, self._count = min(places), max(places) - min(places) + 1
+        self._first, self._count = places[0], places[-1] - places[0] + 1
         self._longest = max(lengths) + 1
+        self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.room)
         # What lies between them and has no new token asks for a token too: the first of them, of its first key.
         asks, last = [self.rows[0]] * self._count, [0] * self._count
         for row, place, length in zip(self.rows, places, lengths, strict=True):
@@ -188,7 +222,7 @@ class _Together:
             torch.tensor(each, device=device) for each in (asks, places, self.rows, lengths)
         )
         self._order = None if asks == self.rows else self._places - self._first
-        self._masks = _Masks(last, device)
+        self._masks = _Masks(last, self._rounded, device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
@@ -197,17 +231,25 @@ class _Together:
         held = self._block.open(layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[self._places, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
-        keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, self._longest) for each in held)
-        asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1))
-        group = asking.shape[1]
-        # One row of bfloat16 takes torch's kernel for CPUs longer than two.
-        if group == 1 and query.dtype == torch.bfloat16:
-            asking = asking.expand(-1, 2, -1, -1).contiguous()
-        mask = self._masks.of(window, query.dtype)[:, None, None]
-        found = F.scaled_dot_product_attention(
-            asking.permute(2, 0, 1, 3), keys, values, attn_mask=mask, scale=scaling
-        )[:, :, :group].flatten(1, 2)
+        asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)
+        # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
+        products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+        tokens = self._rounded if products else self._longest
+        keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
+        mask = self._masks.of(window, query.dtype)[:, None, None, :tokens]
+        how = _by_products if products else F.scaled_dot_product_attention
+        found = how(asking, keys, values, attn_mask=mask, scale=scaling).flatten(1, 2)
         return found if self._order is None else found.index_select(0, self._order)
+
+
+def _by_products(
+    query: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor, scale: float | None
+) -> Tensor:
+    """`scaled_dot_product_attention` for one row a head, with scores that are rounded to the type of the keys."""
+    scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (keys @ scaled.transpose(-1, -2)).transpose(-1, -2) + attn_mask
+    shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return shares @ values
 
 
 def _attend(

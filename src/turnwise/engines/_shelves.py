@@ -44,6 +44,11 @@ class Block:
         """Memory of one place."""
         return sum(each.nbytes for pair in self.layers.values() for each in pair) // self._places
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token in one layer."""
+        return self.place_bytes // (self.room * max(1, len(self.layers)))
+
     def take(self) -> Place:
         """The first free place; what was never written there is zero, so that it can be attended to and masked."""
         index = min(self.free)

@@ -1,0 +1,91 @@
+"""Attention of conversations side by side against each conversation alone."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from turnwise.engines import _history
+from turnwise.engines._history import History, Span, _attend, attending
+from turnwise.engines._shelves import Shelves
+
+HEADS, FEATURES = 4, 8
+LAYER = SimpleNamespace(layer_idx=0)
+
+
+class Conversation:
+    """Its queries, keys and values, and what it should get for them."""
+
+    def __init__(self, shelves, seed, key_heads, dtype):
+        draw = torch.Generator().manual_seed(seed)
+        self.query, self.key, self.value = (
+            torch.randn(heads, 300, FEATURES, generator=draw).to(dtype)
+            for heads in (HEADS, key_heads, key_heads)
+        )
+        self.history = History(shelves)
+
+    def expected(self, start, stop):
+        """Exact attention [tokens, heads, features]."""
+        wide = [self.query[:, :stop].double()]
+        wide += [
+            each[:, :stop].double().repeat_interleave(HEADS // len(each), 0) for each in (self.key, self.value)
+        ]
+        return F.scaled_dot_product_attention(*wide, is_causal=True)[:, start:stop].transpose(0, 1)
+
+
+def feed(parts):
+    """Feed each conversation so many new tokens, in this order, and compare."""
+    bounds = [(each, len(each.history.ids), len(each.history.ids) + new) for each, new in parts]
+    inputs = [
+        torch.cat([getattr(each, name)[:, start:stop] for each, start, stop in bounds], 1)[None]
+        for name in ("query", "key", "value")
+    ]
+    with attending([Span(each.history, new) for each, new in parts], torch.device("cpu")):
+        found, _ = _attend(LAYER, *inputs, None)
+    for each, _, stop in bounds:
+        each.history.ids = list(range(stop))
+    expected = torch.cat([each.expected(start, stop) for each, start, stop in bounds])
+    assert_close(found[0].double(), expected, **TOLERANCE[inputs[0].dtype])
+
+
+TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.bfloat16: {"atol": 0.03, "rtol": 0}}
+
+
+@pytest.mark.parametrize(("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)])
+@pytest.mark.parametrize("lengths", [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
+def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
+    """Two sizes of places in every order of rows; some feed one token and some two."""
+    shelves = Shelves(places=4)
+    talks = [Conversation(shelves, seed, key_heads, dtype) for seed in range(4)]
+    feed(list(zip(talks, lengths, strict=True)))
+    for order in itertools.permutations(talks):
+        feed([(each, 1) for each in order])
+    for new in itertools.product((1, 2), repeat=4):
+        feed(list(zip(talks, new, strict=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bytes_of_a_call", [0, 2**40], ids=["divided", "whole"])
+def test_places_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
+    """Every other one of six that lie side by side, read over or in calls of their own."""
+    monkeypatch.setattr(_history, "_CALL_BYTES", bytes_of_a_call)
+    shelves = Shelves(places=6)
+    talks = [Conversation(shelves, seed, 4, dtype) for seed in range(6)]
+    feed([(each, 20 + index) for index, each in enumerate(talks)])
+    made = []
+    together = _history._Together
+    monkeypatch.setattr(_history, "_Together", lambda *given: made.append(given) or together(*given))
+    feed([(each, 1) for each in talks[::2]])
+
+    assert len(made) == (1 if bytes_of_a_call else 3)
+
+
+def test_bfloat16_attends_past_a_multiple_of_the_step():
+    """63, 64 and 65 tokens: what is read is rounded up, and never beyond the place."""
+    talk = Conversation(Shelves(places=2), 0, 4, torch.bfloat16)
+    feed([(talk, 60)])
+    for _ in range(140):
+        feed([(talk, 1)])
