@@ -63,7 +63,10 @@ def _cases() -> list[Case]:
     found += [Case("re-encode", "15M", shape=Shape(conversations=n)) for n in (1, 8, 64)]
     found += [Case("re-encode", "135M", shape=Shape(conversations=n), repeats=1, every=9) for n in (1, 64)]
     found += [Case("float32", size, dtype="bfloat16", repeats=1) for size in ("15M", "135M")]
-    found += [Case("equal lengths", "15M", shape=Shape(conversations=48, spread=0.5, at_once=16), quick=True)]
+    found += [
+        Case("equal lengths", "15M", shape=Shape(conversations=n, spread=0.5, at_once=16), quick=quick)
+        for n, quick in ((48, True), (192, False))
+    ]
     found += [Case("continuous", "15M", repeats=1, every=9)]
     found += [Case("vllm", "135M", dtype=dtype, repeats=1) for dtype in ("float32", "bfloat16")]
     found += [Case("idle", "15M", quick=True)]

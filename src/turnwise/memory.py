@@ -7,24 +7,22 @@ import gc
 import mmap
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 _LEAST, _MOST = 2**28, 2**30
 """Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _other = 0
 """Bytes that the process held after the last return although glibc knew of no use: Python's objects, stacks, code."""
 
 
 class _Counts(ctypes.Structure):
-    """What glibc's `mallinfo2` answers."""
+    """What glibc's `mallinfo2` answers: `hblkhd` is the fifth number, `uordblks` the eighth."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _fields_: ClassVar = [("numbers", ctypes.c_size_t * 10)]
 
 
 def release_memory() -> None:
@@ -65,8 +63,8 @@ def _used() -> int:
     if not hasattr(_libc, "mallinfo2"):
         return 0
     _libc.mallinfo2.restype = _Counts
-    counts = _libc.mallinfo2()
-    return int(counts.uordblks + counts.hblkhd)
+    numbers = _libc.mallinfo2().numbers
+    return int(numbers[4] + numbers[7])
 
 
 def _held() -> int:

@@ -31,7 +31,8 @@ class Conversation:
         """Exact attention [tokens, heads, features]."""
         wide = [self.query[:, :stop].double()]
         wide += [
-            each[:, :stop].double().repeat_interleave(HEADS // len(each), 0) for each in (self.key, self.value)
+            each[:, :stop].double().repeat_interleave(HEADS // len(each), 0)
+            for each in (self.key, self.value)
         ]
         return F.scaled_dot_product_attention(*wide, is_causal=True)[:, start:stop].transpose(0, 1)
 
@@ -54,7 +55,9 @@ def feed(parts):
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.bfloat16: {"atol": 0.03, "rtol": 0}}
 
 
-@pytest.mark.parametrize(("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)]
+)
 @pytest.mark.parametrize("lengths", [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
 def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
     """Two sizes of places in every order of rows; some feed one token and some two."""

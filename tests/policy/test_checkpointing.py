@@ -96,7 +96,9 @@ def test_a_copy_of_the_model_switches_its_own_layers(model):
 
 def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
     monkeypatch.setattr("turnwise.policy.logprobs._TOLERANCE", {})
-    tiny_model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + output.mean(1, True))
+    tiny_model.model.layers[0].register_forward_hook(
+        lambda module, inputs, output: output + output.mean(1, True)
+    )
     with pytest.raises(ModelError, match="other log-probabilities packed"):
         prepare(tiny_model)
 
