@@ -39,6 +39,13 @@ from turnwise.trainer_config import TurnConfig
 from turnwise.types import PreferencePair
 from turnwise.workspace import Run, write_atomically
 
+_CHECKPOINTING = (
+    "activation_checkpointing"
+    if "activation_checkpointing" in TurnConfig.__dataclass_fields__
+    else "gradient_checkpointing"
+)
+"""The setting's name in transformers; older versions, such as vLLM's, have it by its old one."""
+
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
@@ -131,7 +138,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         lr_scheduler_type=settings.scheduler,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        activation_checkpointing=settings.gradient_checkpointing,
+        **{_CHECKPOINTING: settings.gradient_checkpointing},
         bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         save_steps=settings.save_steps,

@@ -62,18 +62,27 @@ def keep_attention(model: Any) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    model.turnwise_plain_checkpointing = model.activation_checkpointing_enable
-    model.activation_checkpointing_enable = MethodType(_enable, model)
+    name = _method(model)
+    model.turnwise_plain_checkpointing = getattr(model, name)
+    setattr(model, name, MethodType(_enable, model))
 
     def undo() -> None:
-        del model.turnwise_plain_checkpointing, model.activation_checkpointing_enable
+        delattr(model, name)
+        del model.turnwise_plain_checkpointing
 
     return undo
 
 
-def _enable(model: Any, activation_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
-    """The model's own method of this name, with our contexts."""
-    how = {"use_reentrant": False} | (activation_checkpointing_kwargs or {})
+def _method(model: Any) -> str:
+    """What switches checkpointing on; older versions of transformers, such as vLLM's, have it by its old name."""
+    new = "activation_checkpointing_enable"
+    return new if hasattr(model, new) else "gradient_checkpointing_enable"
+
+
+def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -> None:
+    """The model's own method, with our contexts; its settings come as `..._kwargs` or first."""
+    given = others.pop(_method(model).replace("enable", "kwargs"), settings)
+    how = {"use_reentrant": False} | (given or {})
     if not how["use_reentrant"]:  # the other kind knows no contexts
         how.setdefault("context_fn", _contexts)
     model.turnwise_plain_checkpointing(how, **others)
