@@ -124,6 +124,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
 def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
     """A stage's settings -> the trainer's."""
     where = device()
+    checkpointing: dict[str, Any] = {_CHECKPOINTING: settings.gradient_checkpointing}
     return TurnConfig(
         output_dir=str(output),
         loss=dict(settings.loss),
@@ -138,7 +139,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         lr_scheduler_type=settings.scheduler,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        **{_CHECKPOINTING: settings.gradient_checkpointing},
+        **checkpointing,
         bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         save_steps=settings.save_steps,
