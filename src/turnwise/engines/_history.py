@@ -29,7 +29,6 @@ from turnwise.errors import ModelError
 NAME = "turnwise-history"
 """Name of our attention among transformers' implementations."""
 
-
 _CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
 
@@ -111,7 +110,7 @@ class _Parts:
             self.parts += [_Together(block, run, device) for run in _runs(block, members)]
         rows = [row for part in self.parts for row in part.rows]
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        self.order = None if rows == sorted(rows) else torch.tensor(order, device=device)
+        self.order = None if order == [*range(len(rows))] else torch.tensor(order, device=device)
         """Place of each row of the batch among the parts' rows; None: the same."""
 
 

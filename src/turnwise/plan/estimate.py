@@ -96,9 +96,8 @@ def training_gb(machine: Machine, settings: Train, longest: float) -> float:
     copies = 4 + (machine.bytes if machine.bytes < 4 else 0)
     held = (shape.parameters * copies + shape.trained * 12) / 1e9
     numbers = 8 * shape.hidden + 4 * shape.inner + 2 * shape.key_value_width
-    others = (
-        2 * shape.hidden if settings.gradient_checkpointing else numbers
-    )  # a layer's input and its attention
+    # Of a checkpointed layer its input and its attention's output are kept.
+    others = 2 * shape.hidden if settings.gradient_checkpointing else numbers
     numbers += (shape.layers - 1) * others
     activations = max(settings.token_budget, longest) * numbers * machine.bytes / 1e9
     return (machine.base_gb + held + activations + LOGITS_GB) * KEPT_BY_ALLOCATOR
