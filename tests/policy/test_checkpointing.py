@@ -104,3 +104,15 @@ def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
 
     assert "activation_checkpointing_enable" not in vars(tiny_model)
     assert not hasattr(tiny_model, "turnwise_plain_checkpointing")
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_the_old_name_of_the_method_keeps_attention_too(tiny_model, calls, monkeypatch):
+    """As transformers 5.19 calls it, which vLLM brings."""
+    monkeypatch.setattr(checkpointing, "_method", lambda model: "gradient_checkpointing_enable")
+    prepare(tiny_model)
+    tiny_model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    calls.clear()
+    gradients(tiny_model)
+
+    assert len(calls) == len(tiny_model.model.layers)
