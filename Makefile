@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/turnwise run recipes/scienceworld_tlm-dre_demo.yaml
+	$(BIN)/perturn run recipes/scienceworld_tlm-dre_demo.yaml
 
 test: setup
 	$(BIN)/python -m pytest

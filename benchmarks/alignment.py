@@ -21,13 +21,13 @@ from typing import Any
 
 import yaml
 
-from turnwise.config import Recipe, Train, parse, read_recipe
-from turnwise.evaluate import evaluate
-from turnwise.run import loop
-from turnwise.stats import paired_comparison
-from turnwise.store import read_trajectories
-from turnwise.train import train_align
-from turnwise.workspace import Run
+from perturn.config import Recipe, Train, parse, read_recipe
+from perturn.evaluate import evaluate
+from perturn.run import loop
+from perturn.stats import paired_comparison
+from perturn.store import read_trajectories
+from perturn.train import train_align
+from perturn.workspace import Run
 
 
 def prepare(recipe: Recipe) -> Run:

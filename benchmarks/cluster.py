@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from turnwise.cluster import ClusterWorlds, Replicas
-from turnwise.cluster_settings import Cluster
-from turnwise.config import Worlds
-from turnwise.envs.process import ProcessWorlds
-from turnwise.rollout import Job, play
-from turnwise.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
+from perturn.cluster import ClusterWorlds, Replicas
+from perturn.cluster_settings import Cluster
+from perturn.config import Worlds
+from perturn.envs.process import ProcessWorlds
+from perturn.rollout import Job, play
+from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 48
 SMALL = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--call", type=float, default=0.005, help="seconds of the engine for each prompt")
     parser.add_argument("--tries", type=int, default=5)
     given = parser.parse_args()
-    logging.getLogger("turnwise").setLevel(logging.ERROR)
+    logging.getLogger("perturn").setLevel(logging.ERROR)
 
     def print_row(**row: object) -> None:
         print(json.dumps(row) if given.json else "  ".join(f"{value}" for value in row.values()), flush=True)

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
-from turnwise.envs._alfworld_games import KINDS, GameText
-from turnwise.envs.alfworld import ALFWorld
-from turnwise.envs.alfworld_like import ALFWorldLike
-from turnwise.envs.alfworld_official import ALFWorldOfficial, OfficialGame
-from turnwise.errors import EnvironmentFailure
-from turnwise.types import Environment, Task
+from perturn.envs._alfworld_games import KINDS, GameText
+from perturn.envs.alfworld import ALFWorld
+from perturn.envs.alfworld_like import ALFWorldLike
+from perturn.envs.alfworld_official import ALFWorldOfficial, OfficialGame
+from perturn.errors import EnvironmentFailure
+from perturn.types import Environment, Task
 
 Row = dict[str, Any]
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import psutil
 
-from turnwise.config import parse
-from turnwise.envs.hotpotqa import HotpotQA
-from turnwise.envs.webshop import WebShop
-from turnwise.types import Environment, Task
+from perturn.config import parse
+from perturn.envs.hotpotqa import HotpotQA
+from perturn.envs.webshop import WebShop
+from perturn.types import Environment, Task
 
 STEPS = 2000
 _SYLLABLES = "ba ke lo mi nu ra so ti va zen dor fel gim hul jas kor lim mor nas pel".split()  # noqa: SIM905
@@ -53,7 +53,7 @@ CASES: dict[str, Callable[..., Row]] = {"hotpotqa": hotpotqa, "webshop": webshop
 
 def _measured(case: str, size: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TURNWISE_CACHE"] = f"{folder}/cache"
+        os.environ["PERTURN_CACHE"] = f"{folder}/cache"
         settings = _write_wiki(Path(folder), size) if case == "hotpotqa" else _write_shop(Path(folder), size)
         built, played = (
             json.loads(

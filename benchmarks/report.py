@@ -20,9 +20,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from turnwise.report import write_report
-from turnwise.store import trajectory_to_dict
-from turnwise.types import Action, Task, Trajectory, Turn
+from perturn.report import write_report
+from perturn.store import trajectory_to_dict
+from perturn.types import Action, Task, Trajectory, Turn
 
 _WORDS = (
     "door",

@@ -33,9 +33,9 @@ from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_pee
 from rollouts_vllm import time_vllm
 from worlds import Sleeping
 
-from turnwise.engines import LocalEngine
-from turnwise.rollout import Job, play
-from turnwise.types import EpisodeProtocol, Sampling
+from perturn.engines import LocalEngine
+from perturn.rollout import Job, play
+from perturn.types import EpisodeProtocol, Sampling
 
 VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")
 """Made by `make test-vllm`; without it, there are no rows of vLLM."""

@@ -17,9 +17,9 @@ import transformers
 from training_sides import make_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from turnwise.engines import LocalEngine
-from turnwise.policy.models import resolve_model
-from turnwise.types import Action, Prompt, Sampling, Turn
+from perturn.engines import LocalEngine
+from perturn.policy.models import resolve_model
+from perturn.types import Action, Prompt, Sampling, Turn
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
@@ -113,7 +113,7 @@ class Played:
 
 
 def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
-    """Turnwise's local engine; each conversation goes on as soon as it is answered."""
+    """Perturn's local engine; each conversation goes on as soon as it is answered."""
     engine = LocalEngine(model, Words(), cache_gigabytes=8.0)
     waiting, open_ = deque(enumerate(scripts)), 0
     turns: dict[str, list[Turn]] = {}

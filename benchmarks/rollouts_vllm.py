@@ -63,7 +63,7 @@ def time_vllm(
 
 def play(engine: Any, observations: list[list[list[int]]], actions: list[list[int]], tag: str) -> list[Any]:
     """All conversations at once, each as fast as it is answered: token ids by conversation and turn."""
-    from turnwise.types import Prompt, Sampling, Turn
+    from perturn.types import Prompt, Sampling, Turn
 
     turns: list[list[Turn]] = [[] for _ in observations]
 
@@ -100,14 +100,14 @@ class Ids:
 
     def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Any:
         """The tokens."""
-        from turnwise.types import Action
+        from perturn.types import Action
 
         return Action("", tuple(ids), tuple(logprobs))
 
 
 def main() -> None:
     """Read the conversations, play them, print what came of it."""
-    from turnwise.engines import VllmEngine, VllmSettings
+    from perturn.engines import VllmEngine, VllmSettings
 
     asked = json.load(sys.stdin)
     observations, actions = asked["observations"], asked["actions"]

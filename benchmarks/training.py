@@ -68,7 +68,7 @@ CASES += [
 
 def compare(case: Case) -> dict[str, Any]:
     """Run both trainers step by step, taking turns; the first step of each is not counted."""
-    with Worker(case, case.peer) as peer, Worker(case, "turnwise") as ours:
+    with Worker(case, case.peer) as peer, Worker(case, "perturn") as ours:
         before = [side.ask("reference") / (case.steps + 1) for side in (peer, ours)]
         steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
         memory = [side.ask("peak") for side in (peer, ours)]
@@ -144,7 +144,7 @@ def work(settings: dict[str, Any]) -> None:
     batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
     left = iter(batches)
     before = _status("VmRSS")
-    settings_of_ours = case.ours if side is SIDES["turnwise"] else {}
+    settings_of_ours = case.ours if side is SIDES["perturn"] else {}
     trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens, **settings_of_ours)
 
     def step() -> dict[str, float]:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from training_sides import make_model
 
-from turnwise.policy.logprobs import action_logprobs
-from turnwise.policy.packing import lay_out
-from turnwise.policy.tokens import NO_TURN, Encoded
+from perturn.policy.logprobs import action_logprobs
+from perturn.policy.packing import lay_out
+from perturn.policy.tokens import NO_TURN, Encoded
 
 Draw = random.Random
 
@@ -118,7 +118,7 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "turnwise"  # the same figure is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")

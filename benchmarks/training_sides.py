@@ -19,9 +19,9 @@ from training_data import Pair
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
-from turnwise import TurnConfig, TurnTrainer
-from turnwise.policy.examples import Collator, Example
-from turnwise.policy.reference import reference_logprobs
+from perturn import TurnConfig, TurnTrainer
+from perturn.policy.examples import Collator, Example
+from perturn.policy.reference import reference_logprobs
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
@@ -125,7 +125,7 @@ class Side:
         return float(loss)
 
 
-class Turnwise(Side):
+class Perturn(Side):
     """TurnTrainer."""
 
     def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, **ours: Any) -> None:
@@ -232,7 +232,7 @@ class TRLTuned(TRL):
 
 
 SIDES: dict[str, Callable[..., Any]] = {
-    "turnwise": Turnwise,
+    "perturn": Perturn,
     "trl": TRL,
     "trl-tuned": TRLTuned,
 }

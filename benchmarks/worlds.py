@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from turnwise.config import Section, Worlds
-from turnwise.envs.load import environment_maker
-from turnwise.envs.process import ProcessWorld, ProcessWorlds
-from turnwise.rollout import Job, play
-from turnwise.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
+from perturn.config import Section, Worlds
+from perturn.envs.load import environment_maker
+from perturn.envs.process import ProcessWorld, ProcessWorlds
+from perturn.rollout import Job, play
+from perturn.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
 
 TURNS = 10
 KINDS = ["find-animal", "find-living-thing", "find-plant", "lifespan-longest-lived"]

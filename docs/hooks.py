@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 
-from turnwise.alarms import RULES
+from perturn.alarms import RULES
 
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)[^)#\s]*)(#[^)\s]*)?\)")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.alarms import RULES, Vitals, alarms
+from perturn.alarms import RULES, Vitals, alarms
 
 WELL = Vitals(
     scores={"base": [0.0] * 30, "sft": [0.4] * 30, "tlm-dre": [0.3] * 30},

@@ -1,17 +1,17 @@
-"""The audit of `turnwise inspect --check`: all rows, what is dropped, cut, doubled or refused, and why."""
+"""The audit of `perturn inspect --check`: all rows, what is dropped, cut, doubled or refused, and why."""
 
 import json
 import sys
 
 import pytest
 
-from turnwise.cli import main
-from turnwise.config import Recipe, parse
-from turnwise.errors import ConfigError
-from turnwise.inspect import audit, inspect_json, model_of
-from turnwise.store import TrajectoryStore, write_pairs
-from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
-from turnwise.workspace import Run
+from perturn.cli import main
+from perturn.config import Recipe, parse
+from perturn.errors import ConfigError
+from perturn.inspect import audit, inspect_json, model_of
+from perturn.store import TrajectoryStore, write_pairs
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.workspace import Run
 
 
 def say(*texts):
@@ -161,9 +161,9 @@ def test_a_template_that_rewrites_history_is_a_finding(run, tiny_folder, tmp_pat
     assert found["parts"] == {}
 
 
-def turnwise(monkeypatch, *words):
+def perturn(monkeypatch, *words):
     """Call the command line; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["turnwise", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
     with pytest.raises(SystemExit) as caught:
         main()
     return caught.value.code or 0
@@ -174,15 +174,15 @@ def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypa
     file = write(tmp_path / "rows.jsonl", {"messages": say("a")})
 
     codes = [
-        turnwise(monkeypatch, "inspect", run.folder, "--check"),
-        turnwise(monkeypatch, "inspect", file, "--model", tiny_folder, "--check"),
+        perturn(monkeypatch, "inspect", run.folder, "--check"),
+        perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check"),
     ]
 
     printed = capsys.readouterr().out
     assert codes == [0, 1]
     assert "rows that training would refuse: 0" in printed
     assert "rows, line 1: row: messages: expected an assistant message" in printed
-    assert turnwise(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
+    assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
     assert json.loads(capsys.readouterr().out)["refused"][0]["row"] == 1
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import main
+from perturn.cli import main
 
-TURNWISE = Path(sys.executable).with_name("turnwise")
+PERTURN = Path(sys.executable).with_name("perturn")
 COMMANDS = [
     "run",
     "collect",
@@ -53,11 +53,11 @@ def recipe(tmp_path, tiny_folder, own_environment):
 
 
 @pytest.fixture
-def turnwise(monkeypatch, capsys):
+def perturn(monkeypatch, capsys):
     """Call the command line in this process: (exit code, standard output, notices)."""
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["turnwise", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
         with pytest.raises(SystemExit) as caught:
             main()
         printed = capsys.readouterr()
@@ -118,43 +118,43 @@ def assert_refused(result, says):
         (["name=a b"], "name must be usable as a folder name"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_refused_before_anything_is_made(turnwise, recipe, tmp_path, words, says):
+def test_a_mistake_in_a_recipe_is_refused_before_anything_is_made(perturn, recipe, tmp_path, words, says):
     """Also what only the last stage would have met, such as a setting of the alignment's loss."""
-    result = turnwise("run", recipe, *words)
+    result = perturn("run", recipe, *words)
 
     assert_refused(result, says)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("command", STAGES)
-def test_every_stage_checks_the_whole_recipe(turnwise, recipe, tmp_path, command):
+def test_every_stage_checks_the_whole_recipe(perturn, recipe, tmp_path, command):
     """`collect` too refuses a loss that only `train` would build."""
-    result = turnwise(command, recipe, "align.loss.name=dop")
+    result = perturn(command, recipe, "align.loss.name=dop")
 
     assert_refused(result, "unknown align.loss.name 'dop'. Did you mean 'dpo'?")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_template_that_rewrites_history_is_refused_before_anything_is_made(turnwise, recipe, tmp_path):
+def test_a_template_that_rewrites_history_is_refused_before_anything_is_made(perturn, recipe, tmp_path):
     """It shows only the last message, so no turn's tokens are a prefix of the next one's."""
     template = tmp_path / "last.jinja"
     template.write_text("{{ messages[-1]['content'] }}<|im_end|>{% if add_generation_prompt %}>{% endif %}")
 
-    result = turnwise("run", recipe, f"model.chat_template={template}")
+    result = perturn("run", recipe, f"model.chat_template={template}")
 
     assert_refused(result, "not append-only")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_of_another_recipe_is_refused(turnwise, recipe, tmp_path):
+def test_a_folder_of_another_recipe_is_refused(perturn, recipe, tmp_path):
     """The first run recorded seed 0; by recipe and by folder, with seed 1 nothing changes."""
-    assert turnwise("collect", recipe)[0] == 0
+    assert perturn("collect", recipe)[0] == 0
     before = {
         path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in tmp_path.rglob("*")
     }
 
     results = [
-        turnwise(command, source, "seed=1")
+        perturn(command, source, "seed=1")
         for command in ("run", "report")
         for source in (recipe, tmp_path / "runs/one")
     ]
@@ -176,19 +176,19 @@ def test_a_folder_of_another_recipe_is_refused(turnwise, recipe, tmp_path):
         (["convert", "./nowhere"], "model folder './nowhere' does not exist"),
     ],
 )
-def test_a_wrong_argument_is_refused(turnwise, tmp_path, monkeypatch, words, says):
+def test_a_wrong_argument_is_refused(perturn, tmp_path, monkeypatch, words, says):
     """In an empty folder, which stays empty."""
     monkeypatch.chdir(tmp_path)
 
-    result = turnwise(*words)
+    result = perturn(*words)
 
     assert_refused(result, says)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_of_a_run_that_was_never_begun_makes_no_folder(turnwise, recipe, tmp_path):
+def test_a_report_of_a_run_that_was_never_begun_makes_no_folder(perturn, recipe, tmp_path):
     """There is nothing to report on."""
-    code, output, notices = turnwise("report", recipe)
+    code, output, notices = perturn("report", recipe)
 
     assert (code, output) == (2, "")
     assert notices.startswith("error: ")
@@ -209,7 +209,7 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
 
     began = time.monotonic()
     result = subprocess.run(
-        [TURNWISE, "run", recipe, word],
+        [PERTURN, "run", recipe, word],
         cwd=example,
         env=environment,
         capture_output=True,
@@ -225,12 +225,12 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
 @pytest.mark.parametrize(
     "words", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "all"
 )
-def test_help_shows_an_example(turnwise, words):
+def test_help_shows_an_example(perturn, words):
     """Each command's own, which names the command; the whole one says the exit codes."""
-    code, output, _ = turnwise(*words, "--help")
+    code, output, _ = perturn(*words, "--help")
 
     assert code == 0
-    assert f"Example: turnwise {words[0] if words else 'run'} " in output
+    assert f"Example: perturn {words[0] if words else 'run'} " in output
     assert words or "Exit codes: 0 done; 1 a check found a problem; 2 a mistake" in output
 
 
@@ -242,9 +242,9 @@ def test_help_shows_an_example(turnwise, words):
         (["run"], "Missing argument 'RECIPE-OR-RUN'"),
     ],
 )
-def test_a_mistyped_command_or_option_is_told_what_was_meant(turnwise, words, says):
+def test_a_mistyped_command_or_option_is_told_what_was_meant(perturn, words, says):
     """Code 2, on standard error."""
-    code, output, notices = turnwise(*words)
+    code, output, notices = perturn(*words)
 
     assert (code, output) == (2, "")
     assert says in " ".join(notices.replace("│", " ").split())
@@ -252,23 +252,23 @@ def test_a_mistyped_command_or_option_is_told_what_was_meant(turnwise, words, sa
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shell_completes_commands(shell):
-    """As the shell asks: `turnwise wa` and the tab key."""
+    """As the shell asks: `perturn wa` and the tab key."""
     asked = {
-        "_TURNWISE_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": "turnwise wa",
+        "_PERTURN_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "perturn wa",
         "COMP_CWORD": "1",
-        "_TYPER_COMPLETE_ARGS": "turnwise wa",
+        "_TYPER_COMPLETE_ARGS": "perturn wa",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
 
-    answer = subprocess.run([TURNWISE], env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([PERTURN], env=os.environ | asked, capture_output=True, text=True, timeout=60)
 
     assert "watch" in answer.stdout
 
 
-def test_stages_print_json_for_machines(turnwise, recipe, tmp_path):
+def test_stages_print_json_for_machines(perturn, recipe, tmp_path):
     """What the manifest has of the command's steps; null for those that wait."""
-    code, output, _ = turnwise("collect", recipe, "--json", "worlds.processes=0")
+    code, output, _ = perturn("collect", recipe, "--json", "worlds.processes=0")
 
     stages = json.loads(output)["stages"]
     assert code == 0
@@ -276,10 +276,10 @@ def test_stages_print_json_for_machines(turnwise, recipe, tmp_path):
     assert stages["explore"] is None
 
 
-def test_lists_and_checks_print_json_for_machines(turnwise, own_environment):
+def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
     """Names with what they are; problems as a list."""
-    losses = turnwise("list", "losses", "--json")
-    checked = turnwise("check-env", "own_environment:GuessNumber", "--json")
+    losses = perturn("list", "losses", "--json")
+    checked = perturn("check-env", "own_environment:GuessNumber", "--json")
 
     assert json.loads(losses[1])["tlm-dre"].startswith("Density-ratio loss")
     assert json.loads(checked[1]) == {"environment": "own_environment:GuessNumber", "problems": []}
@@ -297,9 +297,9 @@ def test_lists_and_checks_print_json_for_machines(turnwise, own_environment):
         ("credits", []),
     ],
 )
-def test_list_names_every_entry_with_a_sentence(turnwise, what, names):
+def test_list_names_every_entry_with_a_sentence(perturn, what, names):
     """A name and the first line of its docstring."""
-    code, output, _ = turnwise("list", what)
+    code, output, _ = perturn("list", what)
 
     rows = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line[:2].strip()}
     assert code == 0
@@ -307,24 +307,24 @@ def test_list_names_every_entry_with_a_sentence(turnwise, what, names):
     assert all(rows[name] for name in names)
 
 
-def test_an_environment_that_keeps_the_contract_passes(turnwise, own_environment):
+def test_an_environment_that_keeps_the_contract_passes(perturn, own_environment):
     """The documentation's example, in both of its splits."""
     results = [
-        turnwise("check-env", "own_environment:GuessNumber", "--split", split) for split in ("train", "test")
+        perturn("check-env", "own_environment:GuessNumber", "--split", split) for split in ("train", "test")
     ]
 
     assert [code for code, _, _ in results] == [0, 0]
     assert "own_environment:GuessNumber keeps the contract." in results[0][1]
 
 
-def test_an_environment_that_breaks_the_contract_is_told_how(turnwise, tmp_path, monkeypatch):
+def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, monkeypatch):
     """Code 1, and a sentence for each problem."""
-    (tmp_path / "turnwise_bad_world.py").write_text(
+    (tmp_path / "perturn_bad_world.py").write_text(
         "class World:\n    name = 'bad'\n    def close(self): pass\n"
     )
     monkeypatch.chdir(tmp_path)
 
-    code, output, _ = turnwise("check-env", "turnwise_bad_world:World")
+    code, output, _ = perturn("check-env", "perturn_bad_world:World")
 
     assert code == 1
     assert "- Method reset() is missing. Remedy: " in output

@@ -14,23 +14,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from turnwise.cluster import ClusterWorlds, Replicas
-from turnwise.cluster.connect import connect
-from turnwise.cluster_settings import Cluster
-from turnwise.config import Worlds, parse
-from turnwise.errors import ConfigError, EnvironmentFailure, ModelError, RunError
-from turnwise.rollout import Job, play
-from turnwise.run import open_run, run_steps
-from turnwise.store import TrajectoryStore, read_trajectories, trajectory_to_dict
-from turnwise.types import Action, EpisodeProtocol, Prompt, Sampling, Status, Task
+from perturn.cluster import ClusterWorlds, Replicas
+from perturn.cluster.connect import connect
+from perturn.cluster_settings import Cluster
+from perturn.config import Worlds, parse
+from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
+from perturn.rollout import Job, play
+from perturn.run import open_run, run_steps
+from perturn.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Status, Task
 
-ray = pytest.importorskip("ray", reason='needs pip install "turnwise[ray]"')
+ray = pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
 pytestmark = [  # Ray leaves its logs open, and its processes to the system
     pytest.mark.filterwarnings(r"ignore:unclosed file .*/ray/session_:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
-TURNWISE = Path(sys.executable).with_name("turnwise")
-PACKAGE = Path(sys.modules["turnwise"].__file__).parent
+PERTURN = Path(sys.executable).with_name("perturn")
+PACKAGE = Path(sys.modules["perturn"].__file__).parent
 EXAMPLE = Path(__file__).parents[1] / "docs/examples/own_environment.py"
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=6)
 QUICK_TO_NOTICE = {
@@ -47,7 +47,7 @@ import os
 import sys
 import time
 
-from turnwise.types import Observation, Task
+from perturn.types import Observation, Task
 
 
 class Steps:
@@ -353,7 +353,7 @@ def test_a_driver_killed_leaves_nothing_behind_and_is_repeated(nodes, recipe, st
     """After kill -9 of the command, servers and worlds end; the next plays the rest. What worlds print is not seen."""
     _, resets = steps
     nodes.add(2)
-    command = [TURNWISE, "evaluate", recipe, f"output={tmp_path}/runs", "environment.pause=0.3"]
+    command = [PERTURN, "evaluate", recipe, f"output={tmp_path}/runs", "environment.pause=0.3"]
     file = tmp_path / "runs/whole/evaluation/base.jsonl"
 
     killed = subprocess.Popen([*command, f"cluster={nodes.direct}"], stderr=subprocess.DEVNULL)
@@ -453,7 +453,7 @@ def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
     """By the command that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(ConfigError, match=r'pip install "turnwise\[ray\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "perturn\[ray\]"'):
         connect(Cluster("auto"))
 
 
@@ -481,17 +481,15 @@ def test_what_cannot_work_is_refused_before_work(nodes, steps):
 
 
 @pytest.mark.cluster
-def test_a_node_with_another_turnwise_is_refused(nodes, steps, tmp_path):
+def test_a_node_with_another_perturn_is_refused(nodes, steps, tmp_path):
     """Both versions are named; a node without any says what is missing."""
     section, _ = steps
-    shutil.copytree(PACKAGE, tmp_path / "other" / "turnwise")
-    init = tmp_path / "other/turnwise/__init__.py"
+    shutil.copytree(PACKAGE, tmp_path / "other" / "perturn")
+    init = tmp_path / "other/perturn/__init__.py"
     init.write_text(init.read_text().replace("__version__ =", '__version__ = "0.0.9"  #'))
     nodes.add(1, env_vars={"PYTHONPATH": str(tmp_path / "other")})
 
-    with pytest.raises(
-        ConfigError, match=r"has turnwise 0\.0\.9 \(source .*install the same on all machines"
-    ):
+    with pytest.raises(ConfigError, match=r"has perturn 0\.0\.9 \(source .*install the same on all machines"):
         ClusterWorlds(section, Worlds(), Cluster(nodes.address), 4)
-    with pytest.raises(ConfigError, match=r"replica 0 of the policy on .* has turnwise 0\.0\.9"):
+    with pytest.raises(ConfigError, match=r"replica 0 of the policy on .* has perturn 0\.0\.9"):
         Replicas(Cluster(nodes.address), Script, "none")

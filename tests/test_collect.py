@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from turnwise.collect import demonstrate
-from turnwise.errors import WorldLost
-from turnwise.rollout import Job, play_again
-from turnwise.types import EpisodeProtocol, Observation, Status, Task
+from perturn.collect import demonstrate
+from perturn.errors import WorldLost
+from perturn.rollout import Job, play_again
+from perturn.types import EpisodeProtocol, Observation, Status, Task
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
 

@@ -9,12 +9,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Recipe, build, parse, read_recipe, to_yaml
-from turnwise.engines import ENGINES
-from turnwise.envs import ENVIRONMENTS
-from turnwise.errors import ConfigError, DataError
-from turnwise.losses import LOSSES
-from turnwise.stage import make_protocol
+from perturn.config import Recipe, build, parse, read_recipe, to_yaml
+from perturn.engines import ENGINES
+from perturn.envs import ENVIRONMENTS
+from perturn.errors import ConfigError, DataError
+from perturn.losses import LOSSES
+from perturn.stage import make_protocol
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

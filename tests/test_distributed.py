@@ -11,7 +11,7 @@ SCRIPT = """
 import json, os, sys
 
 import torch
-from turnwise import TurnConfig, TurnTrainer
+from perturn import TurnConfig, TurnTrainer
 
 folder, output, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3])
 question = {"role": "user", "content": "go"}

@@ -16,12 +16,12 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
-from turnwise.cli import app
-from turnwise.cli._base import EXIT_CODES
-from turnwise.config import Recipe, parse, read_recipe
-from turnwise.envs import ENVIRONMENTS
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.stage import engine_settings
+from perturn.cli import app
+from perturn.cli._base import EXIT_CODES
+from perturn.config import Recipe, parse, read_recipe
+from perturn.envs import ENVIRONMENTS
+from perturn.envs.protocols import PROTOCOLS
+from perturn.stage import engine_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,7 +56,7 @@ def lines(language):
 def test_python_blocks_run_as_printed(page, tiny_folder, tmp_path, monkeypatch):
     """In order, in one folder, with a tiny model in the place of the pretrained one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
 
     for block in blocks(page, "python"):
         names = {"__name__": page}
@@ -67,7 +67,7 @@ def test_python_blocks_run_as_printed(page, tiny_folder, tmp_path, monkeypatch):
             assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
 
 
-def check_turnwise(words, tiny_folder):
+def check_perturn(words, tiny_folder):
     """A command of ours: its name and options are known, its recipe and settings are accepted; quick ones are run."""
     group = typer.main.get_command(app)
     if words[0].startswith("--"):
@@ -122,8 +122,8 @@ def test_shell_lines_are_run_or_parsed(page, line, tiny_folder, tmp_path, monkey
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     words = shlex.split(line)
 
-    if words[0] == "turnwise":
-        check_turnwise(words[1:], tiny_folder)
+    if words[0] == "perturn":
+        check_perturn(words[1:], tiny_folder)
     else:
         check_other(words)
 
@@ -173,7 +173,7 @@ def test_readme_shows_the_example_environment_as_it_is():
     assert shown.rstrip() == (ROOT / "docs/examples/own_environment.py").read_text().rstrip()
 
 
-SHOWN = re.findall(r"^turnwise ([a-z-]+(?: \| [a-z-]+)*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+SHOWN = re.findall(r"^perturn ([a-z-]+(?: \| [a-z-]+)*)", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", sorted({name for line in SHOWN for name in line.split(" | ")}))
@@ -199,7 +199,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
     page = "docs/own-environment.md"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
     shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
     recipe = blocks(page, "yaml")[0]
     (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))

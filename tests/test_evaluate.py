@@ -2,9 +2,9 @@
 
 import pytest
 
-from turnwise.evaluate import _departures
-from turnwise.report.protocol import protocol_line
-from turnwise.types import EpisodeProtocol, Sampling
+from perturn.evaluate import _departures
+from perturn.report.protocol import protocol_line
+from perturn.types import EpisodeProtocol, Sampling
 
 STAMP = {
     "name": "alfworld-gigpo-react",

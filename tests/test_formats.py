@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.formats import FORMATS
+from perturn.formats import FORMATS
 
 LINE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n"), max_size=30)
 ACTION = LINE.map(str.strip).filter(bool)

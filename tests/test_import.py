@@ -11,16 +11,16 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
 @pytest.mark.parametrize(
     "module",
     [
-        "turnwise",
-        "turnwise.cli",
-        "turnwise.cluster",
-        "turnwise.envs._child",
-        "turnwise.store",
-        "turnwise.watch",
+        "perturn",
+        "perturn.cli",
+        "perturn.cluster",
+        "perturn.envs._child",
+        "perturn.store",
+        "perturn.watch",
     ],
 )
 def test_light_modules_bring_no_heavy_library(module):
-    """`turnwise --help` answers, and a world starts, without torch."""
+    """`perturn --help` answers, and a world starts, without torch."""
     program = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
 
     found = subprocess.run(
@@ -32,9 +32,9 @@ def test_light_modules_bring_no_heavy_library(module):
 
 def test_the_trainer_is_found_in_the_package():
     """Names that are loaded when they are asked for."""
-    import turnwise
+    import perturn
 
-    assert turnwise.TurnConfig.__module__ == "turnwise.trainer_config"
-    assert turnwise.TurnTrainer.__module__ == "turnwise.trainer"
+    assert perturn.TurnConfig.__module__ == "perturn.trainer_config"
+    assert perturn.TurnTrainer.__module__ == "perturn.trainer"
     with pytest.raises(AttributeError, match="has no attribute 'TurnTrane'"):
-        turnwise.TurnTrane  # noqa: B018
+        perturn.TurnTrane  # noqa: B018

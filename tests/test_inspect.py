@@ -8,11 +8,11 @@ import sys
 import pytest
 from rich.console import Console
 
-from turnwise.cli import main
-from turnwise.errors import ConfigError, DataError
-from turnwise.inspect import inspect, inspect_json
-from turnwise.store import TrajectoryStore, write_pairs
-from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.cli import main
+from perturn.errors import ConfigError, DataError
+from perturn.inspect import inspect, inspect_json
+from perturn.store import TrajectoryStore, write_pairs
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 
 def say(*texts):
@@ -208,7 +208,7 @@ def test_a_malformed_record_is_refused(tiny_folder, tmp_path, monkeypatch, capsy
     """NaN reward, an action of nothing, no turns, equal sides: code 2 and one line, in both kinds of output."""
     file = write(tmp_path / "rows.jsonl", row)
     words = ["inspect", str(file), "--model", str(tiny_folder)] + ["--json"] * as_json
-    monkeypatch.setattr(sys, "argv", ["turnwise", *words])
+    monkeypatch.setattr(sys, "argv", ["perturn", *words])
 
     with pytest.raises(SystemExit, match="2"):
         main()

@@ -3,9 +3,9 @@ import sys
 import pytest
 import torch
 
-from turnwise import memory
-from turnwise.memory import release_memory, return_waste
-from turnwise.policy.head import Head, token_logprobs
+from perturn import memory
+from perturn.memory import release_memory, return_waste
+from perturn.policy.head import Head, token_logprobs
 
 MEGABYTE = 2**20
 
@@ -102,7 +102,7 @@ def test_released_memory_is_back(before):
 def test_the_output_layer_asks_once_a_pass_where_most_is_held(monkeypatch):
     """At the start of the backward pass, or in a forward pass that has none."""
     asked = []
-    monkeypatch.setattr("turnwise.policy.head.return_waste", lambda: asked.append(True))
+    monkeypatch.setattr("perturn.policy.head.return_waste", lambda: asked.append(True))
     hidden, head = torch.ones(3, 4, requires_grad=True), Head(torch.ones(7, 4))
     found = token_logprobs(hidden, torch.tensor([1, 2, 3]), head)
     forward = len(asked)

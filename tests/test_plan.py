@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.cli import main
-from turnwise.config import Lora, Train
-from turnwise.plan import make_plan
-from turnwise.plan.episodes import Panels
-from turnwise.plan.estimate import (
+from perturn.cli import main
+from perturn.config import Lora, Train
+from perturn.plan import make_plan
+from perturn.plan.episodes import Panels
+from perturn.plan.estimate import (
     KEPT_BY_ALLOCATOR,
     Machine,
     generation_seconds,
@@ -18,8 +18,8 @@ from turnwise.plan.estimate import (
     training_gb,
     training_seconds,
 )
-from turnwise.plan.rates import Rates, Shape, model_shape
-from turnwise.run import open_run, run_steps
+from perturn.plan.rates import Rates, Shape, model_shape
+from perturn.run import open_run, run_steps
 
 RECIPE = """
 name: one
@@ -86,7 +86,7 @@ def test_every_stage_has_a_dry_run_that_refuses_what_it_would_refuse(
     """JSON for machines; a wrong loss is one line and code 2."""
     codes = []
     for words in (["--json"], ["align.loss.name=dop"]):
-        monkeypatch.setattr(sys, "argv", ["turnwise", command, str(recipe), "--dry-run", *words])
+        monkeypatch.setattr(sys, "argv", ["perturn", command, str(recipe), "--dry-run", *words])
         try:
             main()
         except SystemExit as end:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.errors import ConfigError, DataError
-from turnwise.preferences import OUTCOMES, pair_with_expert
-from turnwise.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.errors import ConfigError, DataError
+from perturn.preferences import OUTCOMES, pair_with_expert
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 
 def trajectory(reward, *texts, task="a", **changes):

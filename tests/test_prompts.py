@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from turnwise.engines import LocalEngine
-from turnwise.errors import DataError
-from turnwise.policy.tokens import Renderer
-from turnwise.prompts import system_prompt
-from turnwise.rollout import Job, episode, play
-from turnwise.trl_format import pair_to_trl, to_trl
-from turnwise.types import Action, EpisodeProtocol, Observation, PreferencePair, Sampling, Task
+from perturn.engines import LocalEngine
+from perturn.errors import DataError
+from perturn.policy.tokens import Renderer
+from perturn.prompts import system_prompt
+from perturn.rollout import Job, episode, play
+from perturn.trl_format import pair_to_trl, to_trl
+from perturn.types import Action, EpisodeProtocol, Observation, PreferencePair, Sampling, Task
 
 EXAMPLE = (
     {"role": "user", "content": "You see a lamp."},

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from turnwise.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
-from turnwise.formats import FORMATS
-from turnwise.prompts import system_prompt
-from turnwise.rollout import Job, episode, play
-from turnwise.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+from perturn.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
+from perturn.formats import FORMATS
+from perturn.prompts import system_prompt
+from perturn.rollout import Job, episode, play
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
 

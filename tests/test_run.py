@@ -16,21 +16,21 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from turnwise import train
-from turnwise.cli import main
-from turnwise.errors import RunError
-from turnwise.run import loop, open_run, run_steps
-from turnwise.store import read_pairs, read_trajectories
-from turnwise.trainer import TurnTrainer
-from turnwise.trainer_config import TurnConfig
+from perturn import train
+from perturn.cli import main
+from perturn.errors import RunError
+from perturn.run import loop, open_run, run_steps
+from perturn.store import read_pairs, read_trajectories
+from perturn.trainer import TurnTrainer
+from perturn.trainer_config import TurnConfig
 
-TURNWISE = Path(sys.executable).with_name("turnwise")
+PERTURN = Path(sys.executable).with_name("perturn")
 
 CORRIDOR = '''
 import os
 import time
 
-from turnwise.types import Observation, Task
+from perturn.types import Observation, Task
 
 
 class Corridor:
@@ -69,7 +69,7 @@ RECIPE = """
 name: whole
 output: runs
 model: {name: tiny, dtype: float32}
-environment: {name: "turnwise_corridor:Corridor"}
+environment: {name: "perturn_corridor:Corridor"}
 protocol: {name: tiny, format: action, system: Walk to the door., max_turns: 3}
 sft:
   loss: {name: sft}
@@ -108,21 +108,21 @@ STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
 def place(tmp_path_factory, tiny_folder):
     """A folder with a world, a policy and a recipe, and a cache of its own."""
     folder = tmp_path_factory.mktemp("loop")
-    (folder / "turnwise_corridor.py").write_text(CORRIDOR)
+    (folder / "perturn_corridor.py").write_text(CORRIDOR)
     (folder / "tiny.yaml").write_text(RECIPE)
     shutil.copytree(tiny_folder, folder / "tiny")
     return folder
 
 
 def start(place, name, *words, pause=0.0):
-    """`turnwise run` as a process of its own, in a session of its own."""
+    """`perturn run` as a process of its own, in a session of its own."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "TURNWISE_CACHE": str(place / "cache"),
+        "PERTURN_CACHE": str(place / "cache"),
         "CORRIDOR_PAUSE": str(pause),
     }
     return subprocess.Popen(
-        [TURNWISE, "run", "tiny.yaml", f"name={name}", *words],
+        [PERTURN, "run", "tiny.yaml", f"name={name}", *words],
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,
@@ -150,7 +150,7 @@ def whole(place):
 def here(place, monkeypatch):
     """The same place for calls inside this process."""
     monkeypatch.chdir(place)
-    monkeypatch.setenv("TURNWISE_CACHE", str(place / "cache"))
+    monkeypatch.setenv("PERTURN_CACHE", str(place / "cache"))
     return place
 
 
@@ -272,7 +272,7 @@ def test_a_score_has_its_protocol(whole):
     assert [stamp.pop(key)[:8] for key in ("panel_sha256", "prompt_sha256")] == ["dfd87854", "f7e7e7f5"]
     assert stamp == {
         "environment": "corridor-1.0",
-        "settings": {"name": "turnwise_corridor:Corridor"},
+        "settings": {"name": "perturn_corridor:Corridor"},
         "split": "test",
         "n": 6,
         "name": "tiny-action",
@@ -291,7 +291,7 @@ def test_a_score_has_its_protocol(whole):
 def test_a_second_call_says_done_and_changes_nothing(whole, here, monkeypatch, capsys):
     """Every file keeps its bytes; the policies are not even loaded, so nothing is computed."""
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
-    monkeypatch.setattr(sys, "argv", ["turnwise", "run", "tiny.yaml"])
+    monkeypatch.setattr(sys, "argv", ["perturn", "run", "tiny.yaml"])
 
     main_exits_with(0)
 
@@ -313,7 +313,7 @@ def test_stages_one_by_one_make_the_same_run(whole, here, monkeypatch, capsys):
     commands = ["collect", "train", "collect", "pair", "train", "evaluate", "report"]
     for number, command in enumerate(commands):
         source, words = ("tiny.yaml", ["name=staged"]) if number == 0 else ("runs/staged", [])
-        monkeypatch.setattr(sys, "argv", ["turnwise", command, source, *words])
+        monkeypatch.setattr(sys, "argv", ["perturn", command, source, *words])
         main_exits_with(0)
 
     notices = capsys.readouterr().err

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config import Evaluate, ModelSettings, ProtocolSettings, Recipe, Tasks
-from turnwise.envs.load import environment_maker, load_object
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.errors import ConfigError, EnvironmentFailure
-from turnwise.stage import (
+from perturn.config import Evaluate, ModelSettings, ProtocolSettings, Recipe, Tasks
+from perturn.envs.load import environment_maker, load_object
+from perturn.envs.protocols import PROTOCOLS
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.stage import (
     choose_tasks,
     evaluation_sampling,
     make_jobs,
     make_protocol,
     panel_digest,
 )
-from turnwise.types import EpisodeProtocol, Sampling, Task
+from perturn.types import EpisodeProtocol, Sampling, Task
 
 GOLDEN_PANEL = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]
 GOLDEN_JOBS = [("a/0", 0, 3945813709), ("a/1", 0, 2542573737), ("a/0", 1, 3533912301), ("a/1", 1, 2589512466)]
@@ -294,4 +294,4 @@ def test_an_environment_that_cannot_be_made_is_refused_at_once(section, error, s
 def test_any_object_can_be_loaded_by_name():
     """The current folder is searched as well as what is installed."""
     assert load_object("users_world:World").name == "w"
-    assert load_object("turnwise.types:Task") is Task
+    assert load_object("perturn.types:Task") is Task

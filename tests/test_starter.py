@@ -1,4 +1,4 @@
-"""`turnwise init`: a recipe that is read back as it was meant, with a comment at every setting."""
+"""`perturn init`: a recipe that is read back as it was meant, with a comment at every setting."""
 
 import dataclasses
 import re
@@ -7,11 +7,11 @@ import typing
 import pytest
 import yaml
 
-from turnwise.config import Recipe, build, parse, read_recipe
-from turnwise.errors import ConfigError
-from turnwise.losses import LOSSES
-from turnwise.run import check
-from turnwise.starter import write_recipe
+from perturn.config import Recipe, build, parse, read_recipe
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.run import check
+from perturn.starter import write_recipe
 
 GUESS = "own_environment:GuessNumber"
 

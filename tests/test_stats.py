@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from turnwise.stats import cluster_interval, mean_interval, paired_comparison, rate_interval
+from perturn.stats import cluster_interval, mean_interval, paired_comparison, rate_interval
 
 scores = st.floats(0, 1).map(lambda x: round(x, 3))
 panels = st.lists(scores, min_size=1, max_size=40)
@@ -287,7 +287,7 @@ def test_large_panels_are_drawn_in_chunks(monkeypatch):
     a, b = _by_task(values), _by_task(values[::-1])
     whole = mean_interval(values.tolist()), paired_comparison(a, b)
 
-    monkeypatch.setattr("turnwise.stats._CHUNK", 7_000)
+    monkeypatch.setattr("perturn.stats._CHUNK", 7_000)
 
     assert (mean_interval(values.tolist()), paired_comparison(a, b)) == whole
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise import store
-from turnwise.errors import DataError
-from turnwise.store import (
+from perturn import store
+from perturn.errors import DataError
+from perturn.store import (
     TrajectoryStore,
     read_pairs,
     read_trajectories,
@@ -19,7 +19,7 @@ from turnwise.store import (
     trajectory_to_dict,
     write_pairs,
 )
-from turnwise.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 TEXT = st.text(max_size=8) | st.sampled_from(
     ["", "a\nb", "\r\n", "\u2028\u2029\x85", "né 漢 🙂", '"\\', "\x00"]
@@ -207,7 +207,7 @@ def test_keys_with_defaults_may_be_left_out():
 
 def test_a_newer_version_asks_for_an_upgrade():
     """Its unknown keys are not blamed first."""
-    with pytest.raises(DataError, match=r"version: expected at most 1, got 2\. Upgrade Turnwise"):
+    with pytest.raises(DataError, match=r"version: expected at most 1, got 2\. Upgrade Perturn"):
         trajectory_from_dict(changed(["version"], 2) | {"novelty": 1})
 
 
@@ -367,7 +367,7 @@ def test_a_folder_cannot_be_opened_for_appending(tmp_path):
 
 def test_a_second_writer_is_refused_until_the_first_closes(file):
     """Also in another process; readers are not disturbed."""
-    script = f"from turnwise.store import TrajectoryStore; TrajectoryStore({str(file)!r})"
+    script = f"from perturn.store import TrajectoryStore; TrajectoryStore({str(file)!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with TrajectoryStore(file) as writer:
         writer.append(trajectory())

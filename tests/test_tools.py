@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.collect import demonstrate
-from turnwise.engines import LocalEngine
-from turnwise.engines._chat import to_chat
-from turnwise.envs.check import check_environment
-from turnwise.episode import Job, episode
-from turnwise.errors import ModelError
-from turnwise.policy.tokens import NO_TURN, TOOLS_TEMPLATE, Renderer
-from turnwise.rollout import play
-from turnwise.store import trajectory_from_dict, trajectory_to_dict
-from turnwise.tools import ToolAction, ToolCall, parse_text, read_action, understand, write_action, write_text
-from turnwise.trl_format import from_trl, to_trl
-from turnwise.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+from perturn.collect import demonstrate
+from perturn.engines import LocalEngine
+from perturn.engines._chat import to_chat
+from perturn.envs.check import check_environment
+from perturn.episode import Job, episode
+from perturn.errors import ModelError
+from perturn.policy.tokens import NO_TURN, TOOLS_TEMPLATE, Renderer
+from perturn.rollout import play
+from perturn.store import trajectory_from_dict, trajectory_to_dict
+from perturn.tools import ToolAction, ToolCall, parse_text, read_action, understand, write_action, write_text
+from perturn.trl_format import from_trl, to_trl
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 PROTOCOL = EpisodeProtocol("p", "tools", "Use the tools.", max_turns=6)
 ADD = {

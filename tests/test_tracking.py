@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.config import read_recipe
-from turnwise.errors import ConfigError
-from turnwise.run import open_run, run_steps
-from turnwise.store import read_trajectories, write_pairs
-from turnwise.tracking import TRACKERS, check_trackers, open_trackers
-from turnwise.train import train_align
-from turnwise.types import Action, PreferencePair
+from perturn.config import read_recipe
+from perturn.errors import ConfigError
+from perturn.run import open_run, run_steps
+from perturn.store import read_trajectories, write_pairs
+from perturn.tracking import TRACKERS, check_trackers, open_trackers
+from perturn.train import train_align
+from perturn.types import Action, PreferencePair
 
 RECIPE = """
 name: tracked
@@ -89,9 +89,9 @@ def read_trackio(folder):
     from trackio.sqlite_storage import SQLiteStorage
 
     found = {}
-    for name in SQLiteStorage.get_runs("turnwise"):
+    for name in SQLiteStorage.get_runs("perturn"):
         rows = {}
-        for row in SQLiteStorage.get_logs("turnwise", name):
+        for row in SQLiteStorage.get_logs("perturn", name):
             for key, value in row.items():
                 rows.setdefault(key, {})[row["train/global_step"]] = value
         found[name] = rows
@@ -122,7 +122,7 @@ def test_values_are_those_of_the_run_folder(tiny_folder, own_environment, tmp_pa
     """Every number of every step, under train/, in a run for each stage."""
     pytest.importorskip(tracker)
     for name, value in {
-        "TURNWISE_CACHE": tmp_path / "cache",
+        "PERTURN_CACHE": tmp_path / "cache",
         "TRACKIO_DIR": tmp_path / "trackio",
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -159,12 +159,12 @@ def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
     ("names", "says"),
     [
         (["tensorbord"], "unknown report_to 'tensorbord'. Did you mean 'tensorboard'?"),
-        (["tensorboard", "trackio"], 'trackio is not installed; run: pip install "turnwise[trackio]"'),
+        (["tensorboard", "trackio"], 'trackio is not installed; run: pip install "perturn[trackio]"'),
     ],
 )
 def test_a_tracker_that_is_unknown_or_missing_is_refused(monkeypatch, names, says):
     """Before any work, with what to install."""
-    monkeypatch.setattr("turnwise.tracking.importlib.util.find_spec", lambda name: name != "trackio" or None)
+    monkeypatch.setattr("perturn.tracking.importlib.util.find_spec", lambda name: name != "trackio" or None)
 
     with pytest.raises(ConfigError) as caught:
         check_trackers(names)

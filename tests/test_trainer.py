@@ -10,13 +10,13 @@ from datasets import Dataset
 from peft import LoraConfig
 from torch.testing import assert_close
 
-from turnwise import TurnConfig, TurnTrainer
-from turnwise.errors import ConfigError, DataError
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.policy.logprobs import action_logprobs, loss_turns
-from turnwise.policy.models import load_model
-from turnwise.policy.packing import lay_out
-from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn import TurnConfig, TurnTrainer
+from perturn.errors import ConfigError, DataError
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.logprobs import action_logprobs, loss_turns
+from perturn.policy.models import load_model
+from perturn.policy.packing import lay_out
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [
     "rewards/chosen",
@@ -163,7 +163,7 @@ def count_passes(monkeypatch):
         passes.append(int(batch["pairs"]))
         return action_logprobs(model, batch)
 
-    monkeypatch.setattr("turnwise.trainer.action_logprobs", counting)
+    monkeypatch.setattr("perturn.trainer.action_logprobs", counting)
     return passes
 
 
@@ -332,7 +332,7 @@ def as_implicit(pair):
 @pytest.mark.parametrize("loss", ["dpo", "tlm-dre"])
 @pytest.mark.parametrize("form", [as_explicit, as_implicit])
 def test_trl_rows_train_as_the_pairs_they_are(train, loss, form):
-    """Lists of rows and a `datasets.Dataset` of them give the curve of the Turnwise pairs."""
+    """Lists of rows and a `datasets.Dataset` of them give the curve of the Perturn pairs."""
     rows = [form(pair) for pair in PAIRS]
     curves = []
     for data in (PAIRS, rows, Dataset.from_list(rows)):
@@ -447,7 +447,7 @@ def test_a_reference_model_is_the_reference(train, tiny_model, renderer):
 def test_a_second_trainer_reads_the_reference_back(train, monkeypatch):
     """The same weights and rows: no forward pass until training."""
     first = train()
-    monkeypatch.setattr("turnwise.policy.reference.action_logprobs", None)
+    monkeypatch.setattr("perturn.policy.reference.action_logprobs", None)
     second = train()
 
     assert torch.equal(first.train_dataset[3].reference[1], second.train_dataset[3].reference[1])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.errors import DataError
-from turnwise.trl_format import from_trl, pair_to_trl, to_trl
-from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.errors import DataError
+from perturn.trl_format import from_trl, pair_to_trl, to_trl
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"

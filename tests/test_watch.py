@@ -11,11 +11,11 @@ import time
 import pytest
 from rich.console import Console
 
-from turnwise.cli import main
-from turnwise.config import Recipe, parse, to_yaml
-from turnwise.errors import RunError
-from turnwise.watch import Watcher, render
-from turnwise.workspace import PROGRESS, Run
+from perturn.cli import main
+from perturn.config import Recipe, parse, to_yaml
+from perturn.errors import RunError
+from perturn.watch import Watcher, render
+from perturn.workspace import PROGRESS, Run
 
 RECIPE = {
     "name": "one",
@@ -29,8 +29,8 @@ RECIPE = {
 WORK = """
 import sys, time
 from pathlib import Path
-from turnwise.config import read_recipe
-from turnwise.workspace import Run
+from perturn.config import read_recipe
+from perturn.workspace import Run
 
 run = Run(read_recipe(Path(sys.argv[1])))
 run.steps = ["expert", "explore"]
@@ -171,7 +171,7 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
 
     assert (state.state, state.is_well, state.stages[0].state) == ("died", False, "died")
     assert (
-        f"died in expert: its process {worker.pid} is gone without a word. `turnwise run {folder}`"
+        f"died in expert: its process {worker.pid} is gone without a word. `perturn run {folder}`"
         in state.says
     )
 
@@ -218,7 +218,7 @@ def test_how_a_stage_ended_is_told(run, error, state):
 
 def test_a_working_stage_shows_signs_of_life(run, monkeypatch):
     """Its file is touched again and again."""
-    monkeypatch.setattr("turnwise.workspace.HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr("perturn.workspace.HEARTBEAT_SECONDS", 0.0)
     file = run.folder / PROGRESS
     with run.stage("expert"):
         os.utime(file, (0, 0))
@@ -263,7 +263,7 @@ def test_the_command_prints_json_and_tells_by_its_exit_code(run, monkeypatch, ca
     if ends == "failed":
         with pytest.raises(ValueError, match="tree"), run.stage("align"):
             raise ValueError("no such tree")
-    monkeypatch.setattr(sys, "argv", ["turnwise", "watch", str(run.folder), "--once", "--json"])
+    monkeypatch.setattr(sys, "argv", ["perturn", "watch", str(run.folder), "--once", "--json"])
 
     with pytest.raises(SystemExit) as caught:
         main()
@@ -285,8 +285,8 @@ def test_live_watching_ends_when_the_run_ends(worker, recipe, monkeypatch, capsy
         worker.kill()
         worker.wait()
 
-    monkeypatch.setattr("turnwise.watch.screen.time.sleep", kill)
-    monkeypatch.setattr(sys, "argv", ["turnwise", "watch", str(folder), "--every", "0.5"])
+    monkeypatch.setattr("perturn.watch.screen.time.sleep", kill)
+    monkeypatch.setattr(sys, "argv", ["perturn", "watch", str(folder), "--every", "0.5"])
 
     with pytest.raises(SystemExit, match="1"):
         main()

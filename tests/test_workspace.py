@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config import Recipe, parse, to_yaml
-from turnwise.errors import ConfigError, RunError
-from turnwise.workspace import Run, file_digest, refuse_other, resolve_recipe, run_folder, write_atomically
+from perturn.config import Recipe, parse, to_yaml
+from perturn.errors import ConfigError, RunError
+from perturn.workspace import Run, file_digest, refuse_other, resolve_recipe, run_folder, write_atomically
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_run_folder_may_be_moved_and_renamed(recipe, tmp_path):
 
 
 def test_a_run_folder_is_found_from_inside(recipe, monkeypatch):
-    """`turnwise report .`: the folder's name comes from where it lies."""
+    """`perturn report .`: the folder's name comes from where it lies."""
     Run(recipe)
     monkeypatch.chdir(run_folder(recipe))
 
@@ -176,7 +176,7 @@ def test_the_manifest_says_what_the_run_was_made_with(recipe):
 
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert manifest["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", manifest["commit"])
-    assert {"python", "turnwise", "torch", "transformers"} <= manifest["versions"].keys()
+    assert {"python", "perturn", "torch", "transformers"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cores"] >= 1
     assert manifest["seed"] == recipe.seed
     assert manifest["data"] == {"expert.jsonl": file_digest(run.trajectories("expert"))}

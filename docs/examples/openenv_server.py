@@ -1,4 +1,4 @@
-"""An OpenEnv server with a text environment, to be played by Turnwise.
+"""An OpenEnv server with a text environment, to be played by Perturn.
 
 uvicorn openenv_server:app --port 8000     (in an environment with `pip install openenv==0.10.0`)
 environment: {name: openenv, base_url: "http://localhost:8000", action_field: message, text_field: reply}

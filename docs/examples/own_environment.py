@@ -1,11 +1,11 @@
 """An environment of your own, whole: guess a number by hearing 'higher' or 'lower'.
 
-turnwise check-env docs/examples/own_environment.py:GuessNumber
+perturn check-env docs/examples/own_environment.py:GuessNumber
 """
 
 from collections.abc import Sequence
 
-from turnwise.types import Observation, Task
+from perturn.types import Observation, Task
 
 RANGES = {"train": range(1, 9), "test": range(9, 13)}
 

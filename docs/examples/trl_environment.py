@@ -1,6 +1,6 @@
 """A class for TRL's `environment_factory`: open a safe with the code that stands on a note.
 
-It trains in TRL, `GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...)`, and plays in Turnwise:
+It trains in TRL, `GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...)`, and plays in Perturn:
 environment: {name: trl, make: "trl_environment.py:Safe", rows: {train: rows.jsonl}}
 """
 

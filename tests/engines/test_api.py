@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import main
-from turnwise.config import build, read_recipe
-from turnwise.engines import ENGINES, ApiEngine, ApiSettings
-from turnwise.errors import BudgetError, ConfigError, EngineFailure, RunError
-from turnwise.store import read_trajectories
-from turnwise.types import Action, Prompt, Sampling, Status, Turn
+from perturn.cli import main
+from perturn.config import build, read_recipe
+from perturn.engines import ENGINES, ApiEngine, ApiSettings
+from perturn.errors import BudgetError, ConfigError, EngineFailure, RunError
+from perturn.store import read_trajectories
+from perturn.types import Action, Prompt, Sampling, Status, Turn
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-planted-9f8e7d6c5b4a39281706"
@@ -676,9 +676,9 @@ def test_a_server_without_keys_needs_none(open_engine, server, monkeypatch):
 
 def test_the_client_library_is_optional(monkeypatch):
     """The message has the command."""
-    monkeypatch.setattr("turnwise.engines.api.find_spec", lambda name: None)
+    monkeypatch.setattr("perturn.engines.api.find_spec", lambda name: None)
 
-    with pytest.raises(ConfigError, match=r'pip install "turnwise\[api\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "perturn\[api\]"'):
         ApiEngine("m", ApiSettings())
 
 
@@ -719,11 +719,11 @@ def recipe(tmp_path, server):
 
 
 @pytest.fixture
-def turnwise(monkeypatch, capsys):
+def perturn(monkeypatch, capsys):
     """Call the command line in this process: (exit code, what it printed)."""
 
     def call(*words):
-        monkeypatch.setattr("sys.argv", ["turnwise", *map(str, words)])
+        monkeypatch.setattr("sys.argv", ["perturn", *map(str, words)])
         with pytest.raises(SystemExit) as caught:
             main()
         printed = capsys.readouterr()
@@ -739,9 +739,9 @@ def played(file):
     return {one.key: one for one in found}
 
 
-def test_evaluate_scores_the_servers_model(recipe, turnwise, server, tmp_path):
+def test_evaluate_scores_the_servers_model(recipe, perturn, server, tmp_path):
     """No tokenizer and no weights: there is no model of that name here. Halving finds 1 to 8 in four guesses."""
-    code, printed = turnwise("evaluate", recipe)
+    code, printed = perturn("evaluate", recipe)
 
     assert code == 0, printed
     found = played(tmp_path / "runs" / "one" / "evaluation" / "base.jsonl")
@@ -751,18 +751,18 @@ def test_evaluate_scores_the_servers_model(recipe, turnwise, server, tmp_path):
     assert {tuple(body["stop"]) for body in server.bodies} == {("\nObservation:",)}
 
 
-def test_run_evaluates_and_reports_where_nothing_is_trained(recipe, turnwise, tmp_path):
+def test_run_evaluates_and_reports_where_nothing_is_trained(recipe, perturn, tmp_path):
     """And explores nothing, which would cost money that nobody asked to spend."""
-    code, printed = turnwise("run", recipe)
+    code, printed = perturn("run", recipe)
 
     assert code == 0, printed
     assert "report.html" in printed.replace("\n", "")
     assert not (tmp_path / "runs" / "one" / "trajectories" / "explore.jsonl").exists()
 
 
-def test_collect_records_the_server_as_teacher(recipe, turnwise, tmp_path):
+def test_collect_records_the_server_as_teacher(recipe, perturn, tmp_path):
     """On the tasks of explore, besides the expert."""
-    code, printed = turnwise("collect", recipe)
+    code, printed = perturn("collect", recipe)
 
     assert code == 0, printed
     found = played(tmp_path / "runs" / "one" / "trajectories" / "explore.jsonl")
@@ -771,28 +771,28 @@ def test_collect_records_the_server_as_teacher(recipe, turnwise, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "run"])
-def test_training_a_servers_model_is_refused_before_work(recipe, turnwise, server, tmp_path, command):
+def test_training_a_servers_model_is_refused_before_work(recipe, perturn, server, tmp_path, command):
     """One line; no folder is made. Evaluating with the same recipe works."""
     recipe.write_text(recipe.read_text() + TRAINED)
 
-    code, printed = turnwise(command, recipe)
+    code, printed = perturn(command, recipe)
 
     assert code == 2
     assert "engine 'api' serves a model that cannot be trained here" in printed
     assert len(printed.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
     assert server.bodies == []
-    assert turnwise("evaluate", recipe)[0] == 0
+    assert perturn("evaluate", recipe)[0] == 0
 
 
-def test_a_recipe_for_training_becomes_a_baseline_by_overrides(turnwise, server, tmp_path):
-    """As `turnwise evaluate RECIPE engine.name=api model.name=...` with a recipe that knows of no engine."""
+def test_a_recipe_for_training_becomes_a_baseline_by_overrides(perturn, server, tmp_path):
+    """As `perturn evaluate RECIPE engine.name=api model.name=...` with a recipe that knows of no engine."""
     server.reply = bisect
     text = RECIPE.format(output=tmp_path / "runs", url="", world=WORLD) + TRAINED
     file = tmp_path / "trained.yaml"
     file.write_text("".join(line for line in text.splitlines(True) if not line.startswith("engine")))
 
-    code, printed = turnwise(
+    code, printed = perturn(
         "evaluate", file, "engine.name=api", f"engine.base_url={server.url}", "model.name=gpt-x"
     )
 
@@ -800,13 +800,13 @@ def test_a_recipe_for_training_becomes_a_baseline_by_overrides(turnwise, server,
     assert {body["model"] for body in server.bodies} == {"gpt-x"}
 
 
-def test_a_spent_budget_stops_a_run_and_a_higher_one_goes_on(recipe, turnwise, server, tmp_path):
+def test_a_spent_budget_stops_a_run_and_a_higher_one_goes_on(recipe, perturn, server, tmp_path):
     """The result is that of a run that nothing stopped: none doubled, none missing, and no answer bought twice."""
-    assert turnwise("evaluate", recipe, "name=whole")[0] == 0
+    assert perturn("evaluate", recipe, "name=whole")[0] == 0
     whole = server.answered
     stops = 0
     for limit in itertools.count(60, 60):
-        code, printed = turnwise("evaluate", recipe, f"engine.max_tokens_total={limit}")
+        code, printed = perturn("evaluate", recipe, f"engine.max_tokens_total={limit}")
         if code == 0:
             break
         stops += 1
@@ -823,33 +823,33 @@ def test_a_spent_budget_stops_a_run_and_a_higher_one_goes_on(recipe, turnwise, s
     assert len(found[0]) == 8
 
 
-def test_limits_may_change_between_calls_but_the_server_may_not(recipe, turnwise):
+def test_limits_may_change_between_calls_but_the_server_may_not(recipe, perturn):
     """A run holds one policy's episodes."""
-    assert turnwise("evaluate", recipe)[0] == 0
+    assert perturn("evaluate", recipe)[0] == 0
 
-    faster = turnwise("evaluate", recipe, "engine.concurrency=2", "engine.requests_per_minute=1000")
-    other = turnwise("evaluate", recipe, "engine.base_url=http://elsewhere/v1")
+    faster = perturn("evaluate", recipe, "engine.concurrency=2", "engine.requests_per_minute=1000")
+    other = perturn("evaluate", recipe, "engine.base_url=http://elsewhere/v1")
 
     assert faster[0] == 0
     assert other[0] == 2
     assert "was made by another recipe: engine.base_url is" in other[1]
 
 
-def test_a_run_that_the_server_stops_goes_on_later(recipe, turnwise, server, tmp_path):
+def test_a_run_that_the_server_stops_goes_on_later(recipe, perturn, server, tmp_path):
     """A refused key in the middle fails no episode: all that is recorded was played."""
     server.reply = lambda body, number: bisect(body, number) if number < 12 else refusal(401, f"bad {KEY}")
-    code, printed = turnwise("evaluate", recipe)
+    code, printed = perturn("evaluate", recipe)
     assert code == 2
     assert "refuses the key (401: bad [API key])" in printed
 
     server.reply = bisect
 
-    assert turnwise("evaluate", recipe)[0] == 0
+    assert perturn("evaluate", recipe)[0] == 0
     found = played(tmp_path / "runs" / "one" / "evaluation" / "base.jsonl")
     assert [one.status for one in found.values()] == [Status.COMPLETED] * 8
 
 
-def test_a_planted_key_is_written_nowhere(recipe, turnwise, server, tmp_path, caplog, monkeypatch):
+def test_a_planted_key_is_written_nowhere(recipe, perturn, server, tmp_path, caplog, monkeypatch):
     """Not in a log down to DEBUG, a trajectory, a report or on the screen.
 
     The server does what it can to bring it there: it echoes the key in answers, in errors and in tool calls.
@@ -871,9 +871,9 @@ def test_a_planted_key_is_written_nowhere(recipe, turnwise, server, tmp_path, ca
         return status, answer
 
     server.reply = reply
-    codes = [turnwise("evaluate", recipe), turnwise("report", tmp_path / "runs" / "one")]
+    codes = [perturn("evaluate", recipe), perturn("report", tmp_path / "runs" / "one")]
     server.reply = lambda *_: refusal(403, f"no more for {KEY}")
-    codes.append(turnwise("evaluate", recipe, "name=two"))
+    codes.append(perturn("evaluate", recipe, "name=two"))
 
     assert [code for code, _ in codes] == [0, 0, 2]
     assert KEY in server.headers[0]["Authorization"]
@@ -897,9 +897,9 @@ def test_a_planted_key_is_written_nowhere(recipe, turnwise, server, tmp_path, ca
         f"environment.authorization=Bearer {KEY}",
     ],
 )
-def test_a_key_in_a_recipe_is_refused_by_the_name_of_its_place(recipe, turnwise, tmp_path, word):
+def test_a_key_in_a_recipe_is_refused_by_the_name_of_its_place(recipe, perturn, tmp_path, word):
     """With what to do instead; neither shown nor written."""
-    code, printed = turnwise("evaluate", recipe, word)
+    code, printed = perturn("evaluate", recipe, word)
 
     place, _, secret = word.partition("=")
     assert code == 2
@@ -909,11 +909,11 @@ def test_a_key_in_a_recipe_is_refused_by_the_name_of_its_place(recipe, turnwise,
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_key_of_any_form_is_refused_if_it_is_the_one_in_use(recipe, turnwise, tmp_path, monkeypatch):
+def test_a_key_of_any_form_is_refused_if_it_is_the_one_in_use(recipe, perturn, tmp_path, monkeypatch):
     """Compared with the environment, since not every key looks like one."""
     monkeypatch.setenv("OPENAI_API_KEY", "correct.horse.battery")
 
-    code, printed = turnwise("evaluate", recipe, "protocol.system=Use correct.horse.battery")
+    code, printed = perturn("evaluate", recipe, "protocol.system=Use correct.horse.battery")
 
     assert code == 2
     assert "the recipe holds the key that is in OPENAI_API_KEY" in printed

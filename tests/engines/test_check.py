@@ -2,10 +2,10 @@
 
 import pytest
 
-from turnwise.engines.check import check_engine
-from turnwise.engines.local import LocalEngine
-from turnwise.errors import EngineFailure
-from turnwise.types import Action
+from perturn.engines.check import check_engine
+from perturn.engines.local import LocalEngine
+from perturn.errors import EngineFailure
+from perturn.types import Action
 
 
 class Sound:

@@ -5,10 +5,10 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from turnwise.engines.local import LocalEngine
-from turnwise.errors import ModelError
-from turnwise.policy.models import load_model
-from turnwise.types import Action, Prompt, Sampling, Turn
+from perturn.engines.local import LocalEngine
+from perturn.errors import ModelError
+from perturn.policy.models import load_model
+from perturn.types import Action, Prompt, Sampling, Turn
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from turnwise.engines._sampling import choose
-from turnwise.types import Sampling
+from perturn.engines._sampling import choose
+from perturn.types import Sampling
 
 
 def draws_from(logits, sampling, n=4000):

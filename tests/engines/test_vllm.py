@@ -17,16 +17,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.engines import LocalEngine, VllmEngine, VllmSettings
-from turnwise.engines._vllm_worker import EXTENSION
-from turnwise.engines.check import check_engine
-from turnwise.errors import EngineFailure, RunError
-from turnwise.policy.agreement import agreement
-from turnwise.policy.models import load_model, load_tokenizer, resolve_model
-from turnwise.policy.tokens import Renderer
-from turnwise.rollout import Job, play
-from turnwise.store import read_trajectories
-from turnwise.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
+from perturn.engines import LocalEngine, VllmEngine, VllmSettings
+from perturn.engines._vllm_worker import EXTENSION
+from perturn.engines.check import check_engine
+from perturn.errors import EngineFailure, RunError
+from perturn.policy.agreement import agreement
+from perturn.policy.models import load_model, load_tokenizer, resolve_model
+from perturn.policy.tokens import Renderer
+from perturn.rollout import Job, play
+from perturn.store import read_trajectories
+from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
@@ -310,12 +310,12 @@ def test_two_replicas_share_the_conversations(folder, renderer, local):
 COLLECT = """
 import sys, time
 from pathlib import Path
-from turnwise.engines import VllmEngine, VllmSettings
-from turnwise.policy.models import load_tokenizer
-from turnwise.policy.tokens import Renderer
-from turnwise.rollout import Job, play
-from turnwise.store import TrajectoryStore
-from turnwise.types import EpisodeProtocol, Sampling
+from perturn.engines import VllmEngine, VllmSettings
+from perturn.policy.models import load_tokenizer
+from perturn.policy.tokens import Renderer
+from perturn.rollout import Job, play
+from perturn.store import TrajectoryStore
+from perturn.types import EpisodeProtocol, Sampling
 
 sys.path.insert(0, sys.argv[3])
 from own_environment import GuessNumber

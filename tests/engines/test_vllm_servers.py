@@ -8,14 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from turnwise.engines import VllmEngine, VllmSettings
-from turnwise.engines.check import check_engine
-from turnwise.engines.vllm import check_vllm
-from turnwise.errors import EngineFailure, RunError
-from turnwise.policy.models import weights_digest
-from turnwise.run import open_run
-from turnwise.stage import open_engine
-from turnwise.types import Action, Prompt, Sampling, UpdatableEngine
+from perturn.engines import VllmEngine, VllmSettings
+from perturn.engines.check import check_engine
+from perturn.engines.vllm import check_vllm
+from perturn.errors import EngineFailure, RunError
+from perturn.policy.models import weights_digest
+from perturn.run import open_run
+from perturn.stage import open_engine
+from perturn.types import Action, Prompt, Sampling, UpdatableEngine
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)
 

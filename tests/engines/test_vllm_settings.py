@@ -1,9 +1,9 @@
 import pytest
 
-from turnwise.config import build
-from turnwise.engines import ENGINES, VllmSettings
-from turnwise.engines.vllm import check_vllm
-from turnwise.errors import ConfigError
+from perturn.config import build
+from perturn.engines import ENGINES, VllmSettings
+from perturn.engines.vllm import check_vllm
+from perturn.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_wrong_settings_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("missing", "settings", "message"),
     [
-        ("vllm", {}, r'pip install "turnwise\[vllm\]"'),
-        ("openai", {"servers": ["http://a"]}, r'pip install "turnwise\[api\]"'),
+        ("vllm", {}, r'pip install "perturn\[vllm\]"'),
+        ("openai", {"servers": ["http://a"]}, r'pip install "perturn\[api\]"'),
     ],
 )
 def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
     """Before anything starts."""
     for module in ("_vllm_process", "_vllm_servers"):
         monkeypatch.setattr(
-            f"turnwise.engines.{module}.find_spec", lambda name: None if name == missing else True
+            f"perturn.engines.{module}.find_spec", lambda name: None if name == missing else True
         )
 
     with pytest.raises(ConfigError, match=message):

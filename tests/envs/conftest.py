@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs.scienceworld import ScienceWorld
-from turnwise.types import Action
+from perturn.envs.scienceworld import ScienceWorld
+from perturn.types import Action
 
 SHORT_KINDS = (
     "find-living-thing",
@@ -44,10 +44,10 @@ def make():
 @pytest.fixture(scope="session")
 def alfworld_data():
     """Folder of real games; the test is skipped where it is absent."""
-    root = os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data"
+    root = os.environ.get("PERTURN_DATA") or Path(__file__).parents[3] / "shared" / "data"
     folder = Path(root) / "alfworld"
     if not folder.is_dir():
-        pytest.skip(f"no ALFWorld games at {folder}; set TURNWISE_DATA to the folder that holds alfworld/")
+        pytest.skip(f"no ALFWorld games at {folder}; set PERTURN_DATA to the folder that holds alfworld/")
     return folder
 
 

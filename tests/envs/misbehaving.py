@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from turnwise.types import Observation, Task
+from perturn.types import Observation, Task
 
 GARBAGE = {
     "none": None,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs._alfworld_games import KINDS, GameText
-from turnwise.envs._alfworld_pddl import parse_problem
-from turnwise.envs._alfworld_play import TextGame
-from turnwise.envs._alfworld_text import GRAMMARS, describe, listed, name_entities
-from turnwise.envs._alfworld_world import World
-from turnwise.errors import DataError, EnvironmentFailure
+from perturn.envs._alfworld_games import KINDS, GameText
+from perturn.envs._alfworld_pddl import parse_problem
+from perturn.envs._alfworld_play import TextGame
+from perturn.envs._alfworld_text import GRAMMARS, describe, listed, name_entities
+from perturn.envs._alfworld_world import World
+from perturn.errors import DataError, EnvironmentFailure
 
 PROBLEM = (Path(__file__).parent / "alfworld_book.pddl").read_text(encoding="utf-8")
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "alfworld.json").read_text(encoding="utf-8"))

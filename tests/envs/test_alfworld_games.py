@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs._alfworld_games import KINDS, PANELS, GameText, ids_digest
-from turnwise.envs.alfworld import ALFWorld
-from turnwise.envs.alfworld_like import ALFWorldLike
-from turnwise.envs.check import check_environment
-from turnwise.errors import ConfigError, EnvironmentFailure
-from turnwise.types import Task
+from perturn.envs._alfworld_games import KINDS, PANELS, GameText, ids_digest
+from perturn.envs.alfworld import ALFWorld
+from perturn.envs.alfworld_like import ALFWorldLike
+from perturn.envs.check import check_environment
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.types import Task
 
 PROBLEM = (Path(__file__).parent / "alfworld_book.pddl").read_text(encoding="utf-8")
 SPLIT_SIZES = {"train": 3553, "valid_train": 200, "valid_seen": 140}

@@ -2,7 +2,7 @@
 
     pip install -e ".[dev,alfworld]" && pytest tests/envs/test_alfworld_official.py
 
-The games are real ones where `$TURNWISE_DATA/alfworld` or `../shared/data/alfworld` has them, and generated ones else.
+The games are real ones where `$PERTURN_DATA/alfworld` or `../shared/data/alfworld` has them, and generated ones else.
 """
 
 import importlib.util
@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs._alfworld_games import KINDS
-from turnwise.envs._alfworld_play import TextGame
-from turnwise.envs._alfworld_text import GRAMMARS
-from turnwise.envs.alfworld import ALFWorld
-from turnwise.envs.alfworld_like import ALFWorldLike
-from turnwise.envs.alfworld_official import ALFWorldOfficial, OfficialGame
-from turnwise.envs.check import check_environment
-from turnwise.errors import EnvironmentFailure
+from perturn.envs._alfworld_games import KINDS
+from perturn.envs._alfworld_play import TextGame
+from perturn.envs._alfworld_text import GRAMMARS
+from perturn.envs.alfworld import ALFWorld
+from perturn.envs.alfworld_like import ALFWorldLike
+from perturn.envs.alfworld_official import ALFWorldOfficial, OfficialGame
+from perturn.envs.check import check_environment
+from perturn.errors import EnvironmentFailure
 
 GAMES_A_KIND = 11
 WANDERING = 40
 needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("alfworld") is None,
-    reason='the official engine is not installed: pip install "turnwise[alfworld]" (compiles for minutes)',
+    reason='the official engine is not installed: pip install "perturn[alfworld]" (compiles for minutes)',
 )
 
 
@@ -52,7 +52,7 @@ def engine():
 
 def games_of(kind):
     """Real games of a kind where there are some, from three splits; generated ones else."""
-    root = Path(os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    root = Path(os.environ.get("PERTURN_DATA") or Path(__file__).parents[3] / "shared" / "data")
     if not (root / "alfworld").is_dir():
         world = ALFWorldLike(kinds=(kind,))
         return [world.game(task) for task in world.tasks("train")[:GAMES_A_KIND]]
@@ -127,6 +127,6 @@ def test_official_engine_keeps_the_contract(tmp_path):
 @pytest.mark.skipif(not needs_engine.args[0], reason="the official engine is installed")
 def test_missing_engine_is_said_with_the_remedy():
     with pytest.raises(
-        EnvironmentFailure, match=r'pip install "turnwise\[alfworld\]".* or play the same games'
+        EnvironmentFailure, match=r'pip install "perturn\[alfworld\]".* or play the same games'
     ):
         ALFWorldOfficial()

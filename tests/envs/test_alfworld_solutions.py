@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.collect import demonstrate
-from turnwise.config import Worlds
-from turnwise.envs import ENVIRONMENTS
-from turnwise.envs._alfworld_expert import Player
-from turnwise.envs._alfworld_expert import demonstrate as explore
-from turnwise.envs._alfworld_games import KINDS
-from turnwise.envs._alfworld_text import GRAMMARS
-from turnwise.envs.alfworld import ALFWorld
-from turnwise.envs.alfworld_like import SPLITS, ALFWorldLike
-from turnwise.envs.check import check_environment
-from turnwise.envs.process import ProcessWorld
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.errors import ConfigError, EnvironmentFailure
-from turnwise.formats import FORMATS
-from turnwise.rollout import Job
-from turnwise.types import Observation, Status, Task
+from perturn.collect import demonstrate
+from perturn.config import Worlds
+from perturn.envs import ENVIRONMENTS
+from perturn.envs._alfworld_expert import Player
+from perturn.envs._alfworld_expert import demonstrate as explore
+from perturn.envs._alfworld_games import KINDS
+from perturn.envs._alfworld_text import GRAMMARS
+from perturn.envs.alfworld import ALFWorld
+from perturn.envs.alfworld_like import SPLITS, ALFWorldLike
+from perturn.envs.check import check_environment
+from perturn.envs.process import ProcessWorld
+from perturn.envs.protocols import PROTOCOLS
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.formats import FORMATS
+from perturn.rollout import Job
+from perturn.types import Observation, Status, Task
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.collect import demonstrate
-from turnwise.envs._bfcl_data import package_data, read_call
-from turnwise.envs.bfcl import STEP_LIMIT, Bfcl
-from turnwise.envs.check import check_environment
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.episode import Job
-from turnwise.errors import ConfigError, DataError, EnvironmentFailure
-from turnwise.tools import ToolAction, ToolCall, write_action
-from turnwise.types import Status, Task
+from perturn.collect import demonstrate
+from perturn.envs._bfcl_data import package_data, read_call
+from perturn.envs.bfcl import STEP_LIMIT, Bfcl
+from perturn.envs.check import check_environment
+from perturn.envs.protocols import PROTOCOLS
+from perturn.episode import Job
+from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.tools import ToolAction, ToolCall, write_action
+from perturn.types import Status, Task
 
 checker = pytest.importorskip(
     "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker",
@@ -245,7 +245,7 @@ def test_broken_data_is_refused_with_file_and_line(tmp_path, name, change, says)
 
 def test_without_the_simulators_the_command_is_told(monkeypatch):
     """An extra cannot say --no-deps, so the error does."""
-    monkeypatch.setattr("turnwise.envs._bfcl_data.find_spec", lambda name: None)
+    monkeypatch.setattr("perturn.envs._bfcl_data.find_spec", lambda name: None)
 
     with pytest.raises(EnvironmentFailure, match=r"pip install --no-deps bfcl-eval==2026\.3\.23"):
         Bfcl()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnwise.envs.check import check_environment
-from turnwise.types import Observation, Task
+from perturn.envs.check import check_environment
+from perturn.types import Observation, Task
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_environment.py"
 

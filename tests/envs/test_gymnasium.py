@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.collect import play_script
-from turnwise.config import Worlds
-from turnwise.envs.check import check_environment
-from turnwise.envs.gymnasium import Gymnasium
-from turnwise.envs.process import ProcessWorld
-from turnwise.episode import Job, episode
-from turnwise.errors import ConfigError, EnvironmentFailure
-from turnwise.types import Action, EpisodeProtocol, Task
+from perturn.collect import play_script
+from perturn.config import Worlds
+from perturn.envs.check import check_environment
+from perturn.envs.gymnasium import Gymnasium
+from perturn.envs.process import ProcessWorld
+from perturn.episode import Job, episode
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.types import Action, EpisodeProtocol, Task
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/gymnasium_environment.py") + ":Maze"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs.check import check_environment
-from turnwise.envs.hotpotqa import HotpotQA
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.errors import ConfigError, DataError, EnvironmentFailure
-from turnwise.rollout import Job, play
-from turnwise.types import Sampling, Status, Task
+from perturn.envs.check import check_environment
+from perturn.envs.hotpotqa import HotpotQA
+from perturn.envs.protocols import PROTOCOLS
+from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.rollout import Job, play
+from perturn.types import Sampling, Status, Task
 
-DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OBSERVATORY = "Fernhill Observatory"
 QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json").read_text())
 
@@ -23,7 +23,7 @@ QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json
 def cache(tmp_path_factory):
     """A cache that all tests of this file share."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PERTURN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
@@ -334,7 +334,7 @@ def test_other_files_are_no_episodes(world, tmp_path, content, message):
     assert message in str(raised.value)
 
 
-@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or TURNWISE_DATA)")
+@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or PERTURN_DATA)")
 def test_real_rollouts_are_scored_as_they_were(wiki):
     """465 rollouts of FireAct: 3 never finish; of 462, all but one have the EM and F1 recorded with them.
 
@@ -352,10 +352,10 @@ def test_real_rollouts_are_scored_as_they_were(wiki):
     assert (len(found), len(pairs), sum(same)) == (465, 462, 461)
 
 
-@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or TURNWISE_DATA)")
+@pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or PERTURN_DATA)")
 def test_real_training_episodes_are_read_whole(tmp_path):
     """500 rows, 1385 steps, each with its observation and ended by an answer."""
-    from turnwise.envs._fireact import read_recorded
+    from perturn.envs._fireact import read_recorded
 
     found = [recorded for _, recorded in read_recorded(DATA / "fireact" / "hotpotqa.json")]
 
@@ -365,10 +365,10 @@ def test_real_training_episodes_are_read_whole(tmp_path):
     assert all(recorded.steps[-1].action.startswith("finish[") for recorded in found)
 
 
-@pytest.mark.skipif(not (DATA / "hotpotqa").is_dir(), reason="needs shared/data/hotpotqa (or TURNWISE_DATA)")
+@pytest.mark.skipif(not (DATA / "hotpotqa").is_dir(), reason="needs shared/data/hotpotqa (or PERTURN_DATA)")
 def test_real_questions_find_their_paragraphs(tmp_path):
     """100 dev questions over their 991 paragraphs: for 99 a supporting page is among the 10 best, for 81 both are."""
-    from turnwise.envs.hotpotqa_corpus import distractor_paragraphs, write_corpus
+    from perturn.envs.hotpotqa_corpus import distractor_paragraphs, write_corpus
 
     file = DATA / "hotpotqa" / "hotpot_dev_distractor_100.json"
     corpus = tmp_path / "corpus.jsonl"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs._hotpotqa_data import read_documents, split_sentences
-from turnwise.envs.hotpotqa_corpus import main
+from perturn.envs._hotpotqa_data import read_documents, split_sentences
+from perturn.envs.hotpotqa_corpus import main
 
 HOLM = ["Holm", ["Holm is a lake.", " It has no islands."]]
 SARN = ["Sarn", ["Sarn is an island."]]

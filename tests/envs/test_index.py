@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from turnwise.envs import _index
-from turnwise.envs._index import Document, DocumentIndex, content_key, open_index
-from turnwise.errors import DataError, EnvironmentFailure
+from perturn.envs import _index
+from perturn.envs._index import Document, DocumentIndex, content_key, open_index
+from perturn.errors import DataError, EnvironmentFailure
 
 TEXTS = ["tea mug", "a mug for the running man", "runs and mugs", "nothing of the kind", "tea mug"]
 
@@ -29,7 +29,7 @@ def refused():
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """An empty cache, and a process that has nothing open."""
-    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_index, "_open", {})
     return tmp_path
 

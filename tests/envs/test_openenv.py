@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from websockets.sync.server import serve
 
-from turnwise.collect import play_script
-from turnwise.envs.check import check_environment
-from turnwise.envs.openenv import OpenEnv
-from turnwise.episode import Job, episode
-from turnwise.errors import ConfigError, EnvironmentFailure, WorldLost
-from turnwise.rollout import play
-from turnwise.types import Action, EpisodeProtocol, Sampling
+from perturn.collect import play_script
+from perturn.envs.check import check_environment
+from perturn.envs.openenv import OpenEnv
+from perturn.episode import Job, episode
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.rollout import play
+from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 FIELDS = {"action_field": "message", "text_field": "reply"}
-PYTHON = os.environ.get("TURNWISE_OPENENV_PYTHON") or (sys.executable if find_spec("openenv") else None)
+PYTHON = os.environ.get("PERTURN_OPENENV_PYTHON") or (sys.executable if find_spec("openenv") else None)
 PROTOCOL = EpisodeProtocol("guess", "action", max_turns=12)
 
 
@@ -38,7 +38,7 @@ def free_port():
 def real():
     """The address of the documentation's server, run by openenv itself."""
     if PYTHON is None:
-        pytest.skip("openenv is not installed: set TURNWISE_OPENENV_PYTHON to a Python with openenv==0.10.0")
+        pytest.skip("openenv is not installed: set PERTURN_OPENENV_PYTHON to a Python with openenv==0.10.0")
     port = free_port()
     command = [PYTHON, "-m", "uvicorn", "openenv_server:app", "--port", str(port), "--log-level", "warning"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

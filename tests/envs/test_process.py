@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from turnwise.config import Worlds, parse
-from turnwise.envs.check import check_environment
-from turnwise.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_count
-from turnwise.errors import ConfigError, EnvironmentFailure, WorldLost
-from turnwise.rollout import Job, play
-from turnwise.store import read_trajectories
-from turnwise.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+from perturn.config import Worlds, parse
+from perturn.envs.check import check_environment
+from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_count
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.rollout import Job, play
+from perturn.store import read_trajectories
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
 EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
@@ -306,9 +306,9 @@ def test_a_forgotten_world_ends():
 
 PARENT = """
 import sys, threading, time
-from turnwise.config import Worlds
-from turnwise.envs.process import ProcessWorld
-from turnwise.types import Task
+from perturn.config import Worlds
+from perturn.envs.process import ProcessWorld
+from perturn.types import Task
 world = ProcessWorld({section}, Worlds())
 world.reset({task}, 0)
 {steps}
@@ -356,7 +356,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import test_process as t
-from turnwise.store import TrajectoryStore
+from perturn.store import TrajectoryStore
 with TrajectoryStore(Path({file!r})) as store:
     held = store.keys()
     jobs = [t.Job(t.Task(f"up/{{n}}"), n) for n in range(40)]
@@ -396,8 +396,8 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     """Spawned by multiprocessing, a child would run this script again."""
     (tmp_path / "script.py").write_text(
         "print('once')\n"
-        "from turnwise.config import Worlds\n"
-        "from turnwise.envs.process import ProcessWorld\n"
+        "from perturn.config import Worlds\n"
+        "from perturn.envs.process import ProcessWorld\n"
         f"ProcessWorld({section()!r}, Worlds()).close()\n"
     )
 

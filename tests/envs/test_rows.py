@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from turnwise.envs import _rows
-from turnwise.envs._rows import read_rows
-from turnwise.errors import DataError
+from perturn.envs import _rows
+from perturn.envs._rows import read_rows
+from perturn.errors import DataError
 
 ROWS = [{"a": 1, "text": 'x ] } \\ " [ {'}, {"b": [{"c": "é"}, []]}, {}]
 

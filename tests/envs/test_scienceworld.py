@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs import ENVIRONMENTS, _scienceworld_jvm
-from turnwise.envs.check import check_environment
-from turnwise.envs.scienceworld import ETO_MAX_TURNS, ScienceWorld
-from turnwise.errors import ConfigError, EnvironmentFailure
-from turnwise.types import Task
+from perturn.envs import ENVIRONMENTS, _scienceworld_jvm
+from perturn.envs.check import check_environment
+from perturn.envs.scienceworld import ETO_MAX_TURNS, ScienceWorld
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.types import Task
 
 SHORT = (
     "find-living-thing",
@@ -31,10 +31,10 @@ PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
 
 def data_folder():
     """Folder of the ETO lists and recorded gold paths; the test is skipped where it is absent."""
-    root = os.environ.get("TURNWISE_DATA") or Path(__file__).parents[3] / "shared" / "data"
+    root = os.environ.get("PERTURN_DATA") or Path(__file__).parents[3] / "shared" / "data"
     folder = Path(root) / "scienceworld"
     if not folder.is_dir():
-        pytest.skip(f"no ScienceWorld data at {folder}; set TURNWISE_DATA to the folder that holds it")
+        pytest.skip(f"no ScienceWorld data at {folder}; set PERTURN_DATA to the folder that holds it")
     return folder
 
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from turnwise.envs import _scienceworld_jvm
-from turnwise.envs.scienceworld import ScienceWorld
-from turnwise.errors import BystanderLost, EnvironmentFailure, WorldLost
-from turnwise.rollout import Job, play
-from turnwise.types import Action, EpisodeProtocol, Sampling, Status, Task
+from perturn.envs import _scienceworld_jvm
+from perturn.envs.scienceworld import ScienceWorld
+from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
+from perturn.rollout import Job, play
+from perturn.types import Action, EpisodeProtocol, Sampling, Status, Task
 
 PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
 
@@ -47,7 +47,7 @@ def test_unknown_tasks_fail_with_a_remedy(world, task, message):
 def test_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
 
-    with pytest.raises(EnvironmentFailure, match=rf'{package}: pip install "turnwise\[scienceworld\]"'):
+    with pytest.raises(EnvironmentFailure, match=rf'{package}: pip install "perturn\[scienceworld\]"'):
         ScienceWorld()
 
 
@@ -227,8 +227,8 @@ def test_jvm_ends_with_the_interpreter(end, tmp_path):
     """Leaving without closing, and being killed."""
     program = (
         "import os\n"
-        "from turnwise.envs.scienceworld import ScienceWorld\n"
-        "from turnwise.types import Task\n"
+        "from perturn.envs.scienceworld import ScienceWorld\n"
+        "from perturn.types import Task\n"
         "world = ScienceWorld()\n"
         "world.reset(Task('find-plant/1', 'find-plant', data={'variation': 1}), 0)\n"
         "print(world._simulator.jvm.process.pid, flush=True)\n"

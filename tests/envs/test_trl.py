@@ -11,17 +11,17 @@ import pytest
 import trl
 from datasets import Dataset
 
-from turnwise import TurnConfig, TurnTrainer
-from turnwise.collect import play_script
-from turnwise.engines import LocalEngine
-from turnwise.envs.check import check_environment
-from turnwise.envs.trl import TrlFactory
-from turnwise.episode import Job, episode
-from turnwise.errors import ConfigError, DataError, EnvironmentFailure
-from turnwise.policy.tokens import Renderer
-from turnwise.rollout import play
-from turnwise.tools import ToolAction, ToolCall, write_action, write_text
-from turnwise.types import Action, EpisodeProtocol, Sampling
+from perturn import TurnConfig, TurnTrainer
+from perturn.collect import play_script
+from perturn.engines import LocalEngine
+from perturn.envs.check import check_environment
+from perturn.envs.trl import TrlFactory
+from perturn.episode import Job, episode
+from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.policy.tokens import Renderer
+from perturn.rollout import play
+from perturn.tools import ToolAction, ToolCall, write_action, write_text
+from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/trl_environment.py"
 PROTOCOL = EpisodeProtocol("safe", "tools", max_turns=6)
@@ -221,7 +221,7 @@ def config(folder, steps):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_one_class_trains_in_turnwise_and_in_trl(
+def test_one_class_trains_in_perturn_and_in_trl(
     world, rows, example, tokenizer, tiny_model, tmp_path, monkeypatch
 ):
     """A tiny policy learns one episode here, plays it here, and plays it in a step of TRL's GRPOTrainer.

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config import parse
-from turnwise.envs import _index
-from turnwise.envs._webshop_data import Files
-from turnwise.envs.check import check_environment
-from turnwise.envs.protocols import PROTOCOLS
-from turnwise.envs.webshop import WebShop
-from turnwise.errors import ConfigError, DataError, EnvironmentFailure
-from turnwise.rollout import Job, play
-from turnwise.types import Sampling, Status, Task
+from perturn.config import parse
+from perturn.envs import _index
+from perturn.envs._webshop_data import Files
+from perturn.envs.check import check_environment
+from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.webshop import WebShop
+from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.rollout import Job, play
+from perturn.types import Sampling, Status, Task
 
-DATA = Path(os.environ.get("TURNWISE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
+DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory):
     """A cache that all tests of this file share."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PERTURN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
@@ -80,7 +80,7 @@ def test_the_buyer_earns_everything(shop, synthetic):
 
 def test_the_buyer_turns_pages(shop, monkeypatch):
     """Where the product is not among the first results."""
-    monkeypatch.setattr("turnwise.envs._webshop_buyer._queries", lambda goal, meant: ["tea mug"])
+    monkeypatch.setattr("perturn.envs._webshop_buyer._queries", lambda goal, meant: ["tea mug"])
     world = parse(WebShop, shop)
     task = task_of(world, "SHOP000107")
     task = replace(task, data={**task.data, "asin": "SHOP000111"})
@@ -90,7 +90,7 @@ def test_the_buyer_turns_pages(shop, monkeypatch):
 
 def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):
     """The expert says so; its episode is stored as failed."""
-    monkeypatch.setattr("turnwise.envs._webshop_buyer._queries", lambda goal, meant: ["zebra"])
+    monkeypatch.setattr("perturn.envs._webshop_buyer._queries", lambda goal, meant: ["zebra"])
 
     with pytest.raises(EnvironmentFailure, match=r"no search lists product SHOP000004 .Harbour Oat"):
         world.expert(task_of(world, "SHOP000004"))
@@ -242,7 +242,7 @@ def test_goals_keep_the_order_of_the_original(shop):
 def test_goals_and_prices_are_the_same_in_every_process(shop):
     """Also where a price is a range: nothing is drawn from the global generator."""
     code = (
-        "import json, sys; from turnwise.config import parse; from turnwise.envs.webshop import WebShop; "
+        "import json, sys; from perturn.config import parse; from perturn.envs.webshop import WebShop; "
         "w = parse(WebShop, json.loads(sys.argv[1])); "
         "print(json.dumps([[t.data for t in w.tasks('train')], w._find('SHOP000002')[1].price]))"
     )
@@ -423,7 +423,7 @@ def product_of(asin, goals):
     }
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs shared/data/webshop (or TURNWISE_DATA)")
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs shared/data/webshop (or PERTURN_DATA)")
 def test_the_buyer_earns_everything_on_real_goals(tmp_path):
     """106 goals that people wrote, with their attributes and options, in a shop of 98 products made for them."""
     goals = DATA / "items_human_ins_10000.json"

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.envs._alfworld_games import KINDS, GameText
-from turnwise.envs._alfworld_like import make_game
-from turnwise.envs.alfworld_official import OfficialGame
-from turnwise.types import Observation
+from perturn.envs._alfworld_games import KINDS, GameText
+from perturn.envs._alfworld_like import make_game
+from perturn.envs.alfworld_official import OfficialGame
+from perturn.types import Observation
 
 FILE = Path(__file__).with_name("alfworld.json")
 _ODD = ("", " look ", "fly to the moon", "take everything", "Go to fridge 1", "examine fridge 1")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from turnwise.losses import TurnLogprobs
+from perturn.losses import TurnLogprobs
 
 Lengths = list[list[int]]
 

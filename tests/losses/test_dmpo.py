@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.dmpo import DMPO
-from turnwise.losses.dpo import DPO
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.dmpo import DMPO
+from perturn.losses.dpo import DPO
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 both_discounts = pytest.mark.parametrize("discount", ["derived", "printed"])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.dpo import DPO, dpo_loss
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.dpo import DPO, dpo_loss
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 REDUCTIONS = ("sum", "token_mean", "turn_mean")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.density_ratio import density_ratio_loss
-from turnwise.losses.kernels import KERNELS, bregman_divergence, make_kernel
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.density_ratio import density_ratio_loss
+from perturn.losses.kernels import KERNELS, bregman_divergence, make_kernel
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 RATIOS = st.floats(math.log(0.01), math.log(100)).map(math.exp)

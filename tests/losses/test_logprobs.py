@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import TurnLogprobs
-from turnwise.losses.logprobs import check_pairs
+from perturn.losses import TurnLogprobs
+from perturn.losses.logprobs import check_pairs
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)

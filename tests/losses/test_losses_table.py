@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from turnwise.losses import LOSSES, TurnLogprobs
+from perturn.losses import LOSSES, TurnLogprobs
 
 TURN_WEIGHTS = {"pivot": 0.9, "low": 0.2, "high": 1.0}
 DENSITY_RATIO = {"kernel": "ukl", "alpha": 0.5, "reduction": "token_mean", "max_log_ratio": 20.0}

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.sft import SFT
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.sft import SFT
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)

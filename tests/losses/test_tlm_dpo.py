@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.dpo import DPO
-from turnwise.losses.tlm_dpo import TLMDPO
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.dpo import DPO
+from perturn.losses.tlm_dpo import TLMDPO
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)

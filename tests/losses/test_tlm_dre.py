@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from turnwise.losses import LOSSES, TurnLogprobs
-from turnwise.losses.tlm_dre import TLMDRE
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.tlm_dre import TLMDRE
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 KERNELS = ("ukl", "lsif", "bce", "basu")

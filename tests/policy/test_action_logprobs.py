@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from turnwise.errors import DataError
-from turnwise.policy.logprobs import action_logprobs, loss_turns
-from turnwise.policy.packing import lay_out
-from turnwise.policy.reference import reference_logprobs
-from turnwise.policy.tokens import NO_TURN, Encoded
+from perturn.errors import DataError
+from perturn.policy.logprobs import action_logprobs, loss_turns
+from perturn.policy.packing import lay_out
+from perturn.policy.reference import reference_logprobs
+from perturn.policy.tokens import NO_TURN, Encoded
 
 
 def sequence(length, loss, seed=0):

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from turnwise.engines.local import LocalEngine
-from turnwise.errors import DataError
-from turnwise.policy.agreement import agreement
-from turnwise.rollout import Job, play
-from turnwise.types import EpisodeProtocol, Sampling, Status, Trajectory
+from perturn.engines.local import LocalEngine
+from perturn.errors import DataError
+from perturn.policy.agreement import agreement
+from perturn.rollout import Job, play
+from perturn.types import EpisodeProtocol, Sampling, Status, Trajectory
 
 PROTOCOL = EpisodeProtocol("guess", "react", "Guess the number.", max_turns=4)
 

@@ -38,10 +38,10 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from turnwise.errors import ModelError
-from turnwise.policy.logprobs import action_logprobs, prepare
-from turnwise.policy.packing import lay_out
-from turnwise.policy.tokens import NO_TURN, Encoded
+from perturn.errors import ModelError
+from perturn.policy.logprobs import action_logprobs, prepare
+from perturn.policy.packing import lay_out
+from perturn.policy.tokens import NO_TURN, Encoded
 
 peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """peft 0.21 asks transformers 5.23 a question by its old name."""
@@ -433,7 +433,7 @@ def test_what_is_saved_knows_nothing_of_us(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
 
-    assert "turnwise" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+    assert "perturn" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     assert loaded.config._attn_implementation == "sdpa"
     assert_close(plain(loaded), expected, atol=1e-4, rtol=0)
     assert torch.equal(action_logprobs(loaded, BATCH), expected)

@@ -4,9 +4,9 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.testing import assert_close
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from turnwise.errors import ModelError
-from turnwise.policy import attention
-from turnwise.policy.attention import forest_attention, forest_mask
+from perturn.errors import ModelError
+from perturn.policy import attention
+from perturn.policy.attention import forest_attention, forest_mask
 
 FORESTS = {
     "one sequence": [[0, 7, 7]],

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from turnwise.errors import ModelError
-from turnwise.policy import attention, checkpointing
-from turnwise.policy.logprobs import action_logprobs, prepare
-from turnwise.policy.packing import lay_out
-from turnwise.policy.tokens import Encoded
+from perturn.errors import ModelError
+from perturn.policy import attention, checkpointing
+from perturn.policy.logprobs import action_logprobs, prepare
+from perturn.policy.packing import lay_out
+from perturn.policy.tokens import Encoded
 
 BATCH = lay_out([Encoded(tuple(range(3, 40)), (-1,) * 20 + (0,) * 17, ("user",) * 37)])
 
@@ -95,7 +95,7 @@ def test_a_copy_of_the_model_switches_its_own_layers(model):
 
 
 def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
-    monkeypatch.setattr("turnwise.policy.logprobs._TOLERANCE", {})
+    monkeypatch.setattr("perturn.policy.logprobs._TOLERANCE", {})
     tiny_model.model.layers[0].register_forward_hook(
         lambda module, inputs, output: output + output.mean(1, True)
     )
@@ -103,7 +103,7 @@ def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
         prepare(tiny_model)
 
     assert "activation_checkpointing_enable" not in vars(tiny_model)
-    assert not hasattr(tiny_model, "turnwise_plain_checkpointing")
+    assert not hasattr(tiny_model, "perturn_plain_checkpointing")
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from turnwise.errors import DataError
-from turnwise.policy.examples import Collator, Example, check_lengths, collate, encode_example
-from turnwise.policy.tokens import NO_TURN, Encoded
-from turnwise.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.errors import DataError
+from perturn.policy.examples import Collator, Example, check_lengths, collate, encode_example
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 
 def trajectory(*said):

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turnwise.policy import head
-from turnwise.policy.head import Head, token_logprobs
+from perturn.policy import head
+from perturn.policy.head import Head, token_logprobs
 
 ROWS, FEATURES, VOCABULARY = 13, 5, 11
 

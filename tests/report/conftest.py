@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from turnwise.report import write_report
-from turnwise.store import TrajectoryStore, write_pairs
-from turnwise.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.report import write_report
+from perturn.store import TrajectoryStore, write_pairs
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 HOSTILE = "</script><script>alert('x')</script><!-- \"' \u2028 <img src=http://evil.example/a.png> ${7*7}"
 
@@ -230,7 +230,7 @@ def run(tmp_path):
     return whole_run(tmp_path / "run")
 
 
-CHROMIUM = os.environ.get("TURNWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = os.environ.get("PERTURN_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 _FLAGS = """
     --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking
     --disable-component-update --disable-sync
@@ -242,7 +242,7 @@ def chromium():
     """A real browser; its profile is a fresh one each time."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium, or set TURNWISE_CHROMIUM")
+        pytest.skip("no chromium: apt-get install chromium, or set PERTURN_CHROMIUM")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         yield browser

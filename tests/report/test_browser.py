@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.report import write_report
-from turnwise.store import write_pairs
-from turnwise.types import Action, PreferencePair, Turn
+from perturn.report import write_report
+from perturn.store import write_pairs
+from perturn.types import Action, PreferencePair, Turn
 
 VIEWS = {
     "report": "",

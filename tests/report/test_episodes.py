@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from turnwise.store import write_pairs
-from turnwise.types import PreferencePair
+from perturn.store import write_pairs
+from perturn.types import PreferencePair
 
 
 def test_every_episode_of_every_set_is_there_once(run, make):

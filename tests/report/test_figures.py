@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.report import summarize
+from perturn.report import summarize
 
 
 def test_confidence_bars_are_split_by_weight(run, make):

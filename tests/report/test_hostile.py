@@ -6,9 +6,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from turnwise.report import write_report
-from turnwise.store import write_pairs
-from turnwise.types import Action, PreferencePair, Turn
+from perturn.report import write_report
+from perturn.store import write_pairs
+from perturn.types import Action, PreferencePair, Turn
 
 PAYLOADS = [
     "<script>pwned=1</script>",

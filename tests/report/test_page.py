@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from turnwise.errors import RunError
-from turnwise.report import summarize, write_report
-from turnwise.report.sections import script_json
+from perturn.errors import RunError
+from perturn.report import summarize, write_report
+from perturn.report.sections import script_json
 
 
 def test_report_is_the_same_each_time(run):
@@ -27,7 +27,7 @@ def test_page_shows_what_the_run_holds(run, make):
     assert "dropped small gap 7" in page.text
     assert "1,234,567 tokens" in page.text
     assert "2 h 00 min" in page.text
-    assert "turnwise run recipe.yaml" in page.text
+    assert "perturn run recipe.yaml" in page.text
     assert "pivot: 0.85" in page.text
     assert "panel_sha256 " + "ab" * 32 in page.text
     assert "Not everything is here" not in page.text

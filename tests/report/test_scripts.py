@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from turnwise.report.page import _ASSETS, script
+from perturn.report.page import _ASSETS, script
 
 
 def test_the_joined_script_parses(tmp_path):

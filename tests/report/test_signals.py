@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.report.signals import SIGNALS, meaning, signals_of
-from turnwise.types import Action, Status, Task, Trajectory, Turn
+from perturn.report.signals import SIGNALS, meaning, signals_of
+from perturn.types import Action, Status, Task, Trajectory, Turn
 
 
 def episode(actions, seen=None, rewards=None, states=None, **changes):

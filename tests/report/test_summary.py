@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.report import summarize, write_report
+from perturn.report import summarize, write_report
 
 
 def test_policy_numbers_by_hand(run):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from turnwise.report.turns import LONGEST, Notes, body, by_turn, clip, notes_of_side, split_action, tokens
-from turnwise.types import Action, Task, Trajectory, Turn
+from perturn.report.turns import LONGEST, Notes, body, by_turn, clip, notes_of_side, split_action, tokens
+from perturn.types import Action, Task, Trajectory, Turn
 
 
 @pytest.mark.parametrize(

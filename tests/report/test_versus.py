@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.report.folder import read_run
-from turnwise.report.page import names_of
-from turnwise.report.versus import against_first, settings_that_differ
+from perturn.report.folder import read_run
+from perturn.report.page import names_of
+from perturn.report.versus import against_first, settings_that_differ
 
 
 @pytest.fixture

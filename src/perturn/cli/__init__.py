@@ -1,0 +1,22 @@
+"""The command line: parses, prints, exits. `perturn --help` lists the exit codes."""
+
+from __future__ import annotations
+
+from perturn.cli import begin, loop, see
+from perturn.cli._base import app
+from perturn.errors import PerturnError
+from perturn.progress import console as notices
+
+__all__ = ["app", "begin", "loop", "main", "see"]
+
+
+def main() -> None:
+    """Entry point: mistakes that are explained exit with 2 and no traceback."""
+    try:
+        app()
+    except PerturnError as error:
+        notices.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        notices.print("stopped; the same command goes on from here")
+        raise SystemExit(130) from None

@@ -1,0 +1,63 @@
+"""What the commands share: the app, consoles, arguments, and help that ends with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Post-train LLM agents on multi-turn tasks, one turn at a time.\n\n"
+    "A recipe is one YAML file; `init` writes one, `run` does all of it, the other commands do a part. "
+    "What is done is not done again: the same command goes on where it was stopped.",
+    epilog="\n\n".join(
+        (
+            "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",
+            "Example: perturn run my.yaml --dry-run",
+            "Example: perturn run my.yaml",
+            "Example: perturn watch runs/my",
+            EXIT_CODES,
+        )
+    ),
+)
+results = Console()
+"""Where results go; notices and progress go to standard error."""
+
+Source = Annotated[
+    Path, typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE ...]", help="Settings that replace the recipe's, such as seed=1."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the recipe, say what would be done and what it may cost, and do nothing."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def command(
+    name: str, *examples: str, codes: str | None = None, panel: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a command whose help ends with examples.
+
+    Args:
+        name: Of the command.
+        examples: What follows `perturn NAME`, one a line.
+        codes: Exit codes beyond the usual, if there are any.
+        panel: Heading in the list of commands.
+    """
+    lines = [f"Example: perturn {name} {example}" for example in examples]
+    exits = [f"Exit codes: {codes}"] if codes else []
+    return app.command(name=name, epilog="\n\n".join([*lines, *exits]), rich_help_panel=panel)

@@ -1,0 +1,77 @@
+"""Commands that make or check what a run needs: a recipe, a model, an environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perturn.cli._base import AsJson, Overrides, command, results
+from perturn.progress import console as notices
+
+
+@command(
+    "init",
+    "my.yaml --environment scienceworld --model smollm2-135m",
+    'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
+    "my.yaml --environment docs/examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
+    panel="Prepare",
+)
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recipe to write; it must not exist.")],
+    environment: Annotated[
+        str, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
+    ],
+    model: Annotated[str, typer.Option(help="Hub id, local folder, or smollm2-135m.")],
+    loss: Annotated[str, typer.Option(help="Loss of the alignment.")] = "tlm-dre",
+    lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Write a recipe with a comment at every setting, for an environment and a model."""
+    from perturn.starter import write_recipe
+
+    write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
+    results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+
+
+@command(
+    "check-env",
+    "docs/examples/own_environment.py:GuessNumber",
+    "my_package.my_env:MyEnvironment --split test --json",
+    codes="0 it keeps the contract; 1 it does not; 2 it cannot be loaded.",
+    panel="Prepare",
+)
+def check_env(
+    environment: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="Your environment; also FILE.py:CLASS.")
+    ],
+    split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
+    as_json: AsJson = False,
+) -> None:
+    """Check whether an environment keeps the contract."""
+    from perturn.envs.check import check_environment
+    from perturn.envs.load import load_object
+
+    problems = check_environment(load_object(environment), split=split)
+    if as_json:
+        sys.stdout.write(json.dumps({"environment": environment, "problems": problems}) + "\n")
+    else:
+        for problem in problems:
+            results.print(f"- {problem}", markup=False, soft_wrap=True)
+        if not problems:
+            results.print(f"{environment} keeps the contract.", markup=False)
+    if problems:
+        raise typer.Exit(1)
+
+
+@command("convert", "smollm2-135m", panel="Prepare")
+def convert(
+    model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
+) -> None:
+    """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
+    from perturn.policy.models import resolve_model
+
+    results.print(resolve_model(model, notices.print), soft_wrap=True)

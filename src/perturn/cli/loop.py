@@ -1,0 +1,175 @@
+"""The loop and its stages: run, collect, pair, train, evaluate, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results
+from perturn.errors import ConfigError
+
+
+@command(
+    "run",
+    "recipes/scienceworld_tlm-dre_demo.yaml --dry-run",
+    "recipes/scienceworld_tlm-dre_demo.yaml seed=1 name=demo-1",
+    "runs/demo",
+    panel="The loop",
+)
+def run(
+    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Do the whole loop of a recipe; a second call goes on where the first one stopped."""
+    from perturn.run import open_run, run_all
+
+    if dry_run:
+        _show_plan(source, overrides, None, as_json)
+        return
+    opened = open_run(source, overrides or [])
+    report_file = run_all(opened)
+    if as_json:
+        sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
+        return
+    _print_summary(opened.folder)
+    results.print(f"report:  {report_file}", soft_wrap=True)
+    results.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
+
+
+def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
+    """Do the steps of one command, or say what they would be."""
+    from perturn.run import loop, open_run, run_steps
+
+    if dry_run:
+        _show_plan(source, overrides, name, as_json)
+        return
+    opened = open_run(source, overrides or [], name)
+    run_steps(opened, name)
+    if as_json:
+        steps = [step.name for step in loop(opened.recipe) if step.command == name]
+        done = {step: opened.manifest["stages"].get(step) for step in steps}
+        sys.stdout.write(json.dumps({"run": str(opened.folder), "stages": done}) + "\n")
+
+
+def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+    from perturn.plan import make_plan, print_plan
+
+    plan = make_plan(source, overrides or [], name)
+    if as_json:
+        sys.stdout.write(json.dumps(plan.to_dict()) + "\n")
+    else:
+        print_plan(plan, results)
+
+
+@command("collect", "recipes/scienceworld_tlm-dre_demo.yaml", "runs/demo --dry-run", panel="The loop")
+def collect(
+    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Collect trajectories: the expert's, and the SFT policy's own once it is trained."""
+    _stage(source, overrides, "collect", dry_run, as_json)
+
+
+@command("import-expert", "fireact.json recipes/hotpotqa_tlm-dre.yaml", panel="The loop")
+def import_expert(
+    file: Annotated[Path, typer.Argument(help="Episodes that others recorded, such as FireAct's.")],
+    source: Source,
+    overrides: Overrides = None,
+) -> None:
+    """Bring episodes that others recorded into a run, as those of its expert; collect goes on from there."""
+    from perturn.collect import import_expert as bring
+    from perturn.run import open_run
+
+    run = open_run(source, overrides or [], "collect")
+    counts = bring(run, file)
+    results.print(
+        f"{run.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
+        soft_wrap=True,
+    )
+
+
+@command("pair", "runs/demo", "runs/demo --dry-run --json", panel="The loop")
+def pair(
+    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Make preference pairs: the expert over the policy's own failures."""
+    _stage(source, overrides, "pair", dry_run, as_json)
+
+
+@command("train", "runs/demo", "runs/demo --dry-run", panel="The loop")
+def train(
+    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Train SFT on the expert's trajectories, and the alignment once there are pairs."""
+    _stage(source, overrides, "train", dry_run, as_json)
+
+
+@command("evaluate", "runs/demo", "runs/demo --json", panel="The loop")
+def evaluate(
+    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Score every policy the run has on the held-out panel."""
+    _stage(source, overrides, "evaluate", dry_run, as_json)
+
+
+@command("report", "runs/demo", "runs/seed-0 runs/seed-1 --output both.html", panel="The loop")
+def report(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN [RUN ...] [KEY=VALUE ...]", help="Folders of runs, or their recipes."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the run folder.")
+    ] = None,
+) -> None:
+    """Write one page of one run or several, and the summary.json of each, from the run folders alone."""
+    from perturn.report import write_report
+    from perturn.workspace import refuse_other, resolve_recipe, run_folder
+
+    overrides = [word for word in sources if "=" in word and not Path(word).exists()]
+    paths = [Path(word) for word in sources if word not in overrides]
+    if not paths:
+        raise ConfigError("report needs a run folder or a recipe before its settings.")
+    folders = []
+    for path in paths:
+        if path.is_dir() and not overrides:  # made by whatever version: its recipe need not be one of ours
+            folders.append(path)
+            continue
+        recipe = resolve_recipe(path, overrides)
+        refuse_other(recipe)
+        folders.append(run_folder(recipe))
+    results.print(str(write_report(*folders, output=output)), soft_wrap=True)
+
+
+def _print_summary(folder: Path) -> None:
+    """The headline table of a finished run."""
+    from perturn.report.protocol import protocol_line
+
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    stamp = summary["protocol"] or {}
+    table = Table(
+        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
+    )
+    for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
+        table.add_column(column)
+    for row in summary["policies"]:
+        low, high = row["interval"]
+        table.add_row(
+            row["name"],
+            str(row["n"]),
+            f"{row['mean_score']:.3f} [{low:.3f}, {high:.3f}]",
+            f"{row['success_rate']:.3f}",
+            f"{row['mean_turns']:.1f}",
+        )
+    results.print(table)
+    found = summary["comparison"]
+    if found:
+        low, high = found["interval"]
+        results.print(
+            f"{found['a']} against {found['b']}, paired over {found['n']} tasks: {found['mean_difference']:+.3f} "
+            f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}; "
+            f"{found['wins']} better, {found['losses']} worse, {found['ties']} equal"
+        )

@@ -1,0 +1,109 @@
+"""Commands that look and change nothing: inspect data, watch a run, list what a recipe can name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from perturn.cli._base import AsJson, command, results
+from perturn.errors import ConfigError, did_you_mean
+
+
+@command(
+    "inspect",
+    "runs/demo/pairs.jsonl --model smollm2-135m",
+    "runs/demo --check",
+    "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
+    "data.jsonl --model smollm2-135m --json --limit 1",
+    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or a malformed row.",
+    panel="Look",
+)
+def inspect(
+    data: Annotated[Path, typer.Argument(help="JSONL of trajectories, pairs or TRL rows; or a run folder.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Hub id, local folder, or smollm2-135m; a run has its own.")
+    ] = None,
+    loss: Annotated[str, typer.Option(help="Loss whose turn weights are shown.")] = "tlm-dre",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a row; with --check, one object.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Audit all rows: lengths, duplicates, what is dropped, cut or refused."),
+    ] = False,
+    max_length: Annotated[
+        int | None, typer.Option(help="Length limit in tokens, as in training; a run has its own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
+) -> None:
+    """Show which token carries which weight, and what training would drop, cut or refuse, before it is paid for."""
+    from perturn.inspect import audit, inspect_json, model_of, print_audit
+    from perturn.inspect import inspect as show
+
+    name, max_length = model_of(data, model, max_length)
+    if check:
+        found = audit(data, name, max_length)
+        if as_json:
+            sys.stdout.write(json.dumps(found) + "\n")
+        else:
+            print_audit(found, results)
+        raise typer.Exit(1 if found["refused"] or found["template"]["problems"] else 0)
+    if as_json:
+        for line in inspect_json(data, name, max_length, limit):
+            sys.stdout.write(line + "\n")
+    else:
+        show(data, name, loss, results, max_length, 3 if limit is None else limit)
+
+
+@command(
+    "watch",
+    "runs/demo",
+    "runs/demo --once",
+    "runs/demo --once --json",
+    codes="0 it works, or has finished; 1 it died or failed, or an alarm is on; 2 no such run.",
+    panel="Look",
+)
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the state and exit.")] = False,
+    as_json: AsJson = False,
+    every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Watch a run from another terminal: stages, rates, time left, scores, alarms. Writes nothing."""
+    from perturn.watch import Watcher, render, watch_live
+
+    watcher = Watcher(run)
+    if as_json:
+        state = watcher.look()
+        sys.stdout.write(json.dumps(state.to_dict()) + "\n")
+    elif once:
+        state = watcher.look()
+        results.print(render(state))
+    else:
+        state = watch_live(watcher, results, every)
+    raise typer.Exit(0 if state.is_well else 1)
+
+
+@command("list", "losses", "environments --json", panel="Look")
+def list_table(
+    what: Annotated[str, typer.Argument(help="losses, credits, environments or engines")],
+    as_json: AsJson = False,
+) -> None:
+    """List what a recipe can name."""
+    from perturn.tables import TABLES
+
+    if what not in TABLES:
+        raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, TABLES)}")
+    entries = {name: (entry.__doc__ or "").strip().splitlines()[0] for name, entry in TABLES[what]().items()}
+    if as_json:
+        sys.stdout.write(json.dumps(entries) + "\n")
+        return
+    table = Table(show_header=False, box=None)
+    for name, says in entries.items():
+        table.add_row(name, says)
+    results.print(table if entries else f"no {what} yet")

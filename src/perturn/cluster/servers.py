@@ -1,0 +1,127 @@
+"""What runs on the nodes: the server of a node's worlds, and the server of one replica of the policy.
+
+Plain classes; the driver makes actors of them. They know nothing of each other and of the driver's files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.cluster.connect import identity
+from perturn.config import Section, Worlds
+from perturn.envs._child import PlainWorld, told
+from perturn.envs.load import environment_maker
+from perturn.envs.process import ProcessWorlds, runs_here, world_count
+from perturn.types import Action, Engine, Environment, Prompt, Sampling
+
+Reply = dict[str, Any]
+"""`value`: what a call returned, in plain data; or `error` and `text`: what it raised."""
+
+
+class WorldServer:
+    """All worlds of one node. Each is called from one thread of its own, as many at a time as there are calls."""
+
+    def __init__(self, section: Section, limits: Worlds) -> None:
+        self._section, self._limits = section, limits
+        self._rooms: dict[int, _Room] = {}
+
+    def identity(self) -> str:
+        """Which perturn is here."""
+        return identity()
+
+    def start(self, most: int) -> Reply:
+        """Start a first world: its facts, and how many of `most` worlds have room here."""
+        return _reply(partial(self._start, most))
+
+    def _start(self, most: int) -> dict[str, Any]:
+        self._make: Callable[[], Environment]
+        if runs_here(self._section, self._limits):
+            self._make = environment_maker(self._section)
+            world = self._make()
+            facts = PlainWorld(world).facts()
+            world.close()  # a world lives in the thread of its room
+        else:
+            self._make = worlds = ProcessWorlds(self._section, self._limits)
+            facts = dataclasses.asdict(worlds.facts)
+        return facts | {"room": world_count(self._section, self._limits, most)}
+
+    def call(self, room: int, method: str, *arguments: Any) -> Reply:
+        """Call a method of the world in a room; there is a world in each room that is called."""
+        return self._rooms.setdefault(room, _Room(self._make)).call(method, *arguments)
+
+    def close(self, room: int) -> Reply:
+        """Close the world in a room, and the room."""
+        return self._rooms.pop(room, _Room(self._make)).close()
+
+
+class _Room:
+    """A thread, and the world in it."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._world: PlainWorld | None = None
+        self._thread = ThreadPoolExecutor(1)
+
+    def call(self, method: str, *arguments: Any) -> Reply:
+        return self._thread.submit(_reply, partial(self._call, method, *arguments)).result()
+
+    def close(self) -> Reply:
+        reply = {"value": None} if self._world is None else self.call("close")
+        self._thread.shutdown(wait=False)
+        return reply
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        if self._world is None:
+            self._world = PlainWorld(self._make())
+        return getattr(self._world, method)(*arguments)
+
+
+def _reply(work: Callable[[], Any]) -> Reply:
+    try:
+        return {"value": work()}
+    except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
+        return told(error)
+
+
+class EngineServer:
+    """One replica of the policy."""
+
+    def place(self) -> tuple[str, str]:
+        """Name of this machine, and which perturn is here."""
+        return socket.gethostname(), identity()
+
+    def open(self, serve: Callable[[str], Engine], model: str, files: dict[str, Any]) -> str:
+        """Load the policy.
+
+        Args:
+            serve: Makes the engine of a model.
+            model: What the model is called where no files are sent.
+            files: Its files, by name, as references to arrays of bytes.
+
+        Returns:
+            Identity of the policy.
+        """
+        get = importlib.import_module("ray").get
+        with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
+            for name, data in files.items():
+                with (Path(folder) / name).open("wb") as file:
+                    file.write(get(data).data)
+            self._engine = serve(folder if files else model)
+        return self._engine.name
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Any]:
+        """Answer prompts."""
+        answers: list[Action | Any] = self._engine.generate(prompts, sampling)
+        return answers
+
+    def forget(self, conversation: str) -> None:
+        """A conversation has ended."""
+        self._engine.forget(conversation)

@@ -1,0 +1,114 @@
+"""The section `engine:` of a recipe that names `api`; the key itself is no setting."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from perturn.errors import ConfigError
+
+_OWN = {"model", "messages", "tools", "stop", "stream", "n"}
+"""Parameters of a request that `request` cannot replace; `stop` has its own setting."""
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
+
+    serves_checkpoints: ClassVar[bool] = False
+    """Whether it can serve policies that we trained."""
+
+    base_url: str = "https://api.openai.com/v1"
+    """Address of the protocol, with its version."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """Environment variable that holds the key; None: the server asks for none. The key itself is no setting."""
+    concurrency: int = 16
+    """Requests under way at the same time, at most; >= 1."""
+    requests_per_minute: float | None = None
+    """Requests sent in a minute at most, retries included, evenly spaced; > 0. None: no limit of ours."""
+    max_retries: int = 6
+    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx; >= 0."""
+    timeout: float = 120.0
+    """Seconds to wait for the server each time; > 0."""
+    stop: list[str] | None = None
+    """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
+    max_tokens_total: int | None = None
+    """Budget of the run in tokens, prompts and answers together; >= 1. Requests under way when it is reached end."""
+    max_cost: float | None = None
+    """Budget of the run in the currency of the prices; > 0. Like `max_tokens_total`."""
+    prompt_price: float | None = None
+    """Price of a million prompt tokens; >= 0. Discounts for cached ones are not counted."""
+    completion_price: float | None = None
+    """Price of a million tokens of answers; >= 0."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """Parameters put into each request over ours; null leaves one out, such as `{max_tokens: null}`."""
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "timeout", "max_cost"):
+            _check_bound(name, getattr(self, name), above=0)
+        for name, least in (("concurrency", 1), ("max_retries", 0), ("max_tokens_total", 1)):
+            _check_bound(name, getattr(self, name), least=least)
+        for name in ("prompt_price", "completion_price"):
+            _check_bound(name, getattr(self, name), least=0)
+        if self.max_cost is not None and None in (self.prompt_price, self.completion_price):
+            raise ValueError(
+                "max_cost needs prices; set prompt_price and completion_price, per million tokens."
+            )
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ValueError(
+                "api_key_env must be the name of an environment variable in capitals, such as OPENAI_API_KEY, "
+                "not the key itself; what was given is not shown."
+            )
+        address = urlsplit(self.base_url)
+        if (
+            address.scheme not in ("http", "https")
+            or not address.hostname
+            or "@" in address.netloc
+            or address.query
+        ):
+            raise ValueError("base_url must be like https://host/v1, without user, password or query.")
+        if taken := sorted(_OWN & self.request.keys()):
+            raise ValueError(f"request cannot set {', '.join(taken)}, which the engine sets itself.")
+
+    @property
+    def host(self) -> str:
+        """The server's name."""
+        return urlsplit(self.base_url).hostname or ""
+
+    def read_key(self) -> str | None:
+        """The key from the environment; None where the server asks for none.
+
+        Raises:
+            ConfigError: If the variable is not set or holds no key.
+        """
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ConfigError(
+                f"environment variable {self.api_key_env} is not set; export the key of {self.host} in it, or name "
+                "another variable with engine.api_key_env (null if the server asks for no key)."
+            )
+        if not re.fullmatch(r"[\w.:/+=~@-]+", key, re.ASCII):
+            raise ConfigError(
+                f"environment variable {self.api_key_env} holds no key: it has spaces or strange characters."
+            )
+        return key
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """What tokens cost, in the currency of the prices."""
+        return (
+            prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
+        ) / 1e6
+
+
+def _check_bound(
+    name: str, value: float | None, *, above: float | None = None, least: float | None = None
+) -> None:
+    if value is not None and above is not None and value <= above:
+        raise ValueError(f"{name} must be > {above}, got {value}.")
+    if value is not None and least is not None and value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}.")

@@ -1,0 +1,37 @@
+"""Choose tokens: each row draws from its own source of randomness, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from perturn.types import Sampling
+
+
+def choose(logits: Tensor, sampling: Sampling, draws: Sequence[random.Random]) -> Tensor:
+    """Choose one token a row, by inverting the cumulative distribution at one uniform number.
+
+    Args:
+        logits: Of the next token [rows, vocabulary].
+        sampling: Temperature and nucleus.
+        draws: Each row's own source of randomness.
+
+    Returns:
+        Token ids [rows].
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    probabilities = (logits.double() / sampling.temperature).softmax(-1)
+    order = None
+    if sampling.top_p < 1:  # the nucleus: the fewest likeliest tokens whose probability reaches top_p
+        probabilities, order = probabilities.sort(-1, descending=True)
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = torch.where(before < sampling.top_p, probabilities, 0.0)
+    cumulative = probabilities.cumsum(-1)
+    uniform = torch.tensor([draw.random() for draw in draws], dtype=torch.double, device=logits.device)
+    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    place = place.clamp_max(logits.shape[-1] - 1)
+    return (place if order is None else order.gather(-1, place)).squeeze(-1)

@@ -1,0 +1,93 @@
+"""Text environments with Gymnasium's interface: `reset(seed=...)` and a `step` that returns five values.
+
+Nothing is installed for it: what is adapted is made by a callable of the user's, be it a class, `gymnasium:make`, or
+the `make` of a library of text games that keeps the interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perturn.envs._outside import as_number, as_text, check_seeds, load_object, seed_tasks, task_seed
+from perturn.errors import EnvironmentFailure
+from perturn.types import Observation, Task
+
+
+class Gymnasium:
+    """A text environment with Gymnasium's interface. A task is a seed.
+
+    What is read of the `info` that `reset` and `step` return, where it is there: `success` (bool), `valid` (bool: was
+    the action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
+    positive reward in its last step counts as solved; one that the environment cuts off (`truncated`) does not.
+    """
+
+    def __init__(
+        self,
+        make: str,
+        seeds: Mapping[str, int] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> None:
+        """Make the environment.
+
+        Args:
+            make: `module:callable` that returns it, such as `my_games:Maze` or `gymnasium:make`.
+            seeds: Number of tasks of each split; seeds are counted up through the splits. None: 200 train, 100 test.
+            settings: Keyword arguments of the callable.
+            version: Stamped on every trajectory after the callable's name.
+        """
+        self._seeds = check_seeds({"train": 200, "test": 100} if seeds is None else seeds)
+        given = dict(settings or {})
+        self._env = load_object(make)(**given)
+        label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])
+        self.name = f"{label}-{version}" if version else label
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task a seed."""
+        return seed_tasks(self._seeds, split)
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the episode of the task's seed; the policy's own seed plays no part."""
+        answer = self._env.reset(seed=task_seed(task))
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise EnvironmentFailure(
+                f"reset of {self.name} returned {answer!r:.60}, not (observation, info) as Gymnasium's does. Remedy: "
+                "return both; older environments need a compatibility wrapper."
+            )
+        text, info = answer
+        return Observation(as_text(text, "the observation"), admissible=_admissible(info))
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        answer = self._env.step(action)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            raise EnvironmentFailure(
+                f"step of {self.name} returned {answer!r:.60}, not (observation, reward, terminated, truncated, info). "
+                "Remedy: return these five; four values are the interface before Gymnasium."
+            )
+        text, paid, terminated, truncated, info = answer
+        reward = as_number(paid, "the reward")
+        success = info.get("success", bool(terminated) and reward > 0)
+        return Observation(
+            as_text(text, "the observation"),
+            reward=reward,
+            terminated=bool(terminated) or bool(truncated),
+            success=bool(success),
+            valid=bool(info.get("valid", True)),
+            admissible=_admissible(info),
+        )
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+
+def _admissible(info: Any) -> tuple[str, ...]:
+    if not isinstance(info, Mapping):
+        raise EnvironmentFailure(
+            f"info is {info!r:.60}, not a dict. Remedy: return {{}} if there is nothing to say."
+        )
+    return tuple(map(str, info.get("admissible_commands") or ()))

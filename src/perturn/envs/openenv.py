@@ -1,0 +1,135 @@
+"""OpenEnv servers: a text environment behind a WebSocket, one session a world.
+
+Needs `pip install "perturn[openenv]"`, which is `websockets` alone: the messages are those of `openenv` 0.10, whose
+own client brings forty packages that want other versions than training does. The server runs wherever it likes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any
+
+from perturn.envs._outside import as_number, as_text, check_seeds, seed_tasks, task_seed
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.types import Observation, Task
+
+_HINT = "start the server, or correct environment.base_url"
+
+
+class OpenEnv:
+    """A text environment of an OpenEnv server. A task is a seed.
+
+    An action is sent as the field `action_field` of the server's action, and the field `text_field` of its observation
+    is what the policy reads. `done` ends the episode. It counts as solved if the observation, or its metadata, says
+    `success`; where neither has that field, if the last reward is positive.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        action_field: str,
+        text_field: str,
+        seeds: Mapping[str, int] | None = None,
+        name: str = "openenv",
+        timeout: float = 60.0,
+    ) -> None:
+        """Check the settings; the session begins with the first episode.
+
+        Args:
+            base_url: Such as `http://localhost:8000`.
+            action_field: Field of the server's action that holds the text, such as `message`.
+            text_field: Field of the server's observation that is shown to the policy.
+            seeds: Number of tasks of each split; seeds are counted up through the splits. None: 200 train, 100 test.
+            name: Name and version of the environment, stamped on every trajectory.
+            timeout: Seconds an answer may take.
+        """
+        if find_spec("websockets") is None:
+            raise ConfigError('openenv needs websockets; run: pip install "perturn[openenv]"')
+        self._seeds = check_seeds({"train": 200, "test": 100} if seeds is None else seeds)
+        self._url = _websocket(base_url)
+        self._action_field, self._text_field = action_field, text_field
+        self._timeout = timeout
+        self._session = ExitStack()
+        self._socket: Any = None
+        self.name = name
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task a seed."""
+        return seed_tasks(self._seeds, split)
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the episode of the task's seed; the policy's own seed plays no part."""
+        if self._socket is None:
+            self._connect()
+        posed = self._seen(self._ask("reset", {"seed": task_seed(task), "episode_id": task.id}))
+        return Observation(posed.text, terminated=posed.terminated)
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        if self._socket is None:
+            raise EnvironmentFailure("no episode is running: call reset before step.")
+        return self._seen(self._ask("step", {self._action_field: action}))
+
+    def close(self) -> None:
+        """End the session."""
+        self._socket = None
+        self._session.close()
+
+    def _connect(self) -> None:
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            session = connect(self._url, open_timeout=self._timeout, max_size=100 * 2**20)
+            self._socket = self._session.enter_context(session)
+        except (OSError, WebSocketException) as error:
+            raise EnvironmentFailure(
+                f"no OpenEnv server answers at {self._url}: {error}; {_HINT}."
+            ) from error
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server answers to a message."""
+        from websockets.exceptions import WebSocketException
+
+        try:
+            self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(self._socket.recv(timeout=self._timeout))
+        except (OSError, WebSocketException, TimeoutError, ValueError) as error:
+            self.close()
+            said = str(error) or type(error).__name__
+            raise WorldLost(f"the session with {self._url} was lost in {kind}: {said}; {_HINT}.") from error
+        body = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(body, dict) or answer.get("type") == "error":
+            said = body.get("message", body) if isinstance(body, dict) else answer
+            raise EnvironmentFailure(f"{self._url} refused {kind}: {said!s:.300}")
+        return body
+
+    def _seen(self, body: Mapping[str, Any]) -> Observation:
+        fields = body.get("observation")
+        if not isinstance(fields, Mapping) or self._text_field not in fields:
+            known = ", ".join(sorted(fields)) if isinstance(fields, Mapping) else repr(fields)
+            raise EnvironmentFailure(
+                f"the observation of {self.name} has no field {self._text_field!r}; it has {known}. Set "
+                "environment.text_field to the one the policy shall read."
+            )
+        reward, done = as_number(body.get("reward"), "the reward"), bool(body.get("done"))
+        said = {**(body.get("metadata") or {}), **fields}
+        success = said.get("success", done and reward > 0)
+        text = as_text(fields[self._text_field], f"observation.{self._text_field}")
+        return Observation(text, reward=reward, terminated=done, success=bool(success))
+
+
+def _websocket(url: str) -> str:
+    """The address of a server's sessions."""
+    for scheme, other in (
+        ("http://", "ws://"),
+        ("https://", "wss://"),
+        ("ws://", "ws://"),
+        ("wss://", "wss://"),
+    ):
+        if url.startswith(scheme):
+            return f"{other}{url.removeprefix(scheme).rstrip('/').removesuffix('/ws')}/ws"
+    raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")

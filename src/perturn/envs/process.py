@@ -1,0 +1,330 @@
+"""Worlds in processes of their own, with time limits: one that crashes or hangs costs its own episode only.
+
+A child is a fresh interpreter, never a fork, in a session of its own. It is told by name and settings which world to
+make. It differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts
+need no `if __name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are
+quoted when it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even
+if that is killed itself. Only what a world starts in yet another session outlives it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import psutil
+
+from perturn import errors
+from perturn.config import Section, Worlds
+from perturn.envs import SELF_CONTAINED
+from perturn.errors import EnvironmentFailure, PerturnError, WorldLost
+from perturn.types import Observation, Task
+
+_MEMORY = 512 * 2**20
+"""Bytes of free memory that one world is reckoned to need."""
+_CLOSE_S = 5.0
+"""Seconds a world may take to close before it is killed; it holds nothing worth waiting for."""
+_WORDS = 4096
+"""Bytes of a child's output that are kept."""
+_LINES = 3
+"""Lines of them that are quoted."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from perturn.envs._child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+def runs_here(section: Section, settings: Worlds) -> bool:
+    """Whether worlds are made in this process rather than in processes of their own."""
+    if settings.processes is None:
+        return str(section["name"]) in SELF_CONTAINED
+    return settings.processes == 0
+
+
+def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
+    """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once.
+
+    A process that waits for the model costs memory but no processor, and neither does one that sleeps or waits for a
+    network: so free memory bounds their number, and the number of cores does not.
+    """
+    if runs_here(section, settings):
+        return concurrency
+    if settings.processes is not None:
+        return min(concurrency, settings.processes)
+    return max(1, min(concurrency, psutil.virtual_memory().available // _MEMORY))
+
+
+class ProcessWorlds:
+    """Makes worlds in processes of their own. The first is started at once, so that a wrong setting shows."""
+
+    def __init__(self, section: Section, limits: Worlds) -> None:
+        """Start the first world.
+
+        Args:
+            section: Section `environment` of the recipe.
+            limits: Time limits.
+
+        Raises:
+            PerturnError: If it cannot start.
+        """
+        first = ProcessWorld(section, limits)
+        self.facts = first.facts
+        self._ready = [first]
+        self._make = partial(ProcessWorld, section, limits, like=first.facts)
+
+    def __call__(self) -> ProcessWorld:
+        """A world; its process starts with its first episode."""
+        with suppress(IndexError):
+            return self._ready.pop()
+        return self._make()
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a world says of itself when it starts."""
+
+    name: str
+    expert: bool
+    """Whether it is an `Expert` too."""
+    demonstration: bool = False
+    """Whether its expert says what it thinks."""
+
+
+class ProcessWorld:
+    """An environment in a process of its own, as an `Environment`; it has `expert` if the environment has.
+
+    Its process is started when it is needed, and again after it died or ran into a limit: that call raises `WorldLost`,
+    and the next `reset` begins in a fresh process. Not to be called from two threads at once.
+    """
+
+    def __init__(self, section: Section, limits: Worlds, like: Facts | None = None) -> None:
+        """Prepare a world.
+
+        Args:
+            section: Section `environment` of the recipe.
+            limits: Time limits.
+            like: Facts of another world of the same section. None: start now and ask.
+        """
+        self._section = json.loads(json.dumps(section, default=str))
+        self._limits = limits
+        self._child: _Child | None = None
+        self._closer: weakref.finalize[..., ProcessWorld] | None = None
+        self._left = 0.0
+        self.facts = like or self._start()
+        self.name = self.facts.name
+        if self.facts.expert:
+            self.expert = self._expert
+        if self.facts.demonstration:
+            self.demonstration = self._demonstration
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split."""
+        what = f"tasks({split!r})"
+        return [Task(**task) for task in self._call("tasks", split, what=what, limit="start_seconds")]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode, in a fresh process if the last one is lost. The episode's time begins to count."""
+        if self._child is None:
+            self._start()
+        self._left = self._limits.episode_seconds
+        what = f"reset of task {task.id!r}"
+        return observation_of(self._timed("reset", plain_task(task), seed, what=what, limit="start_seconds"))
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        if self._child is None:
+            raise EnvironmentFailure("no episode is running: call reset before step.")
+        return observation_of(self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
+
+    def close(self) -> None:
+        """End the process. The world may be used again."""
+        if self._child is None:
+            return
+        try:
+            reply = self._child.ask("close", (), _CLOSE_S)
+        except (EOFError, OSError):
+            reply = None
+        finally:
+            self._stop()
+        if reply is not None:
+            value_of(reply)
+
+    def _expert(self, task: Task) -> Sequence[str]:
+        what = f"expert of task {task.id!r}"
+        actions: list[str] = self._call("expert", plain_task(task), what=what, limit="start_seconds")
+        return actions
+
+    def _demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        what = f"demonstration of task {task.id!r}"
+        said = self._call("demonstration", plain_task(task), what=what, limit="start_seconds")
+        return [(thought, action) for thought, action in said]
+
+    def _start(self) -> Facts:
+        self._child = child = _Child()
+        self._closer = weakref.finalize(self, child.kill)
+        try:
+            return Facts(**self._call("open", self._section, what="its start", limit="start_seconds"))
+        except PerturnError:
+            self._stop()
+            raise
+
+    def _timed(self, method: str, *arguments: Any, what: str, limit: str) -> Any:
+        """Call a method within the episode's time as well as its own."""
+        began = time.monotonic()
+        try:
+            return self._call(method, *arguments, what=what, limit=limit, left=self._left)
+        finally:
+            self._left -= time.monotonic() - began
+
+    def _call(self, method: str, *arguments: Any, what: str, limit: str, left: float = math.inf) -> Any:
+        """What a method of the world returns.
+
+        Args:
+            method: Its name.
+            arguments: Plain data.
+            what: The call in words.
+            limit: Name of the setting that says how long it may take.
+            left: Seconds that are left of the episode.
+        """
+        if self._child is None:
+            self._start()
+        assert self._child is not None
+        if left < getattr(self._limits, limit):
+            limit = "episode_seconds"
+        seconds = min(left, getattr(self._limits, limit))
+        try:
+            reply = self._child.ask(method, arguments, seconds)
+        except (EOFError, OSError):
+            self._lose(f"died in {what}")
+        if reply is None:
+            self._lose(
+                f"was killed in {what}, where worlds.{limit} = {getattr(self._limits, limit):g} ran out "
+                "(raise it if the world is only slow)"
+            )
+        return value_of(reply)
+
+    def _lose(self, how: str) -> NoReturn:
+        """Give the process up."""
+        assert self._child is not None
+        child = self._child
+        ended = child.ending() if how.startswith("died") else ""
+        self._stop()
+        words = child.last_words()
+        raise WorldLost(f"the world's process {how}{ended}" + (f"; it wrote: {words}" if words else "."))
+
+    def _stop(self) -> None:
+        if self._closer is not None:
+            self._closer()
+        self._child = self._closer = None
+
+
+class _Child:
+    """A process that serves one world, and the pipes to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._lifeline, their_lifeline = socket.socketpair()
+        passed = (theirs.fileno(), their_lifeline.fileno())
+        command = [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), *map(str, passed)]
+        self._pipe = Connection(ours.detach())
+        with theirs, their_lifeline:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._words = b""
+
+    def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any] | None:
+        """The child's answer to a call; None if it does not come in time.
+
+        Raises:
+            EOFError: If the child has died; OSError likewise.
+        """
+        deadline = time.monotonic() + seconds
+        self._pipe.send_bytes(json.dumps([method, arguments]).encode())
+        while (left := deadline - time.monotonic()) > 0:
+            sources: list[Any] = [self._pipe] if self._output.closed else [self._pipe, self._output]
+            ready: list[Any] = wait(sources, min(left, 1.0))
+            if self._output in ready:
+                self._listen()
+            if self._pipe in ready:
+                reply: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+                return reply
+            if not ready and self._process.poll() is not None:  # a child of its own may hold the pipe open
+                raise EOFError
+        return None
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return " (it closed its pipe)"
+        if code < 0:
+            return f" (killed by {signal.Signals(-code).name})"
+        return f" with exit code {code}"
+
+    def last_words(self) -> str:
+        """The last lines the child wrote."""
+        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join(line[:200] for line in lines[-_LINES:])
+
+    def kill(self) -> None:
+        """Kill the process and all it started, read what it said last, and reap it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if not self._output.closed:
+            self._listen()
+            self._output.close()
+        self._pipe.close()
+        self._lifeline.close()
+
+    def _listen(self) -> None:
+        """Read some of what the child wrote."""
+        said = self._output.read(2**16)
+        if said:
+            self._words = (self._words + said)[-_WORDS:]
+        elif said is not None:
+            self._output.close()
+
+
+def plain_task(task: Task) -> dict[str, Any]:
+    """A task as JSON can carry it."""
+    return {"id": task.id, "kind": task.kind, "split": task.split, "data": dict(task.data)}
+
+
+def observation_of(plain: dict[str, Any]) -> Observation:
+    """What a world answered; JSON has no tuples."""
+    return Observation(**plain | {key: tuple(plain[key]) for key in ("admissible", "tools", "results")})
+
+
+def value_of(reply: dict[str, Any]) -> Any:
+    """What a call of a world elsewhere returned; what it raised, as one of our own errors."""
+    if "error" not in reply:
+        return reply["value"]
+    kind = getattr(errors, reply["error"], None)
+    if isinstance(kind, type) and issubclass(kind, PerturnError):
+        raise kind(reply["text"])
+    raise EnvironmentFailure(f"{reply['error']}: {reply['text']}")

@@ -1,0 +1,205 @@
+"""Classes written for TRL's `environment_factory`: `reset(**row)`, public methods as tools, `get_reward()`.
+
+The same class trains in `trl.GRPOTrainer(environment_factory=...)` and plays here. Facts of the interface: TRL 1.16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perturn.envs._outside import as_number, load_object
+from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.tools import ToolCall, read_action
+from perturn.types import Observation, Task
+
+_NO_ACTION = "That is no action: call tools, or write your answer."
+
+
+class TrlFactory:
+    """A class for TRL's `environment_factory` as an `Environment`; play it under `protocol.format=tools`.
+
+    A task is a row of the dataset that TRL would train on: its `prompt` is shown, and what `reset(**row)` returns right
+    behind it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
+    raises is its result, as in TRL. An answer without calls ends the episode.
+
+    Rewards sum to what `get_reward()` says last: it is asked after each action, so that an episode cut off by a limit
+    of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
+    `ask_reward: end`, and an episode that is cut off gets 0.
+    """
+
+    def __init__(
+        self,
+        make: str,
+        rows: Mapping[str, str],
+        settings: Mapping[str, Any] | None = None,
+        ask_reward: str = "each",
+        success_reward: float = 1.0,
+        version: str = "",
+    ) -> None:
+        """Make one object of the class and read the rows.
+
+        Args:
+            make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
+            rows: JSON-lines file of rows for each split. A row has `prompt`, a text or one user message, and what
+                `reset` takes.
+            settings: Keyword arguments of the callable.
+            ask_reward: `each`: after each action; `end`: once, when the policy has answered.
+            success_reward: Reward from which an episode counts as solved.
+            version: Stamped on every trajectory after the class's name.
+        """
+        if ask_reward not in ("each", "end"):
+            raise ConfigError(f"ask_reward must be each or end, got {ask_reward!r}.")
+        self._env = load_object(make)(**dict(settings or {}))
+        label = type(self._env).__name__
+        self.name = f"{label}-{version}" if version else label
+        self._each, self._success_reward = ask_reward == "each", success_reward
+        _check_class(self._env)
+        self._tools = {name: getattr(self._env, name) for name in _tool_names(self._env)}
+        self._schemas = tuple(_schema(tool) for tool in self._tools.values())
+        self._rows = {split: _read_rows(Path(file), split) for split, file in rows.items()}
+        self._paid = 0.0
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task a row."""
+        if split not in self._rows:
+            raise ConfigError(
+                f"Unknown split {split!r}; environment.rows has no file for it.{did_you_mean(split, self._rows)}"
+            )
+        return self._rows[split]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Reset the object with the row."""
+        row = dict(task.data)
+        said = self._env.reset(**row)
+        if not isinstance(said, str | None):
+            raise EnvironmentFailure(
+                f"reset of {self.name} returned {said!r:.60}, a {type(said).__name__}. Remedy: return a str or None."
+            )
+        self._paid = 0.0
+        return Observation(_prompt_text(row.get("prompt", "")) + (said or ""), tools=self._schemas)
+
+    def step(self, action: str) -> Observation:
+        """Call tools, or answer."""
+        said = read_action(action)
+        if said is None or not (said.calls or said.text.strip()):
+            return Observation(_NO_ACTION, valid=False)
+        results, valid = [], True
+        for call in said.calls:
+            result, understood = self._call(call)
+            results.append(result)
+            valid &= understood
+        ended = not said.calls
+        reward = self._pay() if ended or self._each else 0.0
+        success = ended and self._paid >= self._success_reward
+        return Observation(
+            "", reward=reward, terminated=ended, success=success, valid=valid, results=tuple(results)
+        )
+
+    def close(self) -> None:
+        """Nothing is held here; TRL's interface knows no closing."""
+
+    def _call(self, call: ToolCall) -> tuple[str, bool]:
+        """What a tool returns or raises, as TRL writes it; and whether there is such a tool."""
+        if call.name not in self._tools:
+            return str({"error": f"Tool {call.name} not found."}), False
+        try:
+            return str(_wait(self._tools[call.name](**call.arguments))), True
+        except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
+            return str({"error": str(error)}), True
+
+    def _pay(self) -> float:
+        """What `get_reward` says beyond what was paid."""
+        total = as_number(_wait(self._env.get_reward()), f"get_reward() of {self.name}")
+        paid, self._paid = self._paid, total
+        return total - paid
+
+
+def _wait(value: Any) -> Any:
+    """A value, or what a coroutine returns."""
+    return asyncio.run(_finish(value)) if inspect.isawaitable(value) else value
+
+
+async def _finish(value: Any) -> Any:
+    return await value
+
+
+def _check_class(env: Any) -> None:
+    """Refuse a class that cannot be played.
+
+    Raises:
+        ConfigError: Saying what it lacks.
+    """
+    for method, why in (
+        ("reset", "it begins an episode"),
+        (
+            "get_reward",
+            "reward functions outside of the class stay in TRL, so here the class must own its reward",
+        ),
+    ):
+        if not callable(getattr(env, method, None)):
+            raise ConfigError(f"{type(env).__name__} has no method {method}(): {why}. Define it.")
+    if not _tool_names(env):
+        raise ConfigError(
+            f"{type(env).__name__} has no public method besides reset and get_reward, so no tool. Define one."
+        )
+
+
+def _tool_names(env: Any) -> list[str]:
+    """Names of the methods that TRL takes for tools, in its order."""
+    return [
+        name
+        for name, _ in inspect.getmembers(type(env), inspect.isfunction)
+        if name not in ("reset", "get_reward") and not name.startswith("_")
+    ]
+
+
+def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except Exception as error:  # docstrings are code of others here
+        raise ConfigError(
+            f"no schema can be made of tool {tool.__name__}(): {error} Write type hints and a docstring with `Args:`."
+        ) from error
+    return schema
+
+
+def _read_rows(file: Path, split: str) -> list[Task]:
+    """Rows of a file as tasks, named by their line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{file} cannot be read: {error}; environment.rows names a JSON-lines file a split."
+        ) from error
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{file}:{number}: expected a JSON object, got {line[:40]!r} ({error})."
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"{file}:{number}: expected a JSON object, got {type(row).__name__}.")
+        tasks.append(Task(f"{split}/{number}", split=split, data=row))
+    return tasks
+
+
+def _prompt_text(prompt: Any) -> str:
+    """The text of a row's prompt; a system text belongs into the protocol."""
+    if isinstance(prompt, str):
+        return prompt
+    roles = [message.get("role") for message in prompt] if isinstance(prompt, list) else None
+    if roles != ["user"]:
+        raise EnvironmentFailure(
+            f"prompt must be a text or one user message, got roles {roles}. Remedy: put the system text into "
+            "protocol.system, and earlier turns into protocol.example."
+        )
+    return str(prompt[0].get("content") or "")

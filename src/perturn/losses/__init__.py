@@ -1,0 +1,32 @@
+"""Losses: pure mathematics on log-probabilities. Torch and the standard library alone.
+
+A loss is a frozen dataclass of its settings. Called on two sides it returns one value per pair:
+
+    >>> from perturn.losses import LOSSES, TurnLogprobs
+    >>> chosen = TurnLogprobs.from_nested([[[-0.1, -0.2], [-1.0]]], [[[-0.3, -0.4], [-2.0]]])
+    >>> rejected = TurnLogprobs.from_nested([[[-0.5], [-0.7]]], [[[-0.4], [-0.3]]])
+    >>> loss = LOSSES["dpo"](beta=0.5)
+    >>> [round(value, 4) for value in loss(chosen, rejected).tolist()]
+    [0.327]
+"""
+
+from perturn.losses.dil import DIL
+from perturn.losses.dmpo import DMPO
+from perturn.losses.dpo import DPO
+from perturn.losses.logprobs import TurnLogprobs
+from perturn.losses.protocol import Loss
+from perturn.losses.sft import SFT
+from perturn.losses.tlm_dpo import TLMDPO
+from perturn.losses.tlm_dre import TLMDRE
+
+LOSSES: dict[str, type[Loss]] = {
+    "sft": SFT,
+    "dpo": DPO,
+    "dmpo": DMPO,
+    "dil": DIL,
+    "tlm-dpo": TLMDPO,
+    "tlm-dre": TLMDRE,
+}
+"""Loss by name: the frozen dataclass that holds its settings and computes it."""
+
+__all__ = ["LOSSES", "Loss", "TurnLogprobs"]

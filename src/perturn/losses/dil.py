@@ -1,0 +1,78 @@
+"""DIL: imitation of the chosen trajectories by density-ratio estimation, without turn weights."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.losses.checks import check_choice
+from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.kernels import Kernel, make_kernel
+from perturn.losses.logprobs import TurnLogprobs, check_pairs
+from perturn.losses.reduction import REDUCTIONS
+from perturn.losses.weights import uniform_weights
+
+
+@dataclass(frozen=True)
+class DIL:
+    """Density-ratio loss on whole trajectories; equal to tlm-DRE with every weight 1.
+
+        L = [f'(r_rejected) r_rejected - f(r_rejected)] - f'(r_chosen),   r = pi(y|x) / pi_ref(y|x), reduced
+
+    Source: DIL (Xiao et al. 2025), as given in tlm-DRE, Eq. 5; the ablation "w/o tlm".
+    Differs: log r is averaged over tokens by default, as DIL's authors train; `sum` is the formula to the
+    letter. Basu's kernel and the clamp are not DIL's. Values differ from other writings of the same loss by
+    constants: UKL keeps log pi_ref on the chosen side, LSIF keeps its two.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    needs_rejected: ClassVar[bool] = True
+
+    kernel: str = "ukl"
+    """Bregman kernel: ukl, lsif, bce or basu."""
+
+    alpha: float = 0.5
+    """Power of the basu kernel, without unit; > 0. Neither paper names a value; read by no other kernel."""
+
+    reduction: str = "token_mean"
+    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. `sum` can overflow."""
+
+    max_log_ratio: float = 20.0
+    """Where log r is clamped before it is exponentiated, in nats; > 0. Not the paper's: it clamps nothing."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        self._kernel()
+        check_choice("reduction", self.reduction, REDUCTIONS)
+
+    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
+        """Return the loss, without unit [pairs]."""
+        return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
+
+    def turn_weights(self, side: TurnLogprobs) -> Tensor:
+        """Return 1 for every turn, without unit [turns]."""
+        return uniform_weights(side)
+
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return log r after reduction, in nats [trajectories]; without gradient."""
+        with torch.no_grad():
+            return self._log_ratio(side)
+
+    def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
+        """Return the entries of density_ratio_diagnostics, each [pairs]; without gradient."""
+        return density_ratio_diagnostics(*self._terms(chosen, rejected), kernel=self._kernel())
+
+    def _terms(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log r of both sides and log C = 0, in nats, each [pairs]."""
+        check_pairs(chosen, rejected)
+        log_ratio_chosen = self._log_ratio(chosen)
+        return log_ratio_chosen, self._log_ratio(rejected), torch.zeros_like(log_ratio_chosen)
+
+    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """Return log r, in nats [trajectories]."""
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))
+
+    def _kernel(self) -> Kernel:
+        """Return the kernel the settings describe."""
+        return make_kernel(self.kernel, alpha=self.alpha, max_log_ratio=self.max_log_ratio)

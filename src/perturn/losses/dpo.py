@@ -1,0 +1,74 @@
+"""Direct preference optimization over whole trajectories, as ETO uses it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perturn.losses.checks import check_choice, check_positive
+from perturn.losses.logprobs import TurnLogprobs, check_pairs
+from perturn.losses.reduction import REDUCTIONS
+from perturn.losses.weights import uniform_weights
+
+
+def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
+    """Logistic loss on the margin between two implicit rewards.
+
+        L = -log sigmoid(beta * (u_chosen - u_rejected)),   u = log pi(y|x) - log pi_ref(y|x)
+
+    Source: Rafailov et al. 2023, "Direct Preference Optimization", arXiv:2305.18290, Eq. 7.
+    Differs: one value per pair; the trainer averages.
+
+    Args:
+        log_ratio_chosen: u of the chosen trajectory, in nats [pairs].
+        log_ratio_rejected: u of the rejected trajectory, in nats [pairs].
+        beta: Inverse temperature, per nat. Larger keeps the policy nearer the reference.
+
+    Returns:
+        Loss, in nats [pairs].
+    """
+    return -F.logsigmoid(beta * (log_ratio_chosen - log_ratio_rejected))
+
+
+@dataclass(frozen=True)
+class DPO:
+    """Trajectory-level DPO: turns are added up before they are compared.
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO),
+    arXiv:2403.02502.
+    Differs: nothing with `reduction` sum; the means are additions of ours.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    needs_rejected: ClassVar[bool] = True
+
+    beta: float = 0.1
+    """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
+
+    reduction: str = "sum"
+    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean wants a larger beta."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_positive("beta", self.beta)
+        check_choice("reduction", self.reduction, REDUCTIONS)
+
+    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
+        """Return the loss, in nats [pairs]."""
+        check_pairs(chosen, rejected)
+        return dpo_loss(self._log_ratio(chosen), self._log_ratio(rejected), beta=self.beta)
+
+    def turn_weights(self, side: TurnLogprobs) -> Tensor:
+        """Return 1 for every turn, without unit [turns]."""
+        return uniform_weights(side)
+
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return beta u, without unit [trajectories]; without gradient."""
+        with torch.no_grad():
+            return self.beta * self._log_ratio(side)
+
+    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """Return u, in nats [trajectories]."""
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))

@@ -1,0 +1,32 @@
+"""What every loss offers to the trainer."""
+
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from perturn.losses.logprobs import TurnLogprobs
+
+
+class Loss(Protocol):
+    """A frozen dataclass of settings that computes a loss once called.
+
+    A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log.
+    """
+
+    needs_reference: ClassVar[bool]
+    """Whether the loss reads reference log-probabilities."""
+
+    needs_rejected: ClassVar[bool]
+    """Whether the loss reads the rejected side."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take the settings by name."""
+
+    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
+        """Return the loss [pairs]."""
+
+    def turn_weights(self, side: TurnLogprobs) -> Tensor:
+        """Return the weight each turn carries, without unit [turns]."""
+
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return the implicit reward [trajectories], without gradient."""

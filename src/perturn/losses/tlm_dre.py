@@ -1,0 +1,154 @@
+"""tlm-DRE: turn-level multiscale density-ratio estimation."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.losses.checks import check_choice
+from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.kernels import Kernel, make_kernel
+from perturn.losses.logprobs import TurnLogprobs, check_pairs
+from perturn.losses.reduction import REDUCTIONS
+from perturn.losses.weights import check_weight_settings, confidence_weights, is_high_weight_turn
+
+
+def reference_coefficient(log_coefficient: Tensor) -> Tensor:
+    """Return log C_w as the paper has it, in nats [pairs]."""
+    return log_coefficient
+
+
+def self_normalized_coefficient(log_coefficient: Tensor) -> Tensor:
+    """Scale the coefficients of a batch so that they average 1.
+
+        C_w = B softmax(log C_w) over the B pairs of the batch
+
+    Source: self-normalized importance sampling, the usual estimator where the normalizer is unknown.
+    Differs: the paper has none of it. It couples the pairs of a micro-batch: a pair's loss depends on the
+    others it is computed with, and one pair alone always has C_w = 1.
+
+    Args:
+        log_coefficient: log C_w as the paper has it, in nats [pairs].
+
+    Returns:
+        log C_w after scaling, in nats [pairs].
+    """
+    return math.log(log_coefficient.shape[0]) + torch.log_softmax(log_coefficient, dim=0)
+
+
+def one_coefficient(log_coefficient: Tensor) -> Tensor:
+    """Return log C_w = 0: what Eq. 15 gives where pi_ref stands for pi_c, in nats [pairs]."""
+    return torch.zeros_like(log_coefficient)
+
+
+COEFFICIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reference": reference_coefficient,
+    "self_normalized": self_normalized_coefficient,
+    "one": one_coefficient,
+}
+"""Coefficient by name: from the paper's log C_w to the one used."""
+
+
+@dataclass(frozen=True)
+class TLMDRE:
+    """Density-ratio loss in which turns the reference already knows count for less.
+
+        L = [f'(r_rejected) r_rejected - f(r_rejected)] - C_w f'(r_chosen)
+        log r = sum_i omega_i sum_j u_ij,   log C_w = sum_i (1 - omega_i) sum_j log pi_ref(y_ij)
+
+    Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 8-10 and 16. Kernel ukl: Eq. 17.
+    Differs: `sum` is the paper to the letter; the means are ours, because at the length of real trajectories
+    the sum vanishes or overflows. Computed in log space, with log r clamped where it is exponentiated. C_w
+    comes from the reference, carries no gradient, and may be self-normalized or left out.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    needs_rejected: ClassVar[bool] = True
+
+    kernel: str = "ukl"
+    """Bregman kernel: ukl, lsif, bce or basu."""
+
+    alpha: float = 0.5
+    """Power of the basu kernel, without unit; > 0. The paper names no value; read by no other kernel."""
+
+    pivot: float = 0.9
+    """Confidence above which a turn takes the low weight, in [0, 1]."""
+
+    low: float = 0.2
+    """Weight of a turn the reference is confident of, without unit; > 0."""
+
+    high: float = 1.0
+    """Weight of any other turn, without unit; >= low. Above 1 it lets C_w exceed 1."""
+
+    reduction: str = "token_mean"
+    """How a trajectory's turns become one number: sum (the paper's, see Differs), token_mean or turn_mean."""
+
+    coefficient: str = "reference"
+    """C_w: reference (the paper's), self_normalized over the pairs computed together, or one."""
+
+    max_log_ratio: float = 20.0
+    """Where log r is clamped before it is exponentiated, in nats; > 0. Not the paper's: it clamps nothing."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        self._kernel()
+        check_weight_settings(pivot=self.pivot, low=self.low, high=self.high)
+        check_choice("reduction", self.reduction, REDUCTIONS)
+        check_choice("coefficient", self.coefficient, COEFFICIENTS)
+
+    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
+        """Return the loss, without unit [pairs]."""
+        return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
+
+    def turn_weights(self, side: TurnLogprobs) -> Tensor:
+        """Return omega of every turn, without unit [turns]."""
+        return confidence_weights(side, pivot=self.pivot, low=self.low, high=self.high)
+
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return log r after reduction, in nats [trajectories]; without gradient."""
+        with torch.no_grad():
+            return self._log_ratio(side)
+
+    def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
+        """Return what to log beside the loss, without gradient.
+
+        Args:
+            chosen: The chosen trajectories.
+            rejected: The rejected trajectories.
+
+        Returns:
+            By name: the entries of density_ratio_diagnostics [pairs]; `high_weight_turns/chosen` and
+            `high_weight_turns/rejected`, 1 for a turn of high weight and 0 for any other [turns];
+            `effective_batch_size`, (sum C_w)^2 / sum C_w^2 in pairs [1].
+        """
+        log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected)
+        entries = density_ratio_diagnostics(
+            log_ratio_chosen, log_ratio_rejected, log_coefficient, kernel=self._kernel()
+        )
+        for name, side in (("chosen", chosen), ("rejected", rejected)):
+            is_high = is_high_weight_turn(side, pivot=self.pivot)
+            entries[f"high_weight_turns/{name}"] = is_high.to(log_ratio_chosen.dtype)
+        # In log space: with `sum` every C_w may be too small for a float.
+        log_size = 2 * log_coefficient.logsumexp(0) - (2 * log_coefficient).logsumexp(0)
+        return entries | {"effective_batch_size": log_size.exp().unsqueeze(0)}
+
+    def _terms(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log r of both sides and log C_w, in nats, each [pairs]."""
+        check_pairs(chosen, rejected)
+        log_coefficient = COEFFICIENTS[self.coefficient](self._log_coefficient(chosen))
+        return self._log_ratio(chosen), self._log_ratio(rejected), log_coefficient
+
+    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """Return log r (Eq. 8), in nats [trajectories]."""
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))
+
+    def _log_coefficient(self, chosen: TurnLogprobs) -> Tensor:
+        """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
+        return REDUCTIONS[self.reduction](chosen, chosen.frozen_reference(), 1 - self.turn_weights(chosen))
+
+    def _kernel(self) -> Kernel:
+        """Return the kernel the settings describe."""
+        return make_kernel(self.kernel, alpha=self.alpha, max_log_ratio=self.max_log_ratio)

@@ -1,0 +1,113 @@
+"""How long episodes are: those recorded in the run, or a few played by the expert now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from perturn.collect import demonstrate
+from perturn.config import Recipe
+from perturn.policy.tokens import NO_TURN, Renderer
+from perturn.rollout import Job
+from perturn.stage import choose_tasks, make_protocol, sft_tasks, world_maker
+from perturn.store import read_trajectories
+from perturn.types import EpisodeProtocol, Task, Trajectory
+from perturn.workspace import memory_in_use, run_folder
+
+_PLAYED = 4
+"""Episodes played to see how long they are."""
+_PATIENCE_SECONDS = 20.0
+"""After so long no further one is begun."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """How many tasks there are, and what an episode of them is like."""
+
+    sft: int
+    expert: int
+    explore: int
+    evaluate: int
+    turns: float
+    """Turns of an expert's episode; of a policy's, where there is no expert: the limit."""
+    limit: float
+    """Mean turn limit of the tasks that are explored or evaluated."""
+    prompt_tokens: float
+    """Tokens before the first action."""
+    heard_tokens: float
+    """Tokens of a later observation, with the template around it."""
+    said_tokens: float
+    """Tokens of an action of the expert."""
+    seconds: float
+    """Seconds of a turn in its world."""
+    memory_gb: float
+    """What this process and one world hold."""
+    source: str
+    """Where these lengths come from."""
+
+
+def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
+    """Count the tasks and see how long their episodes are."""
+    protocol = make_protocol(recipe.protocol)
+    env: Any = world_maker(recipe)()
+    try:
+        panels = {
+            "sft": choose_tasks(env, sft_tasks(recipe)) if recipe.sft else [],
+            "explore": choose_tasks(env, recipe.explore.tasks),
+            "evaluate": choose_tasks(env, recipe.evaluate.tasks),
+        }
+        expert = {task.id: task for name in ("sft", "explore") for task in panels[name]}
+        file = run_folder(recipe) / "trajectories" / "expert.jsonl"
+        shown = [one for one in read_trajectories(file) if one.turns] if file.is_file() else []
+        source, seconds = f"{len(shown)} recorded expert episodes", 0.0
+        if not shown and hasattr(env, "expert"):
+            shown, seconds = _play(env, list(expert.values()), protocol)
+            source = f"{len(shown)} expert episodes played now"
+        memory = memory_in_use() / 1e9
+    finally:
+        env.close()
+    lengths = _lengths(shown, renderer)
+    limits = [protocol.limit(task) for name in ("explore", "evaluate") for task in panels[name]]
+    limit = fmean(limits)
+    return Panels(
+        sft=len(panels["sft"]),
+        expert=len(expert),
+        explore=len(panels["explore"]) * recipe.explore.samples,
+        evaluate=len(panels["evaluate"]),
+        turns=lengths[0] if lengths else limit,
+        limit=limit,
+        prompt_tokens=lengths[1] if lengths else 200.0,
+        heard_tokens=lengths[2] if lengths else 60.0,
+        said_tokens=lengths[3] if lengths else float(recipe.explore.sampling.max_new_tokens),
+        seconds=seconds,
+        memory_gb=memory,
+        source=source if lengths else "no expert to play: episodes of the turn limit, prompts of 200 tokens",
+    )
+
+
+def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[list[Trajectory], float]:
+    """A few expert episodes of tasks spread over the panel, and the seconds of a turn."""
+    chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
+    played = [demonstrate(env, Job(task, seed=0), protocol) for task in chosen[:1]]
+    began, turns = time.monotonic(), 0  # the first one starts the world
+    for task in chosen[1:]:
+        if time.monotonic() - began < _PATIENCE_SECONDS:
+            played.append(demonstrate(env, Job(task, seed=0), protocol))
+            turns += len(played[-1].turns)
+    return [one for one in played if one.turns], (time.monotonic() - began) / max(turns, 1)
+
+
+def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> tuple[float, float, float, float] | None:
+    """Turns, tokens before the first action, tokens heard later, tokens said."""
+    encoded = [renderer.encode(one, None) for one in shown[:32]]
+    if not encoded:
+        return None
+    first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
+    said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
+    turns = sum(each.turns for each in encoded)
+    heard = sum(len(each.ids) for each in encoded) - said - sum(first)
+    later = turns - len(encoded)
+    return turns / len(encoded), fmean(first), heard / later if later else 0.0, said / turns

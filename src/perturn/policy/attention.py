@@ -1,0 +1,271 @@
+"""Attention over a forest of sequences: each token sees itself and what precedes it on its own path to the root.
+
+On the CPU a segment costs two calls of torch's flash attention: its own tokens, causally, and everything that
+descends from it. No mask exists, and nothing is computed to be masked away. On a GPU the same forest becomes one
+block mask of FlexAttention.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from perturn.errors import ModelError
+from perturn.policy import checkpointing
+
+NAME = "perturn"
+"""Name of our attention among transformers' implementations."""
+
+PIECES = "flash attention, a piece for each segment"
+FLEX = "FlexAttention"
+MASK = "scaled dot products under a mask"
+
+Piece = tuple[slice, slice, bool]
+"""Query rows, key rows, and whether the rows are the same tokens, each of which sees those before it."""
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def kernel(device: torch.device) -> str:
+    """How packed sequences attend on a device, with what is installed."""
+    if device.type == "cpu":
+        return PIECES
+    return FLEX if device.type == "cuda" and find_spec("triton") else MASK
+
+
+def forest_mask(segments: Tensor) -> Tensor | BlockMask:
+    """What a model is given as its attention mask; every layer hands it to `forest_attention`.
+
+    Args:
+        segments: From `lay_out`, on the device to compute on [segments, 3].
+
+    Returns:
+        For `PIECES` the segments themselves [1, 1, segments, 3]; for `FLEX` a block mask; for `MASK` True where a
+        token sees another [1, 1, tokens, tokens].
+    """
+    how = kernel(segments.device)
+    if how is PIECES:
+        return segments[None, None]
+    tokens, sees = int(segments[-1, 1]), _sees(segments)
+    if how is FLEX:
+        return create_block_mask(sees, None, None, tokens, tokens, device=segments.device)
+    place = torch.arange(tokens, device=segments.device)
+    return sees(place, place, place[:, None], place)[None, None]
+
+
+def _sees(segments: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a query sees a key, as FlexAttention asks."""
+    # The end of what descends from each token's segment: a later token sees it if it comes before that end.
+    reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0])
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < reach[key])
+
+    return sees
+
+
+def forest_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as transformers calls it; a mask that is not from `forest_mask` gets the usual one.
+
+    Args:
+        module: The attention layer.
+        query: [1, heads, tokens, features].
+        key: [1, key heads, tokens, features].
+        value: [1, key heads, tokens, features].
+        attention_mask: From `forest_mask`.
+        scaling: Of the dot products; None: one over the root of `features`.
+        dropout: Of the attention weights; must be 0 for a forest.
+        others: What else the layer asks for.
+
+    Returns:
+        Output [1, tokens, heads, features], and None.
+
+    Raises:
+        ModelError: If the layer asks for something that a forest's attention does not compute.
+    """
+    packed = attention_mask is not None and (
+        isinstance(attention_mask, BlockMask) or attention_mask.dtype == torch.long
+    )
+    _refuse(module, dropout if packed else 0.0, others)
+    if not packed:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+    if isinstance(attention_mask, BlockMask):
+        found = flex_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return found[0], None
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # The kernel takes the features to be contiguous, and does not look.
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    segments, wanted = attention_mask[0, 0].tolist(), getattr(module, "perturn_wanted", None)
+    if wanted is None:
+        pieces = _pieces(segments)
+        output: Tensor = _ForestAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, pieces, scaling
+        )
+        return output, None
+    found = _ForestAttention.apply(  # type: ignore[no-untyped-call]
+        query.index_select(2, wanted), key, value, _wanted_pieces(segments, wanted.tolist()), scaling
+    )
+    output = found.new_zeros(1, query.shape[2], *found.shape[2:])
+    return output.index_copy(1, wanted, found), None
+
+
+def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
+    """Refuse what would be computed wrongly."""
+    asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if dropout:
+        asked.append("attention dropout")
+    if asked:
+        raise ModelError(
+            f"{type(module).__name__} asks for {', '.join(asked)}, which packed sequences do not support; "
+            "take a model without it."
+        )
+
+
+class _ForestAttention(torch.autograd.Function):
+    """Flash attention on pieces, joined by their log-sum-exps.
+
+    Attention over the union of two sets of keys is the mean of the two outputs, weighed by the softmax of the two
+    log-sum-exps. The backward pass of a piece needs only the joined output and the joined log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pieces: list[Piece],
+        scale: float | None,
+    ) -> Tensor:
+        output, lse = checkpointing.take() or _attend(*_grouped(query, key, value), pieces, scale)
+        checkpointing.keep(output, lse)
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.pieces, ctx.scale = pieces, scale
+        return output.flatten(1, 2)[None]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, lse = ctx.saved_tensors
+        q, k, v = _grouped(query, key, value)
+        joined = output.permute(1, 2, 0, 3)
+        grad = grad_output.view(output.shape).permute(1, 2, 0, 3)
+        # Where all tokens ask, each is in one causal piece, which comes first and is written; the others are added.
+        all_ask = q.shape[2] == k.shape[2]
+        make = torch.empty if all_ask else torch.zeros
+        grads = [make(each.shape, dtype=each.dtype) for each in (q, k, v)]
+        for rows, keys, causal in sorted(ctx.pieces, key=lambda piece: not piece[2]):
+            piece = _flash_backward(
+                grad[:, :, rows],
+                q[:, :, rows],
+                k[:, :, keys],
+                v[:, :, keys],
+                joined[:, :, rows],
+                lse[:, :, rows],
+                0.0,
+                causal,
+                scale=ctx.scale,
+            )
+            for total, part, place in zip(grads, piece, (rows, keys, keys), strict=True):
+                if causal and all_ask:
+                    total[:, :, place] = part
+                else:
+                    total[:, :, place] += part
+        return grads[0].view(query.shape), grads[1].sum(1)[None], grads[2].sum(1)[None], None, None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """All pieces: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
+    key_heads, group, tokens, features = q.shape
+    output = q.new_empty(tokens, key_heads, group, features)
+    joined = output.permute(1, 2, 0, 3)
+    lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
+    written = 0  # what precedes this place holds something already
+    for rows, keys, causal in pieces:
+        piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
+        if rows.start < written:
+            _join(joined[:, :, rows], lse[:, :, rows], *piece)
+        else:
+            joined[:, :, rows], lse[:, :, rows] = piece
+            written = rows.stop
+    return output, lse
+
+
+def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The heads that share a key as a group, each tensor a view [key heads, group, tokens, features]."""
+    q = query[0].unflatten(0, (key.shape[1], -1))
+    return q, *(each[0, :, None].expand(-1, q.shape[1], -1, -1) for each in (key, value))
+
+
+def _pieces(segments: list[list[int]]) -> list[Piece]:
+    """What each segment adds."""
+    pieces = []
+    for start, end, reach in segments:
+        pieces.append((slice(start, end), slice(start, end), True))
+        if reach > end:
+            pieces.append((slice(end, reach), slice(start, end), False))
+    return pieces
+
+
+def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
+    """The same, where only some tokens ask; query rows count these.
+
+    Args:
+        segments: Start, end, and end of what descends from it.
+        wanted: Places of the tokens that ask, in order.
+    """
+    pieces: list[Piece] = []
+    for start, end, reach in segments:
+        first, last, far = (bisect_left(wanted, place) for place in (start, end, reach))
+        for low, high in _runs(wanted, first, last):
+            rows, begin = slice(low, high), wanted[low]
+            if begin > start:
+                pieces.append((rows, slice(start, begin), False))
+            pieces.append((rows, slice(begin, begin + high - low), True))
+        if far > last:
+            pieces.append((slice(last, far), slice(start, end), False))
+    return pieces
+
+
+def _runs(places: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Parts of `places[first:last]` that have no gaps, as bounds."""
+    cuts = [index for index in range(first + 1, last) if places[index] != places[index - 1] + 1]
+    return list(pairwise([first, *cuts, last])) if last > first else []
+
+
+def _join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Add a piece's output [key heads, group, rows, features] to what the rows hold, in place."""
+    total = torch.logaddexp(lse, other_lse)
+    output.mul_((lse - total).exp_().unsqueeze(-1)).add_(other * (other_lse - total).exp_().unsqueeze(-1))
+    lse.copy_(total)
+
+
+AttentionInterface.register(NAME, forest_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

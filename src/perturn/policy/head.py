@@ -1,0 +1,174 @@
+"""The output layer at chosen places: log-probabilities without ever holding all logits.
+
+Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
+sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those
+that follow are computed again, which adds a third to their share of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perturn.memory import return_waste
+
+CACHED_BYTES = 2**22
+"""Size of a tile of float32 logits on a CPU: what its caches hold."""
+
+TILE_BYTES = 2**27
+"""Elsewhere: what keeps a device busy."""
+
+LEAST_WORDS = 256
+"""Of a tile, however many rows there are: less than the hidden states of most models."""
+
+KEPT_BYTES = 2**28
+"""The most that waits for the backward pass, in tiles."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model's output layer."""
+
+    weight: Tensor
+    """[vocabulary, features]."""
+    bias: Tensor | None = None
+    """[vocabulary]."""
+    scale: float = 1.0
+    """Factor of the logits."""
+    softcap: float | None = None
+    """c in c tanh(logits / c), after the factor; None for none."""
+
+
+def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
+    """Log-probability of one token a row.
+
+    Args:
+        hidden: Last hidden states [rows, features].
+        target: Token ids [rows].
+        head: The output layer.
+
+    Returns:
+        Log-probabilities in nats, float32 [rows].
+    """
+    device = hidden.device.type
+    weight, bias = head.weight, head.bias
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    found = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, target, head.scale, head.softcap, torch.is_grad_enabled()
+    )
+    return cast(Tensor, found)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax(W h + b) at one token a row, a part of the vocabulary after the other.
+
+    With p the softmax, g the incoming gradient and t the target:  d/dlogits = g (onehot(t) - p).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        scale: float,
+        softcap: float | None,
+        keep: bool,
+    ) -> Tensor:
+        if not keep and hidden.device.type == "cpu":
+            return_waste()
+        ctx.scale, ctx.softcap, ctx.words = scale, softcap, _words(hidden)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        largest = hidden.new_full((len(hidden),), torch.finfo(exact).min, dtype=exact)
+        total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
+        room = largest.new_empty(len(hidden) * ctx.words)
+        ctx.kept, left = [], KEPT_BYTES if keep else 0
+        for tile in _tiles(len(weight), ctx.words):
+            products = _products(hidden, weight, bias, tile)
+            left -= products.nbytes
+            if left >= 0:
+                ctx.kept.append(products)
+            logits = _logits(products, scale, softcap)
+            before, largest = largest, torch.maximum(largest, logits.amax(-1))
+            shares = torch.sub(logits, largest[:, None], out=_like(room, logits)).exp_()
+            total = total * (before - largest).exp() + shares.sum(-1)
+            inside, place = _place(target, tile)
+            chosen = torch.where(inside, logits.gather(-1, place[:, None]).squeeze(-1), chosen)
+        lse = largest + total.log()
+        ctx.save_for_backward(hidden, weight, bias, target, lse)
+        return chosen - lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, lse = ctx.saved_tensors
+        if hidden.device.type == "cpu":
+            return_waste()
+        grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype)
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        room = lse.new_empty(len(hidden) * ctx.words)
+        for tile in _tiles(len(weight), ctx.words):
+            products = ctx.kept.pop(0) if ctx.kept else _products(hidden, weight, bias, tile)
+            logits = _logits(products, ctx.scale, ctx.softcap)
+            slope = torch.sub(logits, lse[:, None], out=_like(room, logits)).exp_().mul_(-grad[:, None])
+            inside, place = _place(target, tile)
+            slope.scatter_add_(-1, place[:, None], (grad * inside)[:, None])
+            if ctx.softcap is not None:
+                slope *= 1 - (logits / ctx.softcap).square()
+            if ctx.scale != 1.0:
+                slope *= ctx.scale
+            if grad_bias is not None:
+                grad_bias[tile] = slope.sum(0)
+            slope = slope.to(weight.dtype)
+            if grad_weight is not None:
+                torch.mm(slope.t(), hidden, out=grad_weight[tile])
+            if slope.dtype == grad_hidden.dtype:
+                grad_hidden.addmm_(slope, weight[tile])
+            else:
+                grad_hidden += slope @ weight[tile]
+        return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None, None
+
+
+def _words(hidden: Tensor) -> int:
+    """Words of a tile."""
+    size = CACHED_BYTES if hidden.device.type == "cpu" else TILE_BYTES
+    return max(LEAST_WORDS, size // (4 * max(1, len(hidden))))
+
+
+def _tiles(vocabulary: int, words: int) -> list[slice]:
+    return [slice(start, min(start + words, vocabulary)) for start in range(0, vocabulary, words)]
+
+
+def _like(room: Tensor, tile: Tensor) -> Tensor:
+    """A tile's worth of the room."""
+    return room[: tile.numel()].view_as(tile)
+
+
+def _place(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+    """Whether each row's target is in a tile, and where, or somewhere in it."""
+    place = target - tile.start
+    within = place.clamp(0, tile.stop - tile.start - 1)
+    return place == within, within
+
+
+def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
+    """What a part of the output layer gives [rows, words]."""
+    return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
+
+
+def _logits(products: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """The same, with what the architecture does to it."""
+    if scale == 1.0 and softcap is None:
+        return products
+    logits = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)
+    if scale != 1.0:
+        logits *= scale
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)

@@ -1,0 +1,206 @@
+"""Packed batch in, log-probabilities of its loss tokens out: the one way every loss and every method asks a policy."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from perturn.errors import ModelError
+from perturn.policy.attention import NAME, forest_mask, kernel
+from perturn.policy.checkpointing import keep_attention
+from perturn.policy.head import Head, token_logprobs
+from perturn.policy.last_layer import spare_last_layer, want
+from perturn.policy.packing import Batch, lay_out
+from perturn.policy.tokens import Encoded
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Largest difference in nats between packed and plain that rounding explains, by dtype of the weights."""
+
+
+def action_logprobs(model: Any, batch: Batch) -> Tensor:
+    """Log-probability of each token that carries loss, given the tokens before it in its sequence.
+
+    Args:
+        model: A causal language model, wrapped or not; it is prepared if `prepare` was not called on it.
+        batch: From `lay_out`, on the model's device.
+
+    Returns:
+        Log-probabilities in nats, float32 [loss tokens], in the order of the batch.
+
+    Raises:
+        ModelError: If the model cannot compute packed sequences; see `prepare`.
+    """
+    prepare(model)
+    _check_window(_causal_model(model).config, batch)
+    found: Tensor = model(packed=batch)["logprobs"]
+    return found[batch["prediction"]]
+
+
+def prepare(model: Any) -> None:
+    """Teach a model's `forward` the argument `packed`, once; without that argument it stays what it was.
+
+    The packed computation is compared with the plain one on a few tokens.
+
+    Args:
+        model: A causal language model of transformers, wrapped or not.
+
+    Raises:
+        ModelError: If its layers do not attend through transformers' attention interface, its positions are not an
+            input, or the two computations differ.
+    """
+    model = _causal_model(model)
+    if getattr(model, "perturn_plain_forward", None) is not None:
+        return
+    _check_architecture(model)
+    attention, was_training = model.config._attn_implementation, model.training
+    model.perturn_plain_forward = model.forward
+    model.set_attn_implementation(NAME)
+    model.forward = MethodType(_forward_like(model.forward), model)
+    undo = [spare_last_layer(model), keep_attention(model)]
+    try:
+        _compare(model)
+    except BaseException:  # or a second call would take the model for one that passed
+        model.forward = model.perturn_plain_forward
+        del model.perturn_plain_forward
+        model.set_attn_implementation(attention)
+        for step in undo:
+            step()
+        raise
+    finally:
+        model.train(was_training)
+    _logger.info("%s: packed sequences attend by %s", type(model).__name__, kernel(model.device))
+
+
+def loss_turns(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Turn and sequence of each token that carries loss: two [loss tokens]."""
+    return batch["turn"], batch["sequence"]
+
+
+def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
+    """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
+    if packed is None:
+        want(model, None)
+        return model.perturn_plain_forward(*args, **others)
+    want(model, packed["place"].unique())
+    states = model.get_decoder()(
+        input_ids=packed["ids"][None],
+        position_ids=packed["position"][None],
+        attention_mask=forest_mask(packed["segments"]),
+        use_cache=False,
+    ).last_hidden_state[0]
+    return {"logprobs": token_logprobs(states[packed["place"]], packed["target"], _head(model))}
+
+
+def _forward_like(plain: Any) -> Any:
+    """`_forward` with the signature of the model's own, where `generate` looks up what it may pass."""
+
+    def forward(model: Any, *args: Any, **others: Any) -> Any:
+        return _forward(model, *args, **others)
+
+    added = [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+        inspect.Parameter("packed", inspect.Parameter.KEYWORD_ONLY, default=None),
+    ]
+    shown = inspect.signature(plain)
+    parameters = sorted([*added, *shown.parameters.values()], key=lambda one: one.kind)
+    forward.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return forward
+
+
+def _causal_model(model: Any) -> Any:
+    """The transformers model inside wrappers for adapters, devices and compilation."""
+    for name in ("_orig_mod", "module", "get_base_model"):
+        inner = getattr(model, name, None)
+        if inner is not None:
+            return _causal_model(inner() if name == "get_base_model" else inner)
+    return model
+
+
+def _head(model: Any) -> Head:
+    """The output layer, with what the architecture does to its logits."""
+    layer, config = model.get_output_embeddings(), model.config.get_text_config()
+    if hasattr(layer, "base_layer"):
+        raise ModelError(
+            "the output layer has an adapter, which packed training would pass over; take lm_head out of "
+            "target_modules, or train all of it with modules_to_save."
+        )
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier"):
+        scale *= getattr(config, name, None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    bias = getattr(layer, "bias", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(_whole(layer.weight), None if bias is None else _whole(bias), scale, cap)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """Weights that are spread over processes, gathered."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _check_architecture(model: Any) -> None:
+    """Refuse what attends or counts positions in a way of its own."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if strange:
+        raise ModelError(
+            f"{name} has layers of type {', '.join(sorted(strange))}; packed training needs attention."
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(
+            f"{name} does not attend through transformers' attention interface; take another model."
+        )
+    if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
+        raise ModelError(f"{name} takes no position_ids, so sequences cannot be packed; take another model.")
+
+
+def _check_window(config: Any, batch: Batch) -> None:
+    """Refuse a path longer than a sliding window, which our attention does not have."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if window is None or (kinds is not None and "sliding_attention" not in kinds):
+        return
+    if kinds is None and not getattr(config, "use_sliding_window", True):
+        return
+    longest = int(batch["position"].max()) + 1
+    if longest > window:
+        raise ModelError(
+            f"a sequence has {longest} tokens, but layers of {config.model_type} see only the last {window}; "
+            f"packed training would let them see all. Set max_length to {window} or less, or take another model."
+        )
+
+
+@torch.no_grad()
+def _compare(model: Any) -> None:
+    """Compute a few tokens packed and plainly.
+
+    Raises:
+        ModelError: If they differ by more than rounding.
+    """
+    layer = model.get_output_embeddings()
+    words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)
+    rows = [torch.cat([words[:40], words[40 + skip : 60 + skip]]).tolist() for skip in (0, 20)]
+    sequences = [Encoded(tuple(ids), (-1,) * 30 + (0,) * 30, ("user",) * 60) for ids in rows]
+    batch = {name: tensor.to(model.device) for name, tensor in lay_out(sequences).items()}
+    _check_window(model.config, batch)
+    model.eval()
+    packed = model(packed=batch)["logprobs"][batch["prediction"]]
+    ids = torch.tensor(rows, device=model.device)
+    plain = model(input_ids=ids, use_cache=False).logits[:, 29:-1].float().log_softmax(-1)
+    plain = plain.gather(-1, ids[:, 30:, None]).flatten()
+    difference = float((packed - plain).abs().max())
+    if not difference <= _TOLERANCE.get(model.dtype, 0.0):
+        raise ModelError(
+            f"{type(model).__name__} gives other log-probabilities packed than alone (by {difference:.2g} nats), so it "
+            "does more to positions, attention or logits than packed training knows; take another model."
+        )

@@ -1,0 +1,285 @@
+"""The one place that turns a conversation into token ids with a turn index for each token.
+
+Text is tokenized once, piece by piece, as it enters the conversation; ids that were sampled are kept as they
+are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and training sees what was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.errors import DataError, ModelError
+from perturn.tools import ToolCall, chat_call, parse_text
+from perturn.types import Action, Message, Prompt, Trajectory, Turn
+
+NO_TURN = -1
+"""Turn index of a token that carries no loss."""
+
+TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
+"""A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
+
+_PROBE = "\u2063probe\u2063"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that entered the conversation together."""
+
+    ids: tuple[int, ...]
+    role: str
+    turn: int
+    """Index of the turn whose action these tokens are; `NO_TURN` for text the policy did not write."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A trajectory as tokens. All tuples are [tokens]."""
+
+    ids: tuple[int, ...]
+    turn: tuple[int, ...]
+    """Turn index where a token carries loss, `NO_TURN` elsewhere."""
+    role: tuple[str, ...]
+    dropped_turns: int = 0
+    """Whole turns cut from the end to keep the length limit."""
+
+    @property
+    def turns(self) -> int:
+        """Number of turns that carry loss."""
+        return len(set(self.turn) - {NO_TURN})
+
+
+class Renderer:
+    """Conversation -> tokens, for one tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        """Check that the template is append-only and find the token that ends a turn.
+
+        Args:
+            tokenizer: A Hugging Face tokenizer.
+            chat_template: Template text to use instead of the tokenizer's own.
+
+        Raises:
+            ModelError: If there is no template or it cannot be used for many turns.
+        """
+        self.tokenizer = tokenizer
+        self.template = chat_template or tokenizer.chat_template
+        if not self.template:
+            raise ModelError(
+                f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
+            )
+        self.end_text = self._find_end_of_turn()
+        self.end_id = int(self._tokenize(self.end_text)[-1])
+        self._check_append_only()
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens an engine continues: everything up to the place where the policy starts to write."""
+        pieces = self._pieces(prompt.messages, prompt.turns, prompt.tools, newest=prompt.observation)
+        return [token for piece in pieces for token in piece.ids]
+
+    def encode(self, trajectory: Trajectory, max_length: int | None = None) -> Encoded:
+        """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
+
+        Raises:
+            DataError: If the trajectory has no turn, not even the first one fits, or it was played with a shortened
+                history and so is not one sequence.
+        """
+        trajectory.require_full_history()
+        if not trajectory.turns:
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
+            )
+        for index, turn in enumerate(trajectory.turns):
+            if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
+                raise DataError(
+                    f"task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
+                )
+        kept: list[Piece] = []
+        pending: list[Piece] = []
+        length = 0
+        for piece in self._pieces(trajectory.prompt, trajectory.turns, trajectory.tools):
+            pending.append(piece)
+            if piece.turn == NO_TURN:
+                continue
+            length += sum(len(part.ids) for part in pending)
+            if max_length is not None and length > max_length:
+                break
+            kept += pending
+            pending = []
+        if not kept:
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
+                f"is {max_length}; raise max_length or shorten the prompt."
+            )
+        played = sum(piece.turn != NO_TURN for piece in kept)
+        return Encoded(
+            ids=tuple(token for piece in kept for token in piece.ids),
+            turn=tuple(piece.turn for piece in kept for _ in piece.ids),
+            role=tuple(piece.role for piece in kept for _ in piece.ids),
+            dropped_turns=len(trajectory.turns) - played,
+        )
+
+    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """Sampled tokens -> an action that keeps them."""
+        ended = bool(ids) and ids[-1] == self.end_id
+        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
+        return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
+
+    def require_tools(self) -> None:
+        """Refuse a template that shows no tools, or writes calls in a way that would not be read back.
+
+        Raises:
+            ModelError: Naming what is missing.
+        """
+        call = ToolCall("find_lamp", {"room": "hall", "count": 2})
+        tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        opened = self._render(asked, tools, generate=True)
+        wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
+        written = self._added(opened, self._render([*asked, wrote], tools), "an assistant message")
+        read = parse_text(written.partition(self.end_text)[0])
+        if call.name not in opened or read is None or read.calls != (call,):
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls otherwise than "
+                "as JSON between <tool_call> and </tool_call>, so format 'tools' cannot be played; set "
+                "model.chat_template=tools for a template that does, or to a file of yours."
+            )
+
+    def _pieces(
+        self,
+        prompt: Sequence[Message],
+        turns: Sequence[Turn],
+        tools: Sequence[Any],
+        newest: Sequence[Message] | None = None,
+    ) -> Iterator[Piece]:
+        """Walk the conversation; each step renders one message more and tokenizes what the template added."""
+        messages: list[Message] = []
+        text = ""
+        rest = list(prompt)
+        for index, turn in enumerate(turns):
+            yield from self._heard(text, messages, [*rest, *turn.observation], tools)
+            messages += [*rest, *turn.observation]
+            rest = []
+            opened = self._render(messages, tools, generate=True)
+            messages.append(turn.action.message())
+            answer = self._added(opened, self._render(messages, tools), "an assistant message")
+            end = answer.rfind(self.end_text)
+            if end < 0:
+                raise ModelError(
+                    f"the chat template did not close an assistant message with {self.end_text!r}."
+                )
+            written = answer[: end + len(self.end_text)]
+            _check_tool_calls(turn.action, written, index)
+            if turn.action.token_ids is None:
+                yield Piece(self._tokenize(written), "assistant", index)
+            else:
+                yield Piece(turn.action.token_ids, "assistant", index)
+                if not turn.action.ended:  # the policy was cut off: what closes its turn is not its own
+                    written = answer[:end]
+            text = opened + written
+        if newest is not None:
+            yield from self._heard(text, messages, [*rest, *newest], tools)
+
+    def _heard(
+        self, text: str, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Any]
+    ) -> Iterator[Piece]:
+        """Pieces for messages the policy reads, the opening of its own turn included.
+
+        Args:
+            text: The conversation tokenized so far.
+            before: Its messages.
+            new: Messages to add.
+            tools: Tool schemas.
+        """
+        opened = self._render([*before, *new], tools, generate=True)
+        self._added(text, opened, f"a {new[-1]['role']} message" if new else "an assistant message")
+        role = "system"
+        for count, message in enumerate(new[:-1], start=1):
+            role = str(message["role"])
+            part = self._try_render([*before, *new[:count]], tools)
+            if part is not None and part.startswith(text) and opened.startswith(part) and part != text:
+                yield Piece(self._tokenize(part[len(text) :]), role, NO_TURN)
+                text = part
+        role = str(new[-1]["role"]) if new else role
+        yield Piece(self._tokenize(opened[len(text) :]), role, NO_TURN)
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    chat_template=self.template,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:  # a template is code of others
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
+
+    def _try_render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str | None:
+        """Render a conversation that some templates refuse, such as one that stops after the system message."""
+        try:
+            return self._render(messages, tools)
+        except ModelError:
+            return None
+
+    def _added(self, before: str, after: str, what: str) -> str:
+        """What the template appended.
+
+        Raises:
+            ModelError: If it changed the text that was already there.
+        """
+        if after.startswith(before):
+            return after[len(before) :]
+        same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+        raise ModelError(
+            f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
+            f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
+            "other tokens than it sampled. Give a template that keeps earlier turns as they are with `chat_template` "
+            "(for models that drop earlier thoughts: the same template without that rule)."
+        )
+
+    def _find_end_of_turn(self) -> str:
+        """The text of the special token that closes an assistant message."""
+        messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        tail = self._render(messages, ()).rpartition(_PROBE)[2]
+        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+        for token in self._tokenize(tail):
+            if token in special:
+                return str(self.tokenizer.decode([token], skip_special_tokens=False))
+        raise ModelError(
+            f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
+            f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
+        )
+
+    def _check_append_only(self) -> None:
+        """Refuse a template that rewrites history, before any work starts."""
+        turns = [
+            Turn(
+                ({"role": "user", "content": f"observation {i}"},),
+                Action(f"<think>\nwhy {i}\n</think>\n\nact {i}"),
+            )
+            for i in range(3)
+        ]
+        system: Message = {"role": "system", "content": "system"}
+        prompt = () if self._try_render([system, *turns[0].observation], ()) is None else (system,)
+        for _ in self._pieces(prompt, turns, ()):
+            pass
+
+
+def _check_tool_calls(action: Action, written: str, index: int) -> None:
+    """Refuse an action whose tool calls do not reach the tokens."""
+    for call in action.tool_calls:
+        name = str(call.get("function", call).get("name", ""))
+        if name not in written:
+            raise ModelError(
+                f"the chat template leaves out tool calls: turn {index} calls {name!r}, but the text is {written!r}. "
+                "Give a template that writes them with `chat_template`."
+            )

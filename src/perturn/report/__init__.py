@@ -1,0 +1,79 @@
+"""The report: `summary.json` and one self-contained `report.html`, made from the run folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from perturn.errors import RunError
+from perturn.report.folder import read_run
+from perturn.report.page import page
+from perturn.report.summary import summary_of
+
+
+def summarize(run: Path) -> dict[str, Any]:
+    """The numbers of a run, as `summary.json` holds them.
+
+    A trajectory that FAILED counts as score 0 and no success; `failed` says how many did.
+    An end of an interval that the data cannot give is None.
+
+    Args:
+        run: The run folder.
+
+    Returns:
+        `policies`, `comparison` (the last policy against `sft`, or None), `by_kind` (kind, then policy),
+        `protocol` (or None) and `seconds` of all stages.
+
+    Raises:
+        RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.
+        DataError: A trajectory or pair in it is malformed.
+    """
+    return summary_of(read_run(run))
+
+
+def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
+    """Write `summary.json` of each run, and one page of all of them, each file whole or not at all.
+
+    Args:
+        run: The run folder.
+        others: Further runs, shown beside the first and compared with it.
+        output: The page; None: `report.html` in the folder, or beside it where there are several runs.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: As for `summarize`, or a file cannot be written.
+        DataError: As for `summarize`.
+    """
+    paths = list(dict.fromkeys((run, *others)))
+    runs = [read_run(path) for path in paths]
+    summaries = [summary_of(each) for each in runs]
+    html = page(runs, summaries)
+    for path, summary in zip(paths, summaries, strict=True):
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        _write_whole(path / "summary.json", text)
+    return _write_whole(output or _place(paths), html)
+
+
+def _place(paths: list[Path]) -> Path:
+    """Where the page goes if nobody says."""
+    if len(paths) == 1:
+        return paths[0] / "report.html"
+    return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"
+
+
+def _write_whole(path: Path, text: str) -> Path:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n", errors="backslashreplace")
+        partial.replace(path)
+    except OSError as error:
+        raise RunError(
+            f"{str(path)!r} cannot be written: {error}. Free space, or make the folder writable."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

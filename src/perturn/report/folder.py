@@ -1,0 +1,244 @@
+"""What a run folder holds, read once for the report. What is absent is listed, not an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perturn.errors import RunError
+from perturn.store import read_pairs, read_trajectories
+from perturn.types import PreferencePair, Status, Trajectory
+
+Row = dict[str, Any]
+"""One line of a metrics file."""
+
+_EXPECTED = {
+    "recipe.yaml": "the recipe",
+    "manifest.json": "versions, counts and cost",
+    "trajectories/expert.jsonl": "expert trajectories",
+    "trajectories/explore.jsonl": "explored trajectories",
+    "pairs.jsonl": "preference pairs",
+    "metrics/sft.jsonl": "training curves of SFT",
+    "metrics/align.jsonl": "training curves of the alignment",
+    "metrics/confidence.jsonl": "confidence of each turn",
+    "evaluation/base.jsonl": "evaluation of the base model",
+    "evaluation/sft.jsonl": "evaluation of the SFT policy",
+    "evaluation/protocol.json": "the protocol of the evaluation",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder in memory."""
+
+    path: Path
+    recipe: str | None
+    settings: Mapping[str, Any]
+    """The recipe's settings."""
+    pivot: float | None
+    """The confidence above which a turn gets the low weight, as the recipe has it."""
+    manifest: Mapping[str, Any]
+    protocol: Mapping[str, Any] | None
+    expert: list[Trajectory]
+    explored: list[Trajectory]
+    pairs: list[PreferencePair]
+    confidence: list[Row]
+    """One row a pair; empty if the file is absent or does not match the pairs."""
+    sft: list[Row]
+    align: list[Row]
+    evaluation: dict[str, list[Trajectory]]
+    """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
+    notes: list[str]
+    """What is missing or does not fit together, a sentence each."""
+    reference: list[Row] = field(default_factory=list)
+    """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
+    turns: list[Row] = field(default_factory=list)
+    """Numbers a turn that a stage wrote about an episode, such as advantages."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """The loss of the alignment with its defaults."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Text of each token id that occurs."""
+
+    @property
+    def stages(self) -> Mapping[str, Mapping[str, Any]]:
+        """Seconds, peak memory and counts of each stage."""
+        stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
+        return stages
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        All it holds, with a note on each part that is missing.
+
+    Raises:
+        RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
+    """
+    if not path.is_dir():
+        raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
+    manifest = _json(path / "manifest.json") or {}
+    evaluation = _evaluation(path, manifest)
+    notes = _missing(path, evaluation)
+    if len(notes) == len(_EXPECTED) + 1:
+        raise RunError(f"{str(path)!r} holds nothing of a run, such as manifest.json or evaluation/.")
+    pairs = read_pairs(path / "pairs.jsonl") if (path / "pairs.jsonl").exists() else []
+    recipe = _text(path / "recipe.yaml")
+    settings = _settings(recipe, path / "recipe.yaml")
+    loss = _json(path / "metrics" / "loss.json") or {}
+    confidence = _sides(path / "metrics" / "confidence.jsonl", ("confidence", "weight"))
+    if confidence and len(confidence) != len(pairs):
+        notes.append(
+            f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
+            "confidences are left out. Run the alignment again to write them anew."
+        )
+        confidence = []
+    reference = _sides(path / "metrics" / "reference.jsonl", ("ids", "turn", "logprobs"))
+    return Run(
+        path=path,
+        recipe=recipe,
+        settings=settings,
+        pivot=_pivot(settings, loss),
+        loss=loss,
+        manifest=manifest,
+        protocol=_json(path / "evaluation" / "protocol.json"),
+        expert=_trajectories(path / "trajectories" / "expert.jsonl"),
+        explored=_trajectories(path / "trajectories" / "explore.jsonl"),
+        pairs=pairs,
+        confidence=confidence,
+        sft=_rows(path / "metrics" / "sft.jsonl"),
+        align=_rows(path / "metrics" / "align.jsonl"),
+        evaluation=evaluation,
+        notes=notes + _panel_notes(evaluation),
+        reference=reference if len(reference) == len(pairs) else [],
+        turns=_rows(path / "metrics" / "turns.jsonl"),
+        texts=_json(path / "tokens.json") or {},
+    )
+
+
+def score(trajectory: Trajectory) -> float:
+    """What a trajectory counts in a score: its total reward, and 0 if it FAILED."""
+    return 0.0 if trajectory.status is Status.FAILED else trajectory.total_reward
+
+
+def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
+    """The last policy that was evaluated, if it is one beyond base and SFT."""
+    aligned = [name for name in evaluation if name not in ("base", "sft")]
+    return aligned[-1] if aligned else None
+
+
+def _evaluation(path: Path, manifest: Mapping[str, Any]) -> dict[str, list[Trajectory]]:
+    """Evaluated policies: base, sft, then in the order of the manifest's stages, then by name."""
+    stages = [stage.removeprefix("evaluate-") for stage in manifest.get("stages") or {}]
+    order = ["base", "sft", *(stage for stage in stages if stage not in ("base", "sft"))]
+    files = {file.stem: file for file in sorted((path / "evaluation").glob("*.jsonl"))}
+    names = [name for name in order if name in files] + [name for name in files if name not in order]
+    evaluation = {name: _trajectories(files[name]) for name in names}
+    return {name: trajectories for name, trajectories in evaluation.items() if trajectories}
+
+
+def _missing(path: Path, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    notes = [
+        f"This run has no {what} ({name})."
+        for name, what in _EXPECTED.items()
+        if not (path / name).exists() or (path / name).stat().st_size == 0
+    ]
+    if aligned_policy(evaluation) is None:
+        notes.append("This run has no evaluation of an aligned policy (evaluation/<loss>.jsonl).")
+    return notes
+
+
+def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    panels = {frozenset(item.task.id for item in trajectories) for trajectories in evaluation.values()}
+    if len(panels) < 2:
+        return []
+    return ["The policies were not evaluated on the same tasks; only the paired comparison allows for that."]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _trajectories(path: Path) -> list[Trajectory]:
+    """In one order, whatever the order in which they ended, so that resampling draws the same."""
+    return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
+
+
+def _json(path: Path) -> Row | None:
+    text = _text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON, and says nothing
+    except ValueError as error:
+        raise RunError(f"{str(path)!r} is not JSON: {error}. Run the stage that writes it again.") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{str(path)!r} must hold a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def _rows(path: Path) -> list[Row]:
+    """Rows of a metrics file. A last line without its end is one being written, and left out."""
+    rows = []
+    for number, line in enumerate((_text(path) or "").split("\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RunError(f"line {number} of {str(path)!r} is not JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise RunError(f"line {number} of {str(path)!r} must be a JSON object, got {line[:40]!r}.")
+        rows.append(row)
+    return rows
+
+
+def _sides(path: Path, keys: Sequence[str]) -> list[Row]:
+    """Rows that give each side of a pair lists of equal length."""
+    rows = _rows(path)
+    for number, row in enumerate(rows, start=1):
+        if not all(_is_side(row.get(side), keys) for side in ("chosen", "rejected")):
+            raise RunError(
+                f"line {number} of {str(path)!r} must give chosen and rejected {' and '.join(keys)}, lists of "
+                "one length. Run the alignment again to write it anew."
+            )
+    return rows
+
+
+def _is_side(value: Any, keys: Sequence[str]) -> bool:
+    lists = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
+    lengths = [len(each) for each in lists if isinstance(each, list)]
+    return len(lengths) == len(keys) and len(set(lengths)) == 1
+
+
+def _settings(recipe: str | None, path: Path) -> Mapping[str, Any]:
+    try:
+        settings = yaml.safe_load(recipe or "")
+    except yaml.YAMLError as error:
+        raise RunError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from error
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None:
+    pivot = loss.get("pivot", _find(settings, "pivot"))
+    return float(pivot) if isinstance(pivot, int | float) else None
+
+
+def _find(settings: Any, key: str) -> Any:
+    """First value of a key at any depth of the recipe, or None."""
+    if not isinstance(settings, Mapping):
+        return None
+    if key in settings:
+        return settings[key]
+    return next(
+        (value for value in (_find(part, key) for part in settings.values()) if value is not None), None
+    )

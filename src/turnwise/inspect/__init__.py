@@ -1,8 +1,0 @@
-"""Look at training data before it is paid for: what each token carries, and what training would drop or refuse."""
-
-from turnwise.inspect.audit import audit, model_of
-from turnwise.inspect.print import print_audit
-from turnwise.inspect.rows import read_rows
-from turnwise.inspect.show import inspect, inspect_json
-
-__all__ = ["audit", "inspect", "inspect_json", "model_of", "print_audit", "read_rows"]

@@ -1,6 +1,0 @@
-"""Watch a run from another process: what it does, how fast, for how long still, and what looks wrong. Only reads."""
-
-from turnwise.watch.screen import render, watch_live
-from turnwise.watch.state import Stage, State, Watcher
-
-__all__ = ["Stage", "State", "Watcher", "render", "watch_live"]
