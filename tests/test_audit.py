@@ -132,10 +132,11 @@ def run(tmp_path, tiny_folder):
 
 def test_a_run_is_audited_with_its_own_settings(run, tiny_folder):
     """One pair is kept, one gap is too small, one task has no successful expert; t/1 is evaluated and trained on."""
-    assert model_of(run.folder, None, None) == (str(tiny_folder), 500)
+    assert model_of(run.folder, None) == str(tiny_folder)
 
-    found = audit(run.folder, *model_of(run.folder, None, None))
+    found = audit(run.folder, model_of(run.folder, None))
 
+    assert found["max_length"] == 500
     assert {name: part["rows"] for name, part in found["parts"].items()} == {"expert": 3, "pairs": 1}
     assert {key: count for key, count in found["pairing"].items() if count} == {
         "kept": 1,
@@ -189,7 +190,7 @@ def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypa
 def test_the_model_must_be_named_where_there_is_no_run(tmp_path):
     """A file alone does not say whom it is for."""
     with pytest.raises(ConfigError, match="--model is missing"):
-        model_of(tmp_path / "rows.jsonl", None, None)
+        model_of(tmp_path / "rows.jsonl", None)
 
 
 def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):

@@ -294,7 +294,7 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
             ["alfworld", "bfcl", "gymnasium", "hotpotqa", "openenv", "scienceworld", "trl", "webshop"],
         ),
         ("engines", ["local", "api", "vllm"]),
-        ("credits", []),
+        ("credits", ["uniform", "confidence", "discount"]),
     ],
 )
 def test_list_names_every_entry_with_a_sentence(perturn, what, names):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.logprobs import action_logprobs, loss_turns
+from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
@@ -26,6 +26,7 @@ TRL_METRICS = [
     "logps/chosen",
     "logps/rejected",
 ]
+WEIGHTS = ["weight/chosen", "weight/rejected"]
 DENSITY_METRICS = [
     "log_ratio/chosen",
     "log_ratio/rejected",
@@ -33,8 +34,6 @@ DENSITY_METRICS = [
     "coefficient",
     "gradient_weight/chosen",
     "gradient_weight/rejected",
-    "high_weight_turns/chosen",
-    "high_weight_turns/rejected",
     "effective_batch_size",
 ]
 peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -114,7 +113,10 @@ def loss_by_pair(policy, reference, renderer, pairs, loss):
         batch = lay_out([renderer.encode(row)])
         with torch.no_grad():
             return TurnLogprobs(
-                action_logprobs(policy, batch), action_logprobs(reference, batch), *loss_turns(batch)
+                action_logprobs(policy, batch),
+                action_logprobs(reference, batch),
+                batch["turn"],
+                batch["sequence"],
             )
 
     return torch.cat([loss(side(pair.chosen), side(pair.rejected)) for pair in pairs])
@@ -272,7 +274,7 @@ def test_metrics_have_trls_names(train):
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
 
     assert len(entries) == 3
-    assert all(set(TRL_METRICS) <= set(entry) for entry in entries)
+    assert all(set(TRL_METRICS + WEIGHTS) <= set(entry) for entry in entries)
     assert not set(DENSITY_METRICS) & set(entries[0])
 
 
@@ -282,7 +284,7 @@ def test_density_ratio_losses_log_their_diagnostics(train):
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
 
-    assert all(set(TRL_METRICS + DENSITY_METRICS) <= set(entry) for entry in entries)
+    assert all(set(TRL_METRICS + WEIGHTS + DENSITY_METRICS) <= set(entry) for entry in entries)
 
 
 def test_metrics_are_those_of_the_batch(train, renderer, tiny_model):

@@ -230,6 +230,8 @@ class Recipe:
     sft: Train | None = None
     """None only where the engine is api: a server's model is not trained here."""
     align: Train | None = None
+    credit: Section | None = None
+    """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore = field(default_factory=Explore)
     pair: Pair = field(default_factory=Pair)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -250,6 +252,10 @@ class Recipe:
             "environment.name is missing; `perturn list environments` shows them.",
         )
         _check("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
+        _check(
+            self.credit is None or "name" in self.credit,
+            "credit.name is missing; `perturn list credits` shows them.",
+        )
         for part in ("sft", "align"):
             _check(
                 self.engine["name"] == "api" or getattr(self, part) is not None,

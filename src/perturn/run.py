@@ -18,6 +18,7 @@ from perturn.evaluate import evaluate
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
 from perturn.pair import make_pairs
+from perturn.policy.weighing import choose_credit
 from perturn.progress import console
 from perturn.report import write_report
 from perturn.stage import (
@@ -114,6 +115,7 @@ def refuse_training(recipe: Recipe, command: str | None) -> None:
 
 def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:
     loss = build(LOSSES, settings.loss, f"{name}.loss")
+    choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
     if loss.needs_rejected is not on_pairs:
         fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
         raise ConfigError(

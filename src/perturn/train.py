@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -20,8 +19,9 @@ from perturn.config import Lora, Recipe, Train
 from perturn.errors import RunError
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
+from perturn.policy.examples import Example
 from perturn.policy.models import compute_dtype, context_length, load_model, load_tokenizer
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN
 from perturn.progress import bar, console, track
 from perturn.stage import (
     chat_template,
@@ -106,7 +106,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         trainer.remove_callback(PrinterCallback)
         assert isinstance(trainer.train_dataset, Examples)
         counts |= count_tokens(trainer.train_dataset)
-        if trainer.loss.needs_reference:
+        if trainer.needs_reference:
             _write_reference(run, trainer, settings.loss)
             _note_agreement(run, trainer, rows, start)
         recipe = run.recipe
@@ -128,6 +128,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
     return TurnConfig(
         output_dir=str(output),
         loss=dict(settings.loss),
+        credit=None if settings is recipe.sft or recipe.credit is None else dict(recipe.credit),
         max_length=recipe.model.max_length or limit,
         shared_prefix=settings.shared_prefix,
         chat_template=chat_template(recipe.model),
@@ -201,8 +202,10 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
     assert isinstance(trainer.train_dataset, Examples)
     turns, tokens, ids = [], [], set[int]()
     for example in trainer.train_dataset.rows:
-        sides = zip(("chosen", "rejected"), example.sides, example.reference, strict=True)
-        noted = {name: _note_side(trainer, side, logprobs) for name, side, logprobs in sides}
+        noted = {
+            name: _note_side(example, index)
+            for index, name in zip(range(len(example.sides)), ("chosen", "rejected"), strict=False)
+        }
         turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
         tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
         ids.update(token for found in noted.values() for token in found[1]["ids"])
@@ -239,17 +242,16 @@ def _note_agreement(run: Run, trainer: TurnTrainer, pairs: Sequence[PreferencePa
         )
 
 
-def _note_side(
-    trainer: TurnTrainer, side: Encoded, logprobs: Tensor
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Confidence and weight of the turns of one side that carry loss, and the log-probabilities of their tokens."""
+    side, logprobs = example.sides[index], example.reference[index]
     kept = [(token, turn) for token, turn in zip(side.ids, side.turn, strict=True) if turn != NO_TURN]
     turn = torch.tensor([turn for _, turn in kept])
     both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
     of_turns = {
         "turn": turn.unique_consecutive().tolist(),
         "confidence": [round(value, 6) for value in both.confidence().tolist()],
-        "weight": [round(value, 6) for value in trainer.loss.turn_weights(both).tolist()],
+        "weight": [round(value, 6) for value in example.weight[index].tolist()],
     }
     of_tokens = {
         "ids": [token for token, _ in kept],

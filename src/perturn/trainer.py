@@ -26,7 +26,7 @@ from perturn.config import build
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.examples import Collator, Example, check_lengths, encode_example, sides
-from perturn.policy.logprobs import action_logprobs, loss_turns, prepare
+from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.models import (
     config_digest,
     context_length,
@@ -37,7 +37,8 @@ from perturn.policy.models import (
 from perturn.policy.packing import Batch
 from perturn.policy.reference import Track, reference_logprobs
 from perturn.policy.tokens import Renderer
-from perturn.trainer_config import TurnConfig, loss_section
+from perturn.policy.weighing import choose_credit, weigh
+from perturn.trainer_config import TurnConfig, section
 from perturn.trl_format import from_trl
 from perturn.types import PreferencePair, Trajectory
 
@@ -94,7 +95,11 @@ class TurnTrainer(Trainer):
             PerturnError: If a setting or a row is wrong, in one line, before any training.
         """
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
-        self.loss = build(LOSSES, loss_section(args.loss), "loss")
+        settings = section(args.loss, "loss")
+        self.loss = build(LOSSES, settings, "loss")
+        self.credit = choose_credit(
+            self.loss, settings, None if args.credit is None else section(args.credit, "credit")
+        )
         if isinstance(model, str):
             processing_class = processing_class or load_tokenizer(model)
             model = load_model(model)
@@ -107,8 +112,11 @@ class TurnTrainer(Trainer):
         if args.disable_dropout:
             _disable_dropout(model)
         prepare(model)
-        if self.loss.needs_reference:  # before adapters, which may change the weights they are added to
+        if self.needs_reference:  # before adapters, which may change the weights they are added to
             self._add_references((train, evaluation), model if ref_model is None else ref_model, track)
+        for examples in (train, evaluation):
+            if examples is not None:
+                examples.rows = [weigh(row, self.credit) for row in examples.rows]
         if peft_config is not None:
             model = _add_adapters(model, peft_config, args.seed)
         super().__init__(
@@ -123,6 +131,11 @@ class TurnTrainer(Trainer):
         _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._sums: dict[str, _Sums] = {mode: defaultdict(list) for mode in ("train", "eval")}
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss, or the credit, reads reference log-probabilities."""
+        return self.loss.needs_reference or "reference" in self.credit.needs
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
@@ -271,8 +284,9 @@ class TurnTrainer(Trainer):
         self, inputs: Batch, logprobs: Tensor, pairs: int
     ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
         """Split a pack's log-probabilities into its chosen and rejected trajectories."""
-        turn, trajectory = loss_turns(inputs)
-        reference = inputs.get("reference")
+        turn, trajectory, reference = inputs["turn"], inputs["sequence"], inputs.get("reference")
+        starts_turn = torch.ones_like(turn, dtype=torch.bool)
+        starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
 
         def side(mask: Tensor, first: int) -> TurnLogprobs:
             return TurnLogprobs(
@@ -280,6 +294,7 @@ class TurnTrainer(Trainer):
                 reference=None if reference is None else reference[mask],
                 turn=turn[mask],
                 trajectory=trajectory[mask] - first,
+                weight=inputs["weight"][mask[starts_turn]],
             )
 
         is_chosen = trajectory < pairs
@@ -288,10 +303,13 @@ class TurnTrainer(Trainer):
     @torch.no_grad()
     def _record(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str) -> None:
         """Keep this batch's metrics until they are logged."""
-        found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
+        assert chosen.weight is not None
+        found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy), "weight/chosen": chosen.weight}
         if rejected is not None:
+            assert rejected.weight is not None
             rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
             found |= {
+                "weight/rejected": rejected.weight,
                 "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
                 "rewards/chosen": rewards,
                 "rewards/rejected": others,

@@ -19,11 +19,18 @@ class TurnConfig(TrainingArguments):
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
         "loss",
+        "credit",
     ]
 
     loss: dict[str, Any] | str | None = field(
         default_factory=lambda: {"name": "tlm-dre"},
         metadata={"help": "Name and settings of a loss, such as {'name': 'tlm-dre', 'kernel': 'ukl'}."},
+    )
+    credit: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Name and settings of a credit that weighs turns, such as {'name': 'discount'}. None: the loss's."
+        },
     )
     max_length: int | None = field(
         default=None,
@@ -59,8 +66,10 @@ class TurnConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
-        if isinstance(self.loss, str) and not self.loss.startswith("{"):
-            self.loss = {"name": self.loss}
+        for name in ("loss", "credit"):
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.startswith("{"):
+                setattr(self, name, {"name": value})
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
@@ -72,12 +81,13 @@ class TurnConfig(TrainingArguments):
             )
 
 
-def loss_section(loss: dict[str, Any] | str | None) -> dict[str, Any]:
-    """The `loss` setting as a section.
+def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
+    """The setting `loss` or `credit` as a section.
 
     Raises:
-        ConfigError: If it names no loss.
+        ConfigError: If it names none.
     """
-    if not isinstance(loss, dict) or "name" not in loss:
-        raise ConfigError(f"loss must name a loss, such as {{'name': 'tlm-dre'}}, got {loss!r}.")
-    return loss
+    if not isinstance(value, dict) or "name" not in value:
+        example = {"loss": "tlm-dre", "credit": "discount"}[name]
+        raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
+    return value

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dil import DIL
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.losses.weights import turn_weights
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 KERNELS = ("ukl", "lsif", "bce", "basu")
@@ -50,7 +51,7 @@ def test_the_reward_is_the_reduced_log_ratio(reduction, reward):
     loss = DIL(reduction=reduction)
 
     assert_close(loss.rewards(CHOSEN), torch.tensor([reward]), atol=1e-6, rtol=0)
-    assert_close(loss.turn_weights(CHOSEN), torch.ones(2))
+    assert_close(turn_weights(CHOSEN, loss.credit), torch.ones(2))
 
 
 @QUICK

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
+from perturn.losses.weights import turn_weights
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 both_discounts = pytest.mark.parametrize("discount", ["derived", "printed"])
@@ -22,7 +23,7 @@ REJECTED = TurnLogprobs.from_nested([[[-1.5]]], [[[-1.0]]])
 def discounts(turns, *, dtype=torch.float64, **of_loss):
     """Return phi(t, T) of a trajectory of one-token turns."""
     nested = [[torch.zeros(1, dtype=dtype)] * turns]
-    return DMPO(**of_loss).turn_weights(TurnLogprobs.from_nested(nested, nested))
+    return turn_weights(TurnLogprobs.from_nested(nested, nested), DMPO(**of_loss).credit)
 
 
 def exact_discount(t, turns, gamma, discount):
@@ -44,7 +45,7 @@ def test_hand_worked_values(discount, phi, expected, reward):
     """
     loss = LOSSES["dmpo"](beta=0.5, gamma=0.5, discount=discount)
 
-    assert_close(loss.turn_weights(CHOSEN), torch.tensor(phi), atol=1e-6, rtol=0)
+    assert_close(turn_weights(CHOSEN, loss.credit), torch.tensor(phi), atol=1e-6, rtol=0)
     assert_close(loss(CHOSEN, REJECTED), torch.tensor([expected]), atol=1e-6, rtol=0)
     assert_close(loss.rewards(CHOSEN), torch.tensor([reward]), atol=1e-6, rtol=0)
 

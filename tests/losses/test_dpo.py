@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dpo import DPO, dpo_loss
+from perturn.losses.weights import turn_weights
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 REDUCTIONS = ("sum", "token_mean", "turn_mean")
@@ -38,7 +39,7 @@ def test_hand_worked_reductions(reduction, expected, reward):
     assert_close(loss(CHOSEN, REJECTED), torch.tensor([expected]), atol=1e-6, rtol=0)
     assert_close(loss.rewards(CHOSEN), torch.tensor([reward]), atol=1e-6, rtol=0)
     assert_close(loss.rewards(REJECTED), torch.tensor([-0.25]), atol=1e-6, rtol=0)
-    assert_close(loss.turn_weights(CHOSEN), torch.ones(2))
+    assert_close(turn_weights(CHOSEN, loss.credit), torch.ones(2))
 
 
 @QUICK

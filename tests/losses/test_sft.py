@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.sft import SFT
+from perturn.losses.weights import turn_weights
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -21,7 +22,7 @@ def test_hand_worked_values():
 
     assert_close(loss(side), torch.tensor([0.4, 2.5]))
     assert_close(loss.rewards(side), torch.tensor([-0.4, -2.5]))
-    assert_close(loss.turn_weights(side), torch.ones(3))
+    assert_close(turn_weights(side, loss.credit), torch.ones(3))
 
 
 @QUICK

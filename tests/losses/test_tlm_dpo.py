@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dpo import DPO
 from perturn.losses.tlm_dpo import TLMDPO
+from perturn.losses.weights import turn_weights
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -24,27 +25,17 @@ def test_hand_worked_value():
     """
     loss = LOSSES["tlm-dpo"](beta=0.5)
 
-    assert_close(loss.turn_weights(CHOSEN), torch.tensor([0.2, 1.0]))
+    assert_close(turn_weights(CHOSEN, loss.credit), torch.tensor([0.2, 1.0]))
     assert_close(loss(CHOSEN, REJECTED), torch.tensor([0.383674]), atol=1e-6, rtol=0)
     assert_close(loss.rewards(CHOSEN), torch.tensor([0.51]), atol=1e-6, rtol=0)
-
-
-def test_high_weight_turns_are_reported_for_each_side():
-    """Of the chosen turns the second is unsure; the rejected one is."""
-    entries = TLMDPO().diagnostics(CHOSEN, REJECTED)
-
-    assert {name: value.tolist() for name, value in entries.items()} == {
-        "high_weight_turns/chosen": [0.0, 1.0],
-        "high_weight_turns/rejected": [1.0],
-    }
 
 
 def test_a_confidence_equal_to_the_pivot_takes_the_high_weight():
     """Eq. 10 gives the low weight above the pivot only; e^0 = 1 is exact."""
     side = TurnLogprobs.from_nested([[[0.0]]], [[[0.0]]])
 
-    assert TLMDPO(pivot=1.0).turn_weights(side).item() == 1
-    assert TLMDPO(pivot=0.999).turn_weights(side).item() == pytest.approx(0.2)
+    assert turn_weights(side, TLMDPO(pivot=1.0).credit).item() == 1
+    assert turn_weights(side, TLMDPO(pivot=0.999).credit).item() == pytest.approx(0.2)
 
 
 @QUICK
@@ -65,7 +56,7 @@ def test_weights_come_from_the_reference_alone(make_side, lengths):
     one = make_side(7, lengths, drift=0.1)
     moved = TurnLogprobs(one.policy - 3.0, one.reference, one.turn, one.trajectory)
 
-    assert torch.equal(TLMDPO().turn_weights(one), TLMDPO().turn_weights(moved))
+    assert torch.equal(turn_weights(one, TLMDPO().credit), turn_weights(moved, TLMDPO().credit))
 
 
 def test_gradcheck(assert_gradcheck):

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.errors import DataError
-from perturn.policy.logprobs import action_logprobs, loss_turns
+from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_logprobs
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -80,10 +80,10 @@ def test_a_bfloat16_model_is_finite_and_close(tiny_model):
 
 def test_loss_tokens_know_their_turn_and_sequence():
     """Worked by hand from the masks above."""
-    turn, sequences = loss_turns(lay_out([FIRST, SECOND]))
+    batch = lay_out([FIRST, SECOND])
 
-    assert turn.tolist() == [0, 0, 1, 1, 1, 0, 1]
-    assert sequences.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert batch["turn"].tolist() == [0, 0, 1, 1, 1, 0, 1]
+    assert batch["sequence"].tolist() == [0, 0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("loss", [{}, {0: 0}])

@@ -28,7 +28,9 @@ def inspect(
     model: Annotated[
         str | None, typer.Option("--model", help="Hub id, local folder, or smollm2-135m; a run has its own.")
     ] = None,
-    loss: Annotated[str, typer.Option(help="Loss whose turn weights are shown.")] = "tlm-dre",
+    loss: Annotated[
+        str | None, typer.Option(help="Loss whose turn weights are shown; a run has its own, else tlm-dre.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a row; with --check, one object.")
     ] = False,
@@ -45,7 +47,7 @@ def inspect(
     from perturn.inspect import audit, inspect_json, model_of, print_audit
     from perturn.inspect import inspect as show
 
-    name, max_length = model_of(data, model, max_length)
+    name = model_of(data, model)
     if check:
         found = audit(data, name, max_length)
         if as_json:

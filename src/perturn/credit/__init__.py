@@ -1,7 +1,25 @@
-"""Turn-level credit: pure mathematics from trajectories to a number per turn. Add yours to CREDITS."""
+"""Turn-level credit: pure mathematics from the trajectories of a task to a number per turn.
 
-from collections.abc import Callable
-from typing import Any
+A credit is a frozen dataclass of its settings. Called on a group it returns one tensor a trajectory:
 
-CREDITS: dict[str, Callable[..., Any]] = {}
-"""Credit method by name: settings -> (trajectories of one task -> a number per turn of each)."""
+    >>> from perturn.credit import CREDITS
+    >>> from perturn.types import Action, Task, Trajectory, Turn
+    >>> turn = Turn(observation=(), action=Action("look"))
+    >>> group = [Trajectory(Task("a"), turns=(turn, turn))]
+    >>> [round(weight, 3) for weight in CREDITS["discount"](gamma=0.5)(group)[0].tolist()]
+    [1.0, 0.333]
+"""
+
+from perturn.credit.confidence import Confidence
+from perturn.credit.discount import Discount
+from perturn.credit.protocol import Credit, TurnCredit
+from perturn.credit.uniform import Uniform
+
+CREDITS: dict[str, type[Credit]] = {
+    "uniform": Uniform,
+    "confidence": Confidence,
+    "discount": Discount,
+}
+"""Credit by name: the frozen dataclass that holds its settings and weighs turns."""
+
+__all__ = ["CREDITS", "Credit", "TurnCredit"]

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from transformers import AutoConfig
 
-from perturn.config import Recipe, read_recipe
-from perturn.errors import ConfigError, DataError, ModelError
+from perturn.config import Recipe
+from perturn.errors import DataError, ModelError
 from perturn.inspect.rows import read_each
+from perturn.inspect.view import recipe_of, view_of
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.models import load_tokenizer, resolve_model
+from perturn.policy.models import resolve_model
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.preferences import pair_with_expert
 from perturn.store import read_trajectories
@@ -25,22 +26,6 @@ from perturn.types import Action, PreferencePair, Trajectory
 Row = Trajectory | PreferencePair
 _EXAMPLES = 5
 """Examples listed of each kind of finding."""
-
-
-def model_of(data: Path, model: str | None, max_length: int | None) -> tuple[str, int | None]:
-    """The model and the length limit to inspect with: those given, or else those of the run.
-
-    Raises:
-        ConfigError: If no model is given and the data is no run.
-    """
-    recipe = _recipe(data)
-    if recipe is not None:
-        trained = data / "checkpoints" / "sft"
-        own = str(trained) if (trained / "config.json").is_file() else recipe.model.name
-        return model or own, max_length or recipe.model.max_length
-    if model is None:
-        raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
-    return model, max_length
 
 
 def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, Any]:
@@ -54,10 +39,10 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
     Raises:
         PerturnError: If nothing can be read, or there is no such model.
     """
-    tokenizer = load_tokenizer(model)
     context = _context(model)
-    limit = max_length or context
-    recipe = _recipe(data)
+    recipe = recipe_of(data)
+    if recipe:
+        max_length = max_length or recipe.model.max_length
     parts, pairing = (_run_parts(data, recipe), _pairing(data, recipe)) if recipe else ({"rows": data}, None)
     found: dict[str, Any] = {
         "data": str(data),
@@ -69,13 +54,12 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
         "template": {"problems": [], "control_tokens": [], "not_as_sampled": 0},
     }
     try:
-        renderer = Renderer(tokenizer, _template(recipe))
+        view = view_of(data, model, max_length=max_length)
     except ModelError as error:
         found["template"]["problems"].append(str(error))
         return found
     for name, file in parts.items():
-        prefix = recipe.align.shared_prefix if recipe and recipe.align else "keep"
-        part = _Part(name, renderer, limit, prefix)
+        part = _Part(name, view.renderer, view.max_length or context, view.shared_prefix)
         for number, row in read_each(file):
             part.add(number, row)
         found["parts"][name] = part.summary()
@@ -199,23 +183,6 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
         return {}
     points = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     return {name: float(np.quantile(values, at)) for name, at in points.items()}
-
-
-def _recipe(data: Path) -> Recipe | None:
-    """The recipe of a run folder, if it is one."""
-    file = data / "recipe.yaml"
-    return read_recipe(file) if data.is_dir() and file.is_file() else None
-
-
-def _template(recipe: Recipe | None) -> str | None:
-    if recipe is None or recipe.model.chat_template is None:
-        return None
-    try:
-        return Path(recipe.model.chat_template).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"model.chat_template {recipe.model.chat_template!r} cannot be read: {error}"
-        ) from error
 
 
 def _context(model: str) -> int | None:

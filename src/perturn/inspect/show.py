@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from perturn.config import build
+from perturn.credit import Credit
 from perturn.errors import ConfigError, DataError
 from perturn.inspect.rows import read_rows
-from perturn.losses import LOSSES, TurnLogprobs
+from perturn.inspect.view import View, view_of
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.logprobs import action_logprobs, loss_turns
-from perturn.policy.models import load_model, load_tokenizer
-from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.policy.models import load_model
+from perturn.policy.reference import compute_logprobs
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.weighing import turn_logprobs, weigh
 
 _STYLES = {
     "high": "bold white on dark_red",
@@ -34,17 +35,17 @@ def inspect_json(
 ) -> Iterator[str]:
     """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
     _check_limit(limit)
-    tokenizer = load_tokenizer(model)
-    renderer = Renderer(tokenizer)
-    for example in islice(_encoded(data, renderer, max_length), limit):
+    view = view_of(data, model, max_length=max_length)
+    for example in islice(_encoded(data, view), limit):
         sides = {"chosen": example.chosen, "rejected": example.rejected}
+        tokenizer = view.renderer.tokenizer
         yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
 
 
-def _encoded(data: Path, renderer: Renderer, max_length: int | None) -> Iterator[Example]:
+def _encoded(data: Path, view: View) -> Iterator[Example]:
     for number, row in enumerate(read_rows(data), start=1):
         try:
-            yield encode_example(row, renderer, max_length)
+            yield encode_example(row, view.renderer, view.max_length, view.shared_prefix)
         except DataError as error:
             raise DataError(f"{data}: row {number}: {error}") from error
 
@@ -70,7 +71,7 @@ def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
 def inspect(
     data: Path,
     model_name: str,
-    loss_name: str,
+    loss_name: str | None,
     console: Console,
     max_length: int | None = None,
     limit: int = 3,
@@ -80,7 +81,7 @@ def inspect(
     Args:
         data: JSONL file or run folder.
         model_name: Reference policy and tokenizer.
-        loss_name: Loss whose turn weights are shown.
+        loss_name: Loss whose turn weights are shown; None: the run's own, else tlm-dre.
         console: Where to print.
         max_length: As in training.
         limit: Rows to print; totals count all rows.
@@ -88,32 +89,38 @@ def inspect(
     Raises:
         ConfigError: If there is no such loss.
     """
-    loss = build(LOSSES, {"name": loss_name}, "loss")
     _check_limit(limit)
-    tokenizer = load_tokenizer(model_name)
-    renderer = Renderer(tokenizer)
-    examples = list(_encoded(data, renderer, max_length))
+    view = view_of(data, model_name, loss_name, max_length)
+    examples = list(_encoded(data, view))
     model = load_model(model_name) if limit else None
     for number, example in enumerate(examples[:limit]):
-        for name, side in zip(("chosen", "rejected"), example.sides, strict=False):
+        weights = _weights(model, example, view.credit)
+        for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
             console.rule(f"row {number} {name}")
-            console.print(_coloured(side, _weights(model, side, loss), tokenizer))
+            console.print(_coloured(side, of_turns, view.renderer.tokenizer))
     _legend(console)
     _totals(console, examples)
 
 
-def _weights(model: Any, side: Encoded, loss: Any) -> list[tuple[float, float]]:
-    """(confidence, weight) of each turn."""
-    batch = lay_out([side])
+def _weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
+    """(confidence, weight) of each turn that carries loss, by side; computed as training computes them."""
     with torch.no_grad():
-        logprobs = action_logprobs(model, batch)
-    both = TurnLogprobs(logprobs, logprobs, *loss_turns(batch))
-    return list(zip(both.confidence().tolist(), loss.turn_weights(both).tolist(), strict=True))
+        example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
+    example = weigh(example, credit)
+    found = []
+    for index, side in enumerate(example.sides):
+        turns = sorted(set(side.turn) - {NO_TURN})
+        confidence = [float(turn.mean().exp()) for turn in turn_logprobs(example, index)]
+        found.append(
+            dict(zip(turns, zip(confidence, example.weight[index].tolist(), strict=True), strict=True))
+        )
+    return found
 
 
-def _coloured(side: Encoded, weights: list[tuple[float, float]], tokenizer: Any) -> Text:
+def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer: Any) -> Text:
     text = Text()
-    highest, lowest = max(weight for _, weight in weights), min(weight for _, weight in weights)
+    values = [weight for _, weight in weights.values()]
+    highest, lowest = max(values), min(values)
     last = NO_TURN
     for token, turn in zip(side.ids, side.turn, strict=True):
         piece = tokenizer.decode([token])

@@ -6,12 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.losses.checks import check_choice
+from perturn.checks import check_choice
+from perturn.credit import TurnCredit
+from perturn.credit.uniform import Uniform
 from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.kernels import Kernel, make_kernel
 from perturn.losses.logprobs import TurnLogprobs, check_pairs
 from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import uniform_weights
+from perturn.losses.weights import turn_weights
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class DIL:
 
     needs_reference: ClassVar[bool] = True
     needs_rejected: ClassVar[bool] = True
+    credit: ClassVar[TurnCredit] = Uniform()
 
     kernel: str = "ukl"
     """Bregman kernel: ukl, lsif, bce or basu."""
@@ -50,10 +53,6 @@ class DIL:
         """Return the loss, without unit [pairs]."""
         return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
 
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return 1 for every turn, without unit [turns]."""
-        return uniform_weights(side)
-
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return log r after reduction, in nats [trajectories]; without gradient."""
         with torch.no_grad():
@@ -71,7 +70,7 @@ class DIL:
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Return log r, in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
 
     def _kernel(self) -> Kernel:
         """Return the kernel the settings describe."""

@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perturn.losses.checks import check_choice, check_positive
+from perturn.checks import check_choice, check_positive
+from perturn.credit import TurnCredit
+from perturn.credit.uniform import Uniform
 from perturn.losses.logprobs import TurnLogprobs, check_pairs
 from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import uniform_weights
+from perturn.losses.weights import turn_weights
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
@@ -43,6 +45,7 @@ class DPO:
 
     needs_reference: ClassVar[bool] = True
     needs_rejected: ClassVar[bool] = True
+    credit: ClassVar[TurnCredit] = Uniform()
 
     beta: float = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
@@ -60,10 +63,6 @@ class DPO:
         check_pairs(chosen, rejected)
         return dpo_loss(self._log_ratio(chosen), self._log_ratio(rejected), beta=self.beta)
 
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return 1 for every turn, without unit [turns]."""
-        return uniform_weights(side)
-
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return beta u, without unit [trajectories]; without gradient."""
         with torch.no_grad():
@@ -71,4 +70,4 @@ class DPO:
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Return u, in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))

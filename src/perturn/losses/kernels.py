@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perturn.losses.checks import check_choice, check_positive
+from perturn.checks import check_choice, check_positive
 
 LARGEST_EXPONENT = 80.0
 """The largest exponent a kernel may reach: e^80 = 5.5e34, and float32 ends at 3.4e38."""

@@ -35,6 +35,12 @@ class TurnLogprobs:
     trajectory: Tensor
     """Trajectory id of each token, 0..n-1 and not decreasing [tokens]."""
 
+    weight: Tensor | None = None
+    """Number of each turn, as a credit wrote it, without unit [turns]; None: a loss asks its own credit."""
+
+    behavior: Tensor | None = None
+    """log mu of each token under the policy that sampled it, in nats [tokens]; None where no loss reads it."""
+
     num_turns: int = field(init=False, repr=False)
     """Number of turns in the batch."""
 
@@ -64,22 +70,40 @@ class TurnLogprobs:
         self._check_tensors()
         for name, value in _segments(self.turn.long(), self.trajectory.long()).items():
             object.__setattr__(self, name, value)
+        self._check_weight()
 
     @classmethod
-    def from_nested(cls, policy: NestedLogprobs, reference: NestedLogprobs | None = None) -> Self:
-        """Build from nested lists `[trajectories][turns][tokens]`.
+    def from_nested(
+        cls,
+        policy: NestedLogprobs,
+        reference: NestedLogprobs | None = None,
+        weight: Sequence[Sequence[float] | Tensor] | None = None,
+        behavior: NestedLogprobs | None = None,
+    ) -> Self:
+        """Build from nested lists.
 
         Args:
-            policy: log pi, in nats. Lists of numbers take torch's default dtype; a tensor in place of an
-                innermost list keeps its dtype and its gradient.
+            policy: log pi, in nats `[trajectories][turns][tokens]`. Lists of numbers take torch's default dtype; a
+                tensor in place of an innermost list keeps its dtype and its gradient.
             reference: log pi_ref, in nats, nested alike; or None.
+            weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
+            behavior: log mu, in nats, nested as `policy`; or None.
 
         Returns:
             The flat batch.
+
+        Raises:
+            ValueError: If a level is empty, or the nestings differ.
         """
         lengths = _turn_lengths("policy", policy)
-        if reference is not None:
-            _check_same_nesting(lengths, _turn_lengths("reference", reference))
+        for name, other in (("reference", reference), ("behavior", behavior)):
+            if other is not None:
+                _check_same_nesting(name, lengths, _turn_lengths(name, other))
+        if weight is not None and [len(turns) for turns in weight] != [len(turns) for turns in lengths]:
+            raise ValueError(
+                f"weight must hold one number for each turn, {[len(turns) for turns in lengths]} by trajectory, "
+                f"got {[len(turns) for turns in weight]}."
+            )
         flat = _flatten(policy)
         turn = [i for turns in lengths for i, n in enumerate(turns) for _ in range(n)]
         trajectory = [k for k, turns in enumerate(lengths) for _ in range(sum(turns))]
@@ -88,6 +112,10 @@ class TurnLogprobs:
             reference=None if reference is None else _flatten(reference),
             turn=torch.tensor(turn, device=flat.device),
             trajectory=torch.tensor(trajectory, device=flat.device),
+            weight=None
+            if weight is None
+            else torch.cat([_as_tensor(turns) for turns in weight]).to(flat.device),
+            behavior=None if behavior is None else _flatten(behavior),
         )
 
     @classmethod
@@ -114,6 +142,11 @@ class TurnLogprobs:
             turn=turn[loss_mask],
             trajectory=rows[loss_mask],
         )
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype that reductions compute in: float64 where policy has it, else float32."""
+        return torch.float64 if self.policy.dtype == torch.float64 else torch.float32
 
     def log_ratio(self) -> Tensor:
         """Return u = log pi - log pi_ref of each token, in nats [tokens]."""
@@ -164,19 +197,33 @@ class TurnLogprobs:
         return self.sum_over_turns(values) / self.turns_per_trajectory
 
     def _check_tensors(self) -> None:
-        """Raise unless the four tensors have one length, one device and the right kinds of dtype."""
+        """Raise unless the tensors of tokens have one length, one device and the right kinds of dtype."""
         tensors = {"policy": self.policy, "turn": self.turn, "trajectory": self.trajectory}
-        if self.reference is not None:
-            tensors["reference"] = self.reference
+        optional = {"reference": self.reference, "behavior": self.behavior}
+        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         for name, tensor in tensors.items():
             if tensor.dim() != 1 or tensor.shape != self.policy.shape:
                 expected = f"[{self.policy.shape[0]}]" if self.policy.dim() == 1 else "[tokens]"
                 raise ValueError(f"{name} must have shape {expected}, got {list(tensor.shape)}.")
             if tensor.device != self.policy.device:
                 raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
-            _check_dtype(name, tensor, floating=name in ("policy", "reference"))
+            _check_dtype(name, tensor, floating=name not in ("turn", "trajectory"))
         if self.policy.shape[0] == 0:
             raise ValueError("a batch must hold at least one token that carries loss, got none.")
+
+    def _check_weight(self) -> None:
+        """Raise unless there is one number for each turn, where there are any."""
+        if self.weight is None:
+            return
+        if self.weight.shape != (self.num_turns,):
+            raise ValueError(
+                f"weight must have shape [{self.num_turns}], one for each turn, got {list(self.weight.shape)}."
+            )
+        _check_dtype("weight", self.weight, floating=True)
+        if self.weight.device != self.policy.device:
+            raise ValueError(
+                f"weight must be on {self.policy.device} as policy is, got {self.weight.device}."
+            )
 
     @staticmethod
     def _check_length(values: Tensor, length: int, axis: str) -> None:
@@ -301,17 +348,17 @@ def _turn_length(where: str, turn: Sequence[float] | Tensor) -> int:
     return len(turn)
 
 
-def _check_same_nesting(policy: list[list[int]], reference: list[list[int]]) -> None:
-    """Raise unless reference is nested as policy is; name the first place that differs."""
+def _check_same_nesting(name: str, policy: list[list[int]], reference: list[list[int]]) -> None:
+    """Raise unless the named one is nested as policy is; name the first place that differs."""
     if len(policy) != len(reference):
-        raise ValueError(f"policy holds {len(policy)} trajectories, but reference {len(reference)}.")
+        raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(reference)}.")
     for k, (policy_turns, reference_turns) in enumerate(zip(policy, reference, strict=True)):
         for i in range(max(len(policy_turns), len(reference_turns))):
             in_policy = policy_turns[i] if i < len(policy_turns) else 0
             in_reference = reference_turns[i] if i < len(reference_turns) else 0
             if in_policy != in_reference:
                 raise ValueError(
-                    f"trajectory {k}, turn {i}: policy has {in_policy} tokens, but reference {in_reference}."
+                    f"trajectory {k}, turn {i}: policy has {in_policy} tokens, but {name} {in_reference}."
                 )
 
 

@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from perturn.credit import TurnCredit
 from perturn.losses.logprobs import TurnLogprobs
 
 
@@ -19,14 +20,15 @@ class Loss(Protocol):
     needs_rejected: ClassVar[bool]
     """Whether the loss reads the rejected side."""
 
+    @property
+    def credit(self) -> TurnCredit:
+        """The credit of its paper, asked where turns come without a weight."""
+
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss [pairs]."""
-
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return the weight each turn carries, without unit [turns]."""
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the implicit reward [trajectories], without gradient."""

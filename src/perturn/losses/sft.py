@@ -6,26 +6,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from perturn.credit import TurnCredit
+from perturn.credit.uniform import Uniform
 from perturn.losses.logprobs import TurnLogprobs
-from perturn.losses.weights import uniform_weights
+from perturn.losses.weights import turn_weights
 
 
-def sft_loss(chosen: TurnLogprobs) -> Tensor:
-    """Mean negative log-likelihood of the tokens of a trajectory.
+def sft_loss(chosen: TurnLogprobs, weight: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the tokens of a trajectory, each with the weight of its turn.
 
-        L = -(1/n) sum_i sum_j log pi(y_ij)
+        L = -(1/n) sum_i w_i sum_j log pi(y_ij)
 
     Source: behavioral cloning, as in tlm-DRE, Section 5.1, and DMPO, Eq. 7.
     Differs: a mean for each trajectory, so a short trajectory weighs as much as a long one. The trainers
-    of the papers average over the tokens of the whole batch.
+    of the papers average over the tokens of the whole batch, and have no weight, which is w = 1.
 
     Args:
         chosen: The trajectories to imitate.
+        weight: w, without unit [turns].
 
     Returns:
         Loss, in nats per token [trajectories].
     """
-    return -chosen.mean_by_trajectory(chosen.policy)
+    return -chosen.mean_by_trajectory(weight[chosen.turn_index] * chosen.policy)
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,11 @@ class SFT:
 
     needs_reference: ClassVar[bool] = False
     needs_rejected: ClassVar[bool] = False
+    credit: ClassVar[TurnCredit] = Uniform()
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None) -> Tensor:
         """Return the loss, in nats per token [trajectories]."""
-        return sft_loss(chosen)
-
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return 1 for every turn, without unit [turns]."""
-        return uniform_weights(side)
+        return sft_loss(chosen, turn_weights(chosen, self.credit))
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the mean log-probability of a token, in nats [trajectories]; without gradient."""

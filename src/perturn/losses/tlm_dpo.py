@@ -6,11 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.losses.checks import check_positive
+from perturn.checks import check_positive
+from perturn.credit import TurnCredit
+from perturn.credit.confidence import Confidence
 from perturn.losses.dpo import dpo_loss
 from perturn.losses.logprobs import TurnLogprobs, check_pairs
 from perturn.losses.reduction import weighted_sum
-from perturn.losses.weights import check_weight_settings, confidence_weights, is_high_weight_turn
+from perturn.losses.weights import turn_weights
 
 
 @dataclass(frozen=True)
@@ -41,30 +43,23 @@ class TLMDPO:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_positive("beta", self.beta)
-        check_weight_settings(pivot=self.pivot, low=self.low, high=self.high)
+        self.credit  # noqa: B018  checks its settings
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""
         check_pairs(chosen, rejected)
         return dpo_loss(self._log_ratio(chosen), self._log_ratio(rejected), beta=self.beta)
 
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return omega of every turn, without unit [turns]."""
-        return confidence_weights(side, pivot=self.pivot, low=self.low, high=self.high)
+    @property
+    def credit(self) -> TurnCredit:
+        """The paper's turn weights."""
+        return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return beta sum_i omega_i sum_j u_ij, without unit [trajectories]; without gradient."""
         with torch.no_grad():
             return self.beta * self._log_ratio(side)
 
-    def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
-        """Return, without gradient, 1 for each turn of high weight and 0 for each other [turns], by side."""
-        sides = {"chosen": chosen, "rejected": rejected}
-        return {
-            f"high_weight_turns/{name}": is_high_weight_turn(side, pivot=self.pivot).float()
-            for name, side in sides.items()
-        }
-
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Return sum_i omega_i sum_j u_ij, in nats [trajectories]."""
-        return weighted_sum(side, side.log_ratio(), self.turn_weights(side))
+        return weighted_sum(side, side.log_ratio(), turn_weights(side, self.credit))

@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.losses.checks import check_choice
+from perturn.checks import check_choice
+from perturn.credit import TurnCredit
+from perturn.credit.confidence import Confidence
 from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.kernels import Kernel, make_kernel
 from perturn.losses.logprobs import TurnLogprobs, check_pairs
 from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import check_weight_settings, confidence_weights, is_high_weight_turn
+from perturn.losses.weights import turn_weights
 
 
 def reference_coefficient(log_coefficient: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class TLMDRE:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         self._kernel()
-        check_weight_settings(pivot=self.pivot, low=self.low, high=self.high)
+        self.credit  # noqa: B018  checks its settings
         check_choice("reduction", self.reduction, REDUCTIONS)
         check_choice("coefficient", self.coefficient, COEFFICIENTS)
 
@@ -103,9 +105,10 @@ class TLMDRE:
         """Return the loss, without unit [pairs]."""
         return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
 
-    def turn_weights(self, side: TurnLogprobs) -> Tensor:
-        """Return omega of every turn, without unit [turns]."""
-        return confidence_weights(side, pivot=self.pivot, low=self.low, high=self.high)
+    @property
+    def credit(self) -> TurnCredit:
+        """The paper's turn weights."""
+        return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return log r after reduction, in nats [trajectories]; without gradient."""
@@ -120,17 +123,13 @@ class TLMDRE:
             rejected: The rejected trajectories.
 
         Returns:
-            By name: the entries of density_ratio_diagnostics [pairs]; `high_weight_turns/chosen` and
-            `high_weight_turns/rejected`, 1 for a turn of high weight and 0 for any other [turns];
-            `effective_batch_size`, (sum C_w)^2 / sum C_w^2 in pairs [1].
+            By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
+            (sum C_w)^2 / sum C_w^2 in pairs [1].
         """
         log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected)
         entries = density_ratio_diagnostics(
             log_ratio_chosen, log_ratio_rejected, log_coefficient, kernel=self._kernel()
         )
-        for name, side in (("chosen", chosen), ("rejected", rejected)):
-            is_high = is_high_weight_turn(side, pivot=self.pivot)
-            entries[f"high_weight_turns/{name}"] = is_high.to(log_ratio_chosen.dtype)
         # In log space: with `sum` every C_w may be too small for a float.
         log_size = 2 * log_coefficient.logsumexp(0) - (2 * log_coefficient).logsumexp(0)
         return entries | {"effective_batch_size": log_size.exp().unsqueeze(0)}
@@ -143,11 +142,13 @@ class TLMDRE:
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Return log r (Eq. 8), in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), self.turn_weights(side))
+        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
 
     def _log_coefficient(self, chosen: TurnLogprobs) -> Tensor:
         """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
-        return REDUCTIONS[self.reduction](chosen, chosen.frozen_reference(), 1 - self.turn_weights(chosen))
+        return REDUCTIONS[self.reduction](
+            chosen, chosen.frozen_reference(), 1 - turn_weights(chosen, self.credit)
+        )
 
     def _kernel(self) -> Kernel:
         """Return the kernel the settings describe."""

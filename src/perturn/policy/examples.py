@@ -23,7 +23,11 @@ class Example:
     chosen: Encoded
     rejected: Encoded | None = None
     reference: tuple[Tensor, ...] = ()
-    """Reference log-probabilities of each side's loss tokens, in nats; empty where no loss reads them."""
+    """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
+    trajectories: tuple[Trajectory, ...] = ()
+    """Each side as it was played, with those of its turns that carry loss."""
+    weight: tuple[Tensor, ...] = ()
+    """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
 
     @property
     def sides(self) -> tuple[Encoded, ...]:
@@ -46,7 +50,8 @@ def encode_example(
         DataError: If both sides are the same tokens, or a side has no turn that fits.
     """
     if isinstance(row, Trajectory):
-        return Example(renderer.encode(row, max_length))
+        chosen = renderer.encode(row, max_length)
+        return Example(chosen, trajectories=(_with_loss(row, chosen),))
     chosen, rejected = renderer.encode(row.chosen, max_length), renderer.encode(row.rejected, max_length)
     if chosen.ids == rejected.ids:
         cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
@@ -54,7 +59,17 @@ def encode_example(
     if shared_prefix == "mask":
         turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
         chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
-    return Example(chosen, rejected)
+    return Example(
+        chosen,
+        rejected,
+        trajectories=(_with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)),
+    )
+
+
+def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
+    """The trajectory with those of its turns that carry loss."""
+    kept = sorted(set(encoded.turn) - {NO_TURN})
+    return replace(trajectory, turns=tuple(trajectory.turns[turn] for turn in kept))
 
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
@@ -93,7 +108,8 @@ class Collator:
 def collate(examples: Sequence[Example]) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides.
 
-    Adds `reference` [loss tokens] where the examples have it, and `pairs`, the number of examples [1].
+    Adds `pairs`, the number of examples [1], and where the examples have them `reference` [loss tokens] and `weight`
+    [turns].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -101,6 +117,8 @@ def collate(examples: Sequence[Example]) -> Batch:
     batch["pairs"] = torch.tensor([len(examples)])
     if examples[0].reference:
         batch["reference"] = torch.cat([example.reference[side] for example, side in order])
+    if examples[0].weight:
+        batch["weight"] = torch.cat([example.weight[side] for example, side in order])
     return batch
 
 

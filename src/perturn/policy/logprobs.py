@@ -79,11 +79,6 @@ def prepare(model: Any) -> None:
     _logger.info("%s: packed sequences attend by %s", type(model).__name__, kernel(model.device))
 
 
-def loss_turns(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Turn and sequence of each token that carries loss: two [loss tokens]."""
-    return batch["turn"], batch["sequence"]
-
-
 def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
     """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
     if packed is None:

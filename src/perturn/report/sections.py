@@ -56,9 +56,9 @@ _DENSITY = (
         "Clamped", ("clamped",), "Log-ratios that met their limit. Above 0, the loss is not the one written."
     ),
     Chart(
-        "High-weight turns",
-        ("high_weight_turns/chosen", "high_weight_turns/rejected"),
-        "Share of turns that carry the high weight.",
+        "Turn weights",
+        ("weight/chosen", "weight/rejected"),
+        "Mean weight of a turn, as the credit wrote it.",
     ),
 )
 _UNDRAWN = {"step", "epoch"}

@@ -1,0 +1,63 @@
+"""The weight of each turn of a training row: which credit writes it, and the one place where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.config import build
+from perturn.credit import CREDITS, Credit
+from perturn.errors import ConfigError
+from perturn.losses import Loss
+from perturn.policy.examples import Example
+from perturn.policy.tokens import NO_TURN
+
+
+def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit that weighs the turns of a loss.
+
+    Args:
+        loss: The loss.
+        settings: The section it was made from.
+        section: `name` of a credit and its settings; None: the loss's own.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, or the loss's section sets the credit that this one
+            replaces.
+    """
+    if section is None:
+        return loss.credit
+    replaced: Any = loss.credit
+    unread = sorted(settings.keys() & {each.name for each in fields(replaced)})
+    if unread:
+        raise ConfigError(
+            f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
+            "credit, or leave one of the two out."
+        )
+    credit: Credit = build(CREDITS, section, "credit")
+    return credit
+
+
+def weigh(example: Example, credit: Credit) -> Example:
+    """The example with the weight of each turn: what losses read, and what is recorded and shown.
+
+    Args:
+        example: With its reference, where the credit needs one.
+        credit: What weighs; each side is a group of its own.
+    """
+    weight = []
+    for index, trajectory in enumerate(example.trajectories):
+        needed = {"reference": [turn_logprobs(example, index)]} if "reference" in credit.needs else {}
+        weight += credit([trajectory], **needed)
+    return replace(example, weight=tuple(weight))
+
+
+def turn_logprobs(example: Example, side: int) -> list[Tensor]:
+    """Reference log-probabilities of one side, turn by turn, in nats; one tensor a turn that carries loss [tokens]."""
+    carried = torch.tensor([turn for turn in example.sides[side].turn if turn != NO_TURN])
+    lengths = carried.unique_consecutive(return_counts=True)[1].tolist()
+    return list(example.reference[side].split(lengths))

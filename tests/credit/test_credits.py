@@ -1,0 +1,72 @@
+"""The credits that need no group: uniform, confidence, discount."""
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from perturn.credit import CREDITS
+from perturn.types import Action, Task, Trajectory, Turn
+
+DEFAULTS = {
+    "uniform": {},
+    "confidence": {"pivot": 0.9, "low": 0.2, "high": 1.0},
+    "discount": {"gamma": 0.7, "discount": "derived"},
+}
+
+
+def group_of(*turns):
+    """Trajectories of so many turns each."""
+    return [
+        Trajectory(Task("t"), (Turn((), Action("go")),) * count, sample=i) for i, count in enumerate(turns)
+    ]
+
+
+def test_the_table_holds_these_credits_with_the_documented_defaults():
+    assert {name: dataclasses.asdict(credit()) for name, credit in CREDITS.items()} == DEFAULTS
+
+
+def test_hand_worked_confidence():
+    """Means of log p -0.05 and -1: p = 0.951 > 0.9 takes 0.2, p = 0.368 takes 1; e^0 = 1 is not above pivot 1."""
+    reference = [[torch.tensor([-0.1, 0.0]), torch.tensor([-1.0])]]
+
+    (weights,) = CREDITS["confidence"]()(group_of(2), reference=reference)
+    (at_pivot,) = CREDITS["confidence"](pivot=1.0)(group_of(1), reference=[[torch.zeros(1)]])
+
+    assert_close(weights, torch.tensor([0.2, 1.0]))
+    assert at_pivot.tolist() == [1.0]
+
+
+def test_hand_worked_discount():
+    """Gamma = 1/2, T = 2: phi(0) = 1, phi(1) = 1/2 (1 - 1/2) / (1 - 1/4) = 1/3; T = 1: 1. Printed: 2/3."""
+    derived = CREDITS["discount"](gamma=0.5)(group_of(2, 1))
+    printed = CREDITS["discount"](gamma=0.5, discount="printed")(group_of(2))
+
+    assert_close(derived[0], torch.tensor([1.0, float(Fraction(1, 3))]))
+    assert derived[1].tolist() == [1.0]
+    assert_close(printed[0], torch.tensor([1.0, float(Fraction(2, 3))]))
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"), [(None, "needs reference="), ([[torch.zeros(1)]], "one entry for each turn")]
+)
+def test_a_missing_or_short_reference_is_refused(reference, message):
+    with pytest.raises(ValueError, match=message):
+        CREDITS["confidence"]()(group_of(2), reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("confidence", {"pivot": 1.1}, "pivot must be between 0 and 1, got 1.1"),
+        ("confidence", {"low": 0.0}, "low must be > 0, got 0.0"),
+        ("confidence", {"low": 2.0}, "high must be >= low"),
+        ("discount", {"gamma": -0.1}, "gamma must be between 0 and 1"),
+        ("discount", {"discount": "own"}, "discount must be one of derived, printed"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(name, setting, message):
+    with pytest.raises(ValueError, match=message):
+        CREDITS[name](**setting)
