@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from perturn.cli import main
+from perturn.config import Recipe, parse
 from perturn.errors import ConfigError, DataError
-from perturn.inspect import inspect, inspect_json
+from perturn.inspect import audit, inspect, inspect_json
 from perturn.store import TrajectoryStore, write_pairs
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.workspace import Run
 
 
 def say(*texts):
@@ -155,6 +157,56 @@ def test_colours_tell_high_from_low_weights(tiny_folder, tmp_path):
 
     rows = console.file.getvalue().split("no loss")[0]
     assert len(set(re.findall(r"48;\d;[\d;]+", rows))) == 3
+
+
+@pytest.fixture
+def run(tmp_path, tiny_folder):
+    """A run with one pair whose sides begin alike, tools in its template, and settings of its own."""
+    data = {
+        "name": "one",
+        "output": str(tmp_path),
+        "model": {"name": str(tiny_folder), "chat_template": "tools"},
+        "environment": {"name": "none"},
+        "protocol": {"name": "none"},
+        "sft": {"loss": {"name": "sft"}},
+        "align": {"loss": {"name": "tlm-dre", "high": 3.0}, "shared_prefix": "mask"},
+    }
+    run = Run(parse(Recipe, data))
+    chosen = played("Action: go", "Action: take it", tools=({"name": "look"},))
+    rejected = played("Action: go", "Action: no", tools=({"name": "look"},), reward=0.0)
+    write_pairs(run.pairs, [PreferencePair(chosen, rejected)])
+    return run.folder
+
+
+def test_a_run_is_shown_with_its_own_template_loss_and_prefix(run, tiny_folder):
+    """Tools are in the prompt; the turn that both sides share is masked; a turn of low confidence weighs 3."""
+    text = shown(run, tiny_folder, None)
+    (row,) = [json.loads(line) for line in inspect_json(run, str(tiny_folder))]
+
+    assert "look" in "".join(token["text"] for token in row["chosen"] if token["role"] == "system")
+    assert {token["turn"] for token in row["chosen"] if token["loss"]} == {1}
+    assert text.count("w=3]") == 2
+    assert "[0: " not in text
+    assert "w=1]" in shown(run, tiny_folder, "dpo")
+
+
+def test_a_run_is_shown_with_its_own_credit(run, tiny_folder):
+    """DMPO's discount under tlm-dre: the one turn that carries loss is the first of one, and weighs 1."""
+    recipe = run / "recipe.yaml"
+    text = (
+        recipe.read_text().replace("credit: null", "credit: {name: discount}").replace("    high: 3.0\n", "")
+    )
+    recipe.write_text(text)
+
+    assert shown(run, tiny_folder, None).count("w=1]") == 2
+
+
+def test_a_run_with_the_template_for_tools_is_audited(run, tiny_folder):
+    """`tools` names a template of ours, and no file."""
+    found = audit(run, str(tiny_folder))
+
+    assert found["template"]["problems"] == []
+    assert found["parts"]["pairs"]["usable"] == 1
 
 
 BAD = {

@@ -16,6 +16,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
+from perturn.policy.weighing import turn_logprobs
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [
@@ -287,6 +288,27 @@ def test_density_ratio_losses_log_their_diagnostics(train):
     assert all(set(TRL_METRICS + WEIGHTS + DENSITY_METRICS) <= set(entry) for entry in entries)
 
 
+SURE = {"name": "confidence", "pivot": 0.0}
+
+
+@pytest.mark.parametrize(("loss", "credit"), [("dpo", SURE), ("tlm-dre", "discount"), ("sft", SURE)])
+def test_a_credit_replaces_that_of_the_loss(train, loss, credit):
+    """The weights of the rows are the credit's, the logged ones are theirs, and the loss is another than by itself."""
+    own = train(loss=loss, num_train_epochs=1)
+    other = train(loss=loss, credit=credit, num_train_epochs=1)
+    rows = other.train_dataset.rows
+    for trainer in (own, other):
+        trainer.train()
+    weights = [weight for row in rows for weight in row.weight[0].tolist()]
+
+    assert all(
+        torch.equal(row.weight[0], other.credit([row.trajectories[0]], reference=[turn_logprobs(row, 0)])[0])
+        for row in rows
+    )
+    assert min(weights) < 1.0
+    assert history(own)[-1] != pytest.approx(history(other)[-1], rel=1e-4)
+
+
 def test_metrics_are_those_of_the_batch(train, renderer, tiny_model):
     """logps/chosen is the mean over the pairs of the summed log-probability."""
     trainer = train(PAIRS[:2])
@@ -548,6 +570,14 @@ BAD = [
     ({"loss": {"name": "dpo", "bata": 1}}, ConfigError, "unknown key 'loss.bata'. Did you mean 'loss.beta'?"),
     ({"loss": {"name": "dpo", "beta": -1}}, ConfigError, "loss.beta must be > 0, got -1"),
     ({"loss": {"beta": 1}}, ConfigError, "loss must name a loss"),
+    ({"credit": "discoun"}, ConfigError, "unknown credit.name 'discoun'. Did you mean 'discount'?"),
+    ({"credit": {"name": "discount", "gamma": 2}}, ConfigError, "credit.gamma must be between 0 and 1"),
+    ({"credit": {"gamma": 1}}, ConfigError, "credit must name a credit"),
+    (
+        {"loss": {"name": "tlm-dre", "pivot": 0.5}, "credit": "discount"},
+        ConfigError,
+        "loss.pivot is a setting of the loss's own credit",
+    ),
     ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),
