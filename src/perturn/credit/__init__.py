@@ -14,12 +14,16 @@ from perturn.credit.confidence import Confidence
 from perturn.credit.discount import Discount
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.uniform import Uniform
+from perturn.table import Table
 
-CREDITS: dict[str, type[Credit]] = {
-    "uniform": Uniform,
-    "confidence": Confidence,
-    "discount": Discount,
-}
+CREDITS: Table[type[Credit]] = Table(
+    "perturn.credits",
+    {
+        "uniform": Uniform,
+        "confidence": Confidence,
+        "discount": Discount,
+    },
+)
 """Credit by name: the frozen dataclass that holds its settings and weighs turns."""
 
 __all__ = ["CREDITS", "Credit", "TurnCredit"]

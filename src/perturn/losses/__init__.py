@@ -18,15 +18,19 @@ from perturn.losses.protocol import Loss
 from perturn.losses.sft import SFT
 from perturn.losses.tlm_dpo import TLMDPO
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.table import Table
 
-LOSSES: dict[str, type[Loss]] = {
-    "sft": SFT,
-    "dpo": DPO,
-    "dmpo": DMPO,
-    "dil": DIL,
-    "tlm-dpo": TLMDPO,
-    "tlm-dre": TLMDRE,
-}
+LOSSES: Table[type[Loss]] = Table(
+    "perturn.losses",
+    {
+        "sft": SFT,
+        "dpo": DPO,
+        "dmpo": DMPO,
+        "dil": DIL,
+        "tlm-dpo": TLMDPO,
+        "tlm-dre": TLMDRE,
+    },
+)
 """Loss by name: the frozen dataclass that holds its settings and computes it."""
 
 __all__ = ["LOSSES", "Loss", "TurnLogprobs"]

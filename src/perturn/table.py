@@ -1,0 +1,79 @@
+"""A table: entries by name, ours and those that installed packages add through entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from perturn.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Table(Mapping[str, T], Generic[T]):
+    """Entries by name, each loaded when it is asked for.
+
+    A package adds one with, in its `pyproject.toml`:
+
+        [project.entry-points."perturn.losses"]
+        my-loss = "my_package.my_loss:MyLoss"
+    """
+
+    def __init__(self, group: str, own: Mapping[str, T | str]) -> None:
+        """Hold our entries.
+
+        Args:
+            group: Group of the entry points that add to the table.
+            own: Our entries by name, or where they are, as `module:object`, if loading them costs something.
+        """
+        self._group = group
+        self._own = own
+
+    @cached_property
+    def _foreign(self) -> dict[str, EntryPoint]:
+        """Entries of installed packages."""
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self._group):
+            if point.name in self._own or point.name in found:
+                raise ConfigError(
+                    f"{_package(point)} adds {point.name!r} to {self._group}, where there is one of that name; "
+                    "rename it, or uninstall the package."
+                )
+            found[point.name] = point
+        return found
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._own:
+            entry = self._own[name]
+            return cast(T, _load(entry)) if isinstance(entry, str) else entry
+        point = self._foreign[name]
+        try:
+            return cast(T, point.load())
+        except Exception as error:
+            raise ConfigError(
+                f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}: {type(error).__name__}: {error}"
+            ) from error
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from self._foreign
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._foreign)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._foreign
+
+
+def _load(where: str) -> Any:
+    """The object that `module:object` names."""
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _package(point: EntryPoint) -> str:
+    """The package that an entry point came with."""
+    return f"package {point.dist.name}" if point.dist else "a package"
