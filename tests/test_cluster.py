@@ -185,6 +185,10 @@ class Script:
         time.sleep(0.05)
         return [Action(f"Action: {len(prompt.turns)} {os.getpid()}") for prompt in prompts]
 
+    def update_weights(self, folder, name):
+        """Serve what the folder's file says."""
+        self.model, self.name = (Path(folder) / "weights.json").read_text(), name
+
     def forget(self, conversation):
         """Nothing is kept."""
 
@@ -401,6 +405,47 @@ def test_a_conversation_stays_with_its_replica_until_that_is_lost(nodes):
         old for old in first if old != first[0]
     ]
     replicas.close()
+
+
+class Reads(Script):
+    """Answers with what its model's file says, at its start or since the last update."""
+
+    def __init__(self, model):
+        super().__init__((Path(model) / "weights.json").read_text())
+
+    def generate(self, prompts, sampling):
+        """The text of the weights, and who answers."""
+        return [Action(f"{self.model} {os.getpid()}") for _ in prompts]
+
+
+@pytest.mark.cluster
+def test_all_replicas_serve_new_weights_also_one_that_is_lost_later(nodes, tmp_path):
+    """Two replicas of weights `one` are given `two`; one is killed, and what is started in its place has `two`."""
+    nodes.add(1)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.json").write_text(name)
+    replicas = Replicas(Cluster(nodes.address, engines=2), Reads, str(tmp_path / "one"))
+
+    def ask():
+        texts = [one.text for one in replicas.generate([prompt(str(n)) for n in range(4)], Sampling())]
+        return {text.split()[0] for text in texts}, {int(text.split()[1]) for text in texts}
+
+    before, _ = ask()
+    replicas.update_weights(tmp_path / "two", "new@2")
+    after, pids = ask()
+    os.kill(min(pids), signal.SIGKILL)
+    until = time.monotonic() + 60
+    while len(replicas._living) < 2 or min(pids) in ask()[1]:
+        assert time.monotonic() < until
+        replicas.advance()
+    last, others = ask()
+    replicas.close()
+
+    assert (before, after, last) == ({"one"}, {"two"}, {"two"})
+    assert len(pids) == 2
+    assert not others & {min(pids)}
+    assert replicas.name == "new@2"
 
 
 @pytest.mark.cluster

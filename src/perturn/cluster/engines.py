@@ -65,7 +65,7 @@ class Replicas:
         self._cluster = cluster
         self._refuse_too_large()
         self._files = _send(self._ray, model)
-        self._arguments = serve, model, self._files
+        self._arguments: tuple[Any, ...] = serve, model, self._files
         self._started = self._lost = 0
         self._coming: list[_Replica] = []
         self._living: list[_Replica] = []
@@ -121,6 +121,36 @@ class Replicas:
                 answered += zip(batch, answers, strict=True)
                 self._lost = 0
         return answered
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights of the same model from now on; a replica that is lost meanwhile is started with them.
+
+        Args:
+            folder: What `save_pretrained` wrote, on this machine.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered, or no replica is left.
+            PerturnError: If the weights cannot be read.
+        """
+        if busy := len(self._waiting) + sum(len(batch) for _, batch, _ in self._asked.values()):
+            raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
+        self._files = _send(self._ray, str(folder))
+        if not self._files:
+            raise RunError(f"{folder} is no folder of a model; give what save_pretrained wrote.")
+        serve, model, *_ = self._arguments
+        self._arguments, self.name = (serve, model, self._files, name), name
+        for replica in self._coming:  # they load what is to be replaced
+            with suppress(*self._losses):
+                self._ray.kill(replica.server)
+        started, self._coming = len(self._coming), []
+        for _ in range(started):
+            self._start()
+        with reached(self._ray):
+            replies = [(one, one.server.update_weights.remote(self._files, name)) for one in self._living]
+        for replica, reply in replies:
+            self._hear(replica, reply)
+        self._wait(1)
 
     def forget(self, conversation: str) -> None:
         """Free what is kept of a conversation."""

@@ -9,8 +9,9 @@ import dataclasses
 import importlib
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,23 +99,30 @@ class EngineServer:
         """Name of this machine, and which perturn is here."""
         return socket.gethostname(), identity()
 
-    def open(self, serve: Callable[[str], Engine], model: str, files: dict[str, Any]) -> str:
+    def open(
+        self, serve: Callable[[str], Engine], model: str, files: dict[str, Any], name: str | None = None
+    ) -> str:
         """Load the policy.
 
         Args:
             serve: Makes the engine of a model.
             model: What the model is called where no files are sent.
             files: Its files, by name, as references to arrays of bytes.
+            name: Identity of the policy; None: the one that `serve` gives it.
 
         Returns:
             Identity of the policy.
         """
-        get = importlib.import_module("ray").get
-        with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
-            for name, data in files.items():
-                with (Path(folder) / name).open("wb") as file:
-                    file.write(get(data).data)
+        with _folder_of(files) as folder:
             self._engine = serve(folder if files else model)
+        self._engine.name = name or self._engine.name
+        return self._engine.name
+
+    def update_weights(self, files: dict[str, Any], name: str) -> str:
+        """Serve other weights of the same model from now on; see `open`."""
+        engine: Any = self._engine
+        with _folder_of(files) as folder:
+            engine.update_weights(folder, name)
         return self._engine.name
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Any]:
@@ -125,3 +133,14 @@ class EngineServer:
     def forget(self, conversation: str) -> None:
         """A conversation has ended."""
         self._engine.forget(conversation)
+
+
+@contextmanager
+def _folder_of(files: dict[str, Any]) -> Iterator[str]:
+    """A folder that holds the files for a while."""
+    get = importlib.import_module("ray").get
+    with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
+        for name, data in files.items():
+            with (Path(folder) / name).open("wb") as file:
+                file.write(get(data).data)
+        yield folder
