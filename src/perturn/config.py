@@ -40,7 +40,7 @@ class ModelSettings:
 
     name: str
     """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: str = "auto"
     """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
     max_length: Annotated[int, Bound(least=1)] | None = None
     """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
@@ -158,7 +158,7 @@ class Train:
     weight_decay: Annotated[float, Bound(least=0)] = 0.0
     max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
     """Gradients are scaled down to this norm."""
-    shared_prefix: Literal["keep", "mask"] = "keep"
+    shared_prefix: str = "keep"
     """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
