@@ -100,7 +100,7 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
         ),
         (
             {"sft": {"loss": {"name": "sft"}, "warmup_ratio": 5}},
-            "sft.warmup_ratio must be in [0, 1), got 5.0.",
+            "sft.warmup_ratio must be < 1, got 5.0.",
         ),
         ({"sft": {"loss": {"name": "sft"}, "lora": {"rank": 0}}}, "sft.lora.rank must be >= 1, got 0."),
         ({"sft": {"loss": {"name": "sft"}, "batch_size": 0}}, "sft.batch_size must be >= 1, got 0."),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from perturn.bounds import SECONDS, Bound, check_bounds
 
 
 @dataclass(frozen=True)
@@ -16,15 +18,15 @@ class Cluster:
 
     address: str
     """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for one of this machine alone."""
-    engines: int = 1
+    engines: Annotated[int, Bound(least=0)] = 1
     """Replicas of the policy; 0 keeps the engine in this process, where one that serves an API always is."""
-    engine_cpus: float = 1.0
+    engine_cpus: Annotated[float, Bound(least=0)] = 1.0
     """CPUs, and threads, of a replica."""
-    engine_gpus: float = 0.0
-    """GPUs of a replica."""
-    world_cpus: float = 1.0
+    engine_gpus: Annotated[float, Bound(least=0)] = 0.0
+    """GPUs of a replica: a share of one, or a whole number of them."""
+    world_cpus: Annotated[float, Bound(least=0)] = 1.0
     """CPUs that the worlds of a node count for together; nodes that have fewer hold none."""
-    wait_seconds: float = 60.0
+    wait_seconds: Annotated[float, Bound(least=0, most=SECONDS.most)] = 60.0
     """How long to wait for nodes with room."""
 
     def __post_init__(self) -> None:
@@ -32,6 +34,6 @@ class Cluster:
             raise ValueError(
                 f"address must be ray://host:port, host:port, auto or local, got {self.address!r}."
             )
-        for name in ("engines", "engine_cpus", "engine_gpus", "world_cpus", "wait_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+        check_bounds(self)
+        if self.engine_gpus > 1 and self.engine_gpus % 1:  # Ray divides one GPU, but not several
+            raise ValueError(f"engine_gpus must be <= 1 or a whole number, got {self.engine_gpus}.")

@@ -10,11 +10,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from perturn.bounds import SECONDS, SEED, Bound, check_bounds
 from perturn.cluster_settings import Cluster
 from perturn.errors import ConfigError, did_you_mean
 from perturn.types import Message, Sampling
@@ -41,17 +42,15 @@ class ModelSettings:
     """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
     dtype: str = "auto"
     """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
-    max_length: int | None = None
-    """Longest training sequence in tokens; whole turns are dropped from the end. None: the model's own limit."""
+    max_length: Annotated[int, Bound(least=1)] | None = None
+    """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
+    that limit."""
     chat_template: str | None = None
     """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
     for tokenizers with ChatML's tokens."""
 
     def __post_init__(self) -> None:
-        _check(
-            self.max_length is None or self.max_length >= 1,
-            f"max_length must be >= 1, got {self.max_length}.",
-        )
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,13 @@ class Tasks:
     """A panel of tasks: a seeded choice from a split, equally many of each kind."""
 
     split: str = "train"
-    per_kind: int | None = None
+    per_kind: Annotated[int, Bound(least=1)] | None = None
     """Tasks of each kind; None: all of them."""
-    skip: int = 0
+    skip: Annotated[int, Bound(least=0)] = 0
     """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
 
     def __post_init__(self) -> None:
-        _check(self.per_kind is None or self.per_kind >= 1, f"per_kind must be >= 1, got {self.per_kind}.")
-        _check(self.skip >= 0, f"skip must be >= 0, got {self.skip}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class ProtocolSettings:
     """How an action is written: react, action or tools. None: the named protocol's, else react."""
     system: str | None = None
     """System text; None: the named protocol's."""
-    max_turns: int | None = None
+    max_turns: Annotated[int, Bound(least=1)] | None = None
     """Turn limit of every task; None: the named protocol's."""
     history: int | Literal["full"] | None = None
     """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
@@ -89,9 +87,7 @@ class ProtocolSettings:
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
     def __post_init__(self) -> None:
-        _check(
-            self.max_turns is None or self.max_turns >= 1, f"max_turns must be >= 1, got {self.max_turns}."
-        )
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -99,38 +95,43 @@ class Explore:
     """Let the SFT policy play the tasks it will be corrected on."""
 
     tasks: Tasks = field(default_factory=Tasks)
-    samples: int = 1
+    samples: Annotated[int, Bound(least=1)] = 1
     """Episodes of each task."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    concurrency: int = 16
+    concurrency: Annotated[int, Bound(least=1)] = 16
     """Episodes played at the same time."""
 
     def __post_init__(self) -> None:
-        _check(self.samples >= 1, f"samples must be >= 1, got {self.samples}.")
-        _check(self.concurrency >= 1, f"concurrency must be >= 1, got {self.concurrency}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
 class Pair:
     """Make preference pairs: the expert over the policy's own failure."""
 
-    threshold: float = 0.4
+    threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
-    max_extra_turns: int | None = None
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
 class Lora:
     """Train low-rank adapters instead of all weights."""
 
-    rank: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    rank: Annotated[int, Bound(least=1)] = 16
+    alpha: Annotated[int, Bound(least=1)] = 32
+    """The adapters' part is multiplied by this over the rank."""
+    dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
     target_modules: str | list[str] = "all-linear"
+    """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
+    layer but the last."""
 
     def __post_init__(self) -> None:
-        _check(self.rank >= 1, f"rank must be >= 1, got {self.rank}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -141,20 +142,21 @@ class Train:
     """`name` of a loss and its settings."""
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (SFT only)."""
-    epochs: float = 1.0
+    epochs: Annotated[float, Bound(above=0)] = 1.0
     """Passes over the data."""
-    batch_size: int = 4
+    batch_size: Annotated[int, Bound(least=1)] = 4
     """Trajectories or pairs in one optimizer step."""
-    token_budget: int = 4096
+    token_budget: Annotated[int, Bound(least=1)] = 4096
     """Tokens that go through the model together; bounds memory, does not change the loss."""
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
-    warmup_ratio: float = 0.03
+    warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises to its peak."""
     scheduler: str = "cosine"
-    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers."""
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
+    arguments."""
+    weight_decay: Annotated[float, Bound(least=0)] = 0.0
+    max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
     """Gradients are scaled down to this norm."""
     shared_prefix: str = "keep"
     """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
@@ -162,17 +164,12 @@ class Train:
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights; None: all weights."""
-    save_steps: int = 20
+    save_steps: Annotated[int, Bound(least=1)] = 20
     """Optimizer steps between checkpoints to resume from."""
 
     def __post_init__(self) -> None:
         _check("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
-        _check(self.epochs > 0, f"epochs must be > 0, got {self.epochs}.")
-        _check(self.learning_rate > 0, f"learning_rate must be > 0, got {self.learning_rate}.")
-        _check(0 <= self.warmup_ratio < 1, f"warmup_ratio must be in [0, 1), got {self.warmup_ratio}.")
-        _check(self.save_steps >= 1, f"save_steps must be >= 1, got {self.save_steps}.")
-        _check(self.batch_size >= 1, f"batch_size must be >= 1, got {self.batch_size}.")
-        _check(self.token_budget >= 1, f"token_budget must be >= 1, got {self.token_budget}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -183,36 +180,31 @@ class Evaluate:
     sampling: Sampling | None = None
     """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
     protocol."""
-    concurrency: int = 16
+    concurrency: Annotated[int, Bound(least=1)] = 16
 
     def __post_init__(self) -> None:
-        _check(self.concurrency >= 1, f"concurrency must be >= 1, got {self.concurrency}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
 class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""
 
-    processes: int | None = None
+    processes: Annotated[int, Bound(least=0)] | None = None
     """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
     the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
     0, worlds live in threads of this process, where the limits below cannot be kept."""
-    start_seconds: float = 120.0
+    start_seconds: Annotated[float, SECONDS] = 120.0
     """Limit for starting a world, and for posing, listing or solving a task."""
-    step_seconds: float = 60.0
+    step_seconds: Annotated[float, SECONDS] = 60.0
     """Limit for one step."""
-    episode_seconds: float = 1200.0
+    episode_seconds: Annotated[float, SECONDS] = 1200.0
     """Limit for all the time an episode spends in its world; the model's time does not count."""
-    retries: int = 1
+    retries: Annotated[int, Bound(least=0)] = 1
     """How often an episode whose world died or hung is played again before it is stored as failed."""
 
     def __post_init__(self) -> None:
-        _check(
-            self.processes is None or self.processes >= 0, f"processes must be >= 0, got {self.processes}."
-        )
-        for name in ("start_seconds", "step_seconds", "episode_seconds"):
-            _check(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)}.")
-        _check(self.retries >= 0, f"retries must be >= 0, got {self.retries}.")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -239,10 +231,11 @@ class Recipe:
     cluster: Cluster | None = None
     report_to: list[str] = field(default_factory=list)
     """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     output: str = "runs"
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         _check(
             bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
             f"name must be usable as a folder name, got {self.name!r}.",
@@ -354,8 +347,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """One value -> the type its field declares."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value}.")
+    _refuse_infinite(value, where)
     for part in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(part) and isinstance(part, type):
             if isinstance(value, str) and hasattr(part, "shorthand"):
@@ -363,10 +355,26 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             if isinstance(value, Mapping):
                 return parse(part, value, where)
     try:
-        return TypeAdapter(hint).validate_python(value)
+        found = TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ")
         raise ConfigError(f"{where} must be {expected}, got {value!r}.") from None
+    _refuse_infinite(found, where)  # a text may have become a number
+    if isinstance(value, bool) and not isinstance(found, bool):  # so may true
+        raise ConfigError(f"{where} must be a number, got {value}.")
+    return found
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    """Refuse numbers that are not finite, in lists and mappings too."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _refuse_infinite(each, _join(where, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _refuse_infinite(each, f"{where}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value}.")
 
 
 def _join(where: str, key: str) -> str:

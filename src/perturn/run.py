@@ -10,7 +10,8 @@ from pathlib import Path
 
 from perturn.collect import collect_expert, collect_explore
 from perturn.config import Recipe, Train, build
-from perturn.engines import ApiSettings, VllmSettings
+from perturn.engines import ApiSettings, LocalSettings, VllmSettings
+from perturn.engines.local import check_layers
 from perturn.engines.vllm import check_vllm
 from perturn.episode import misfit
 from perturn.errors import ConfigError
@@ -18,6 +19,9 @@ from perturn.evaluate import evaluate
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
 from perturn.pair import make_pairs
+from perturn.policy.adapters import add_adapters
+from perturn.policy.logprobs import check_architecture
+from perturn.policy.models import context_length, empty_model
 from perturn.policy.weighing import choose_credit
 from perturn.progress import console
 from perturn.report import write_report
@@ -31,7 +35,7 @@ from perturn.stage import (
     world_maker,
 )
 from perturn.tracking import check_trackers
-from perturn.train import make_config, train_align, train_sft
+from perturn.train import lora_config, make_config, train_align, train_sft
 from perturn.types import Environment, EpisodeProtocol, Task
 from perturn.workspace import Run, is_run, refuse_other, resolve_recipe, run_folder
 
@@ -52,12 +56,20 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     check_trackers(recipe.report_to)
     refuse_training(recipe, command)
     if not is_run(run_folder(recipe)):
-        check(recipe)
+        check(recipe, command)
     return Run(recipe)
 
 
-def check(recipe: Recipe) -> None:
-    """Build everything the steps will need, so that a mistake shows now and not hours later."""
+def check(recipe: Recipe, command: str | None = None) -> None:
+    """Build everything the steps will need, so that a mistake shows now and not hours later.
+
+    Args:
+        recipe: Of the run.
+        command: The one command it is for; None: the whole loop.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
     protocol = make_protocol(recipe.protocol)
     engine = engine_settings(recipe)
     for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
@@ -69,6 +81,7 @@ def check(recipe: Recipe) -> None:
         if isinstance(engine, VllmSettings):
             check_vllm(engine)
         make_renderer(recipe, recipe.model.name)
+        _check_model(recipe, engine, trains=command in (None, "train"))
     env = world_maker(recipe)()
     try:
         panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
@@ -124,10 +137,28 @@ def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) 
         )
     try:
         make_config(recipe, settings, run_folder(recipe), limit=None)
-    except ValueError as error:  # of the trainer's own settings
+    except (ValueError, ConfigError) as error:  # of the trainer's own settings
         raise ConfigError(f"{name}: {error}") from error
     if settings.lora and importlib.util.find_spec("peft") is None:
         raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def _check_model(recipe: Recipe, engine: LocalSettings | VllmSettings, trains: bool) -> None:
+    """Build the model without its weights, and upon it what serves and trains it."""
+    model = empty_model(recipe.model.name)
+    if isinstance(engine, LocalSettings):
+        check_layers(model)
+    if trains:
+        check_architecture(model)
+    limit, most = context_length(model), recipe.model.max_length
+    if limit is not None and most is not None and most > limit:
+        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
+    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+        if settings is not None and settings.lora is not None:
+            try:
+                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.lora: {error}") from error
 
 
 @dataclass(frozen=True)

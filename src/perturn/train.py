@@ -99,7 +99,7 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
             args=make_config(run.recipe, settings, partial, limit=context_length(model)),
             train_dataset=rows,
             processing_class=load_tokenizer(path),
-            peft_config=_lora(settings.lora),
+            peft_config=settings.lora and lora_config(settings.lora),
             track=lambda work: track(work, "reference"),
             callbacks=[progress],
         )
@@ -180,9 +180,8 @@ def count_tokens(examples: Examples) -> dict[str, int]:
     }
 
 
-def _lora(settings: Lora | None) -> Any:
-    if settings is None:
-        return None
+def lora_config(settings: Lora) -> Any:
+    """A stage's adapters -> peft's settings."""
     from peft import LoraConfig
 
     return LoraConfig(

@@ -25,6 +25,7 @@ from perturn.cache import cache_folder
 from perturn.config import build
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.adapters import add_adapters
 from perturn.policy.examples import Collator, Example, check_lengths, encode_example, sides
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.models import (
@@ -118,7 +119,7 @@ class TurnTrainer(Trainer):
             if examples is not None:
                 examples.rows = [weigh(row, self.credit) for row in examples.rows]
         if peft_config is not None:
-            model = _add_adapters(model, peft_config, args.seed)
+            model = add_adapters(model, peft_config, args.seed)
         super().__init__(
             model=model,
             args=args,
@@ -371,14 +372,3 @@ def _disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():  # attention layers keep theirs as a number
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-
-
-def _add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
-    """Wrap the model; equal seeds give equal adapters."""
-    try:
-        from peft import get_peft_model
-    except ImportError as error:
-        raise ConfigError('peft_config needs peft; run: pip install "perturn[lora]"') from error
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return get_peft_model(model, peft_config)

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 
+from perturn.bounds import SEED
 from perturn.errors import ConfigError
 from perturn.policy.examples import SHARED_PREFIX
+
+_MANY_STEPS = 1_000_000
+"""Steps for which a schedule is tried, before it is known how many there will be."""
 
 
 @dataclass
@@ -65,7 +69,12 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __post_init__(self) -> None:
-        """Check what can be checked without data."""
+        """Check what can be checked without data.
+
+        Raises:
+            ValueError: If transformers refuses a setting.
+            ConfigError: If we do.
+        """
         for name in ("loss", "credit"):
             value = getattr(self, name)
             if isinstance(value, str) and not value.startswith("{"):
@@ -73,12 +82,44 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
+        for name in ("seed", "data_seed"):
+            side = SEED.broken_by(getattr(self, name) or 0)
+            if side is not None:
+                raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
+        self._check_optimizer()
         if self.token_budget < 1:
             raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(
                 f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
             )
+
+    def _check_optimizer(self) -> None:
+        """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
+        try:
+            optimizer = torch.optim.AdamW(
+                [torch.nn.Parameter(torch.zeros(1))],
+                lr=self.learning_rate,
+                betas=(self.adam_beta1, self.adam_beta2),
+                eps=self.adam_epsilon,
+                weight_decay=self.weight_decay,
+            )
+        except ValueError as error:
+            raise ConfigError(f"AdamW cannot be made: {error}.") from error
+        try:
+            get_scheduler(
+                self.lr_scheduler_type,
+                optimizer,
+                num_warmup_steps=self.get_warmup_steps(_MANY_STEPS),
+                num_training_steps=_MANY_STEPS,
+                scheduler_specific_kwargs=self.lr_scheduler_kwargs,  # type: ignore[arg-type]
+            )
+        except Exception as error:  # a schedule takes whatever arguments it likes
+            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+            raise ConfigError(
+                f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}: "
+                f"{type(error).__name__}: {error}. Take one that needs no others, such as cosine."
+            ) from error
 
 
 def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:

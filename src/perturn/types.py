@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
+from perturn.bounds import Bound, check_bounds
 from perturn.errors import DataError, EngineFailure
 
 Message = dict[str, Any]
@@ -181,19 +182,14 @@ class Prompt:
 class Sampling:
     """How actions are decoded."""
 
-    temperature: float = 0.0
+    temperature: Annotated[float, Bound(least=0)] = 0.0
     """0 is greedy."""
-    top_p: float = 1.0
-    max_new_tokens: int = 64
+    top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
+    max_new_tokens: Annotated[int, Bound(least=1)] = 64
     """Token limit of one action, the end-of-turn token included."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}.")
+        check_bounds(self)
 
 
 def _check_example(example: Sequence[Message]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
+from perturn.bounds import SECONDS, Bound, check_bounds
 from perturn.errors import ConfigError
 
 _OWN = {"model", "messages", "tools", "stop", "stream", "n"}
@@ -25,34 +26,29 @@ class ApiSettings:
     """Address of the protocol, with its version."""
     api_key_env: str | None = "OPENAI_API_KEY"
     """Environment variable that holds the key; None: the server asks for none. The key itself is no setting."""
-    concurrency: int = 16
-    """Requests under way at the same time, at most; >= 1."""
-    requests_per_minute: float | None = None
-    """Requests sent in a minute at most, retries included, evenly spaced; > 0. None: no limit of ours."""
-    max_retries: int = 6
-    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx; >= 0."""
-    timeout: float = 120.0
-    """Seconds to wait for the server each time; > 0."""
+    concurrency: Annotated[int, Bound(least=1)] = 16
+    """Requests under way at the same time, at most."""
+    requests_per_minute: Annotated[float, Bound(above=0)] | None = None
+    """Requests sent in a minute at most, retries included, evenly spaced. None: no limit of ours."""
+    max_retries: Annotated[int, Bound(least=0)] = 6
+    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
+    timeout: Annotated[float, SECONDS] = 120.0
+    """Seconds to wait for the server each time."""
     stop: list[str] | None = None
     """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
-    max_tokens_total: int | None = None
-    """Budget of the run in tokens, prompts and answers together; >= 1. Requests under way when it is reached end."""
-    max_cost: float | None = None
-    """Budget of the run in the currency of the prices; > 0. Like `max_tokens_total`."""
-    prompt_price: float | None = None
-    """Price of a million prompt tokens; >= 0. Discounts for cached ones are not counted."""
-    completion_price: float | None = None
-    """Price of a million tokens of answers; >= 0."""
+    max_tokens_total: Annotated[int, Bound(least=1)] | None = None
+    """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""
+    max_cost: Annotated[float, Bound(above=0)] | None = None
+    """Budget of the run in the currency of the prices. Like `max_tokens_total`."""
+    prompt_price: Annotated[float, Bound(least=0)] | None = None
+    """Price of a million prompt tokens. Discounts for cached ones are not counted."""
+    completion_price: Annotated[float, Bound(least=0)] | None = None
+    """Price of a million tokens of answers."""
     request: dict[str, Any] = field(default_factory=dict)
     """Parameters put into each request over ours; null leaves one out, such as `{max_tokens: null}`."""
 
     def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "timeout", "max_cost"):
-            _check_bound(name, getattr(self, name), above=0)
-        for name, least in (("concurrency", 1), ("max_retries", 0), ("max_tokens_total", 1)):
-            _check_bound(name, getattr(self, name), least=least)
-        for name in ("prompt_price", "completion_price"):
-            _check_bound(name, getattr(self, name), least=0)
+        check_bounds(self)
         if self.max_cost is not None and None in (self.prompt_price, self.completion_price):
             raise ValueError(
                 "max_cost needs prices; set prompt_price and completion_price, per million tokens."
@@ -103,12 +99,3 @@ class ApiSettings:
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6
-
-
-def _check_bound(
-    name: str, value: float | None, *, above: float | None = None, least: float | None = None
-) -> None:
-    if value is not None and above is not None and value <= above:
-        raise ValueError(f"{name} must be > {above}, got {value}.")
-    if value is not None and least is not None and value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}.")

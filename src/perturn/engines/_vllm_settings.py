@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
+
+from perturn.bounds import SECONDS, Bound, check_bounds
 
 OWN = {
     "data_parallel_size",
@@ -29,28 +31,21 @@ class VllmSettings:
     servers: list[str] = field(default_factory=list)
     """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
     one of them. Empty: vLLM runs in this process, with the settings below up to `options`."""
-    replicas: int = 1
-    """Copies of the model, each on devices of its own; a conversation stays with one of them. >= 1."""
-    context: int | None = None
-    """Longest sequence in tokens, prompt and answer together; >= 2. None: the model's own limit."""
-    cache_gigabytes: float | None = None
-    """Memory of each replica for keys and values; > 0. None: vLLM's share of the GPU; on a CPU, 2."""
+    replicas: Annotated[int, Bound(least=1)] = 1
+    """Copies of the model, each on devices of its own; a conversation stays with one of them."""
+    context: Annotated[int, Bound(least=2)] | None = None
+    """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
+    cache_gigabytes: Annotated[float, Bound(above=0, most=10**9)] | None = None
+    """Memory of each replica for keys and values. None: vLLM's share of the GPU; on a CPU, 2."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
-    timeout: float = 600.0
-    """Seconds to wait for a server each time; > 0."""
-    max_retries: int = 4
-    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx; >= 0."""
+    timeout: Annotated[float, SECONDS] = 600.0
+    """Seconds to wait for a server each time."""
+    max_retries: Annotated[int, Bound(least=0)] = 4
+    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("context", 2), ("max_retries", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}.")
-        for name in ("cache_gigabytes", "timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}.")
+        check_bounds(self)
         if taken := sorted(OWN & self.options.keys()):
             raise ValueError(f"options cannot set {', '.join(taken)}, which the engine sets itself.")
         self._check_servers()

@@ -12,11 +12,12 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from perturn.bounds import Bound, check_bounds
 from perturn.engines._history import NAME, History, Span, attending
 from perturn.engines._packed import pack_linears
 from perturn.engines._sampling import choose
@@ -42,16 +43,15 @@ class LocalSettings:
     serves_checkpoints: ClassVar[bool] = True
     """Whether it can serve policies that we trained."""
 
-    cache_gigabytes: float = 2.0
-    """Memory for keys and values; >= 0. Prompts wait, and kept ones are evicted, rather than exceed it; a single
+    cache_gigabytes: Annotated[float, Bound(least=0, most=10**9)] = 2.0
+    """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
     prompt may."""
     pack: bool = True
     """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
     about 0.6 of the time. Weights take twice the memory."""
 
     def __post_init__(self) -> None:
-        if self.cache_gigabytes < 0:
-            raise ValueError(f"cache_gigabytes must be >= 0, got {self.cache_gigabytes}.")
+        check_bounds(self)
 
 
 class Tokens(Protocol):
@@ -127,7 +127,7 @@ class LocalEngine:
         self._refused: list[_Row] = []
         self._token_bytes = 0
         self._shelves = Shelves(_PLACES if model.device.type == "cpu" else 1)
-        _check_layers(model)
+        check_layers(model)
         words = _check_words(model)
         alone = [self._alone(ids) for ids in words]
         self._attention = model.config._attn_implementation
@@ -340,8 +340,12 @@ def _check_words(model: Any) -> list[list[int]]:
     return [words, words[5:]]
 
 
-def _check_layers(model: Any) -> None:
-    """Refuse what attends in a way of its own, or keeps something else than keys and values."""
+def check_layers(model: Any) -> None:
+    """Refuse what attends in a way of its own, or keeps something else than keys and values.
+
+    Raises:
+        ModelError: If the engine cannot serve the model; weights are not looked at.
+    """
     name, config = type(model).__name__, model.config.get_text_config()
     strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if strange or not getattr(model, "_supports_attention_backend", False):

@@ -84,7 +84,7 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     refuse_other(recipe)
     check_trackers(recipe.report_to)
     refuse_training(recipe, command)
-    check(recipe)
+    check(recipe, command)
     if command is None and recipe.sft is None:
         command = "evaluate"
     stages = read_stages(run_folder(recipe))

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from perturn.policy.models import resolve_model
+from perturn.policy.models import empty_model
 
 _MEASURE_SECONDS = 0.5
 
@@ -47,11 +46,9 @@ def model_shape(name: str, lora_rank: int | None) -> Shape:
         name: Hub id, local folder, or a bundled name.
         lora_rank: Rank of the adapters that are trained; None: all weights are.
     """
-    config = AutoConfig.from_pretrained(resolve_model(name))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = empty_model(name)
     parameters = sum(each.numel() for each in model.parameters())
-    text = config.get_text_config()
+    text = model.config.get_text_config()
     hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
     heads = int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or hidden // heads)

@@ -59,7 +59,7 @@ def prepare(model: Any) -> None:
     model = _causal_model(model)
     if getattr(model, "perturn_plain_forward", None) is not None:
         return
-    _check_architecture(model)
+    check_architecture(model)
     attention, was_training = model.config._attn_implementation, model.training
     model.perturn_plain_forward = model.forward
     model.set_attn_implementation(NAME)
@@ -141,8 +141,12 @@ def _whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def _check_architecture(model: Any) -> None:
-    """Refuse what attends or counts positions in a way of its own."""
+def check_architecture(model: Any) -> None:
+    """Refuse what attends or counts positions in a way of its own; weights are not looked at.
+
+    Raises:
+        ModelError: If the model cannot be trained on packed sequences.
+    """
     name = type(model).__name__
     config = model.config.get_text_config()
     strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

@@ -113,6 +113,23 @@ def load_model(
     return _from_pretrained(AutoModelForCausalLM, name, say, dtype=dtype).eval()
 
 
+def empty_model(name: str, say: Callable[[str], None] = _logger.info) -> Any:
+    """Causal language model without weights, by the same names as `load_model`: its layers alone, on no device.
+
+    Raises:
+        ModelError: If there is no such model.
+    """
+    config = _from_pretrained(AutoConfig, name, say)
+    with torch.device("meta"):
+        try:
+            return AutoModelForCausalLM.from_config(config)
+        except ValueError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ModelError(
+                f"model {name!r} is no causal language model: {reason} {_model_help()}"
+            ) from error
+
+
 def _from_pretrained(kind: Any, name: str, say: Callable[[str], None], **settings: Any) -> Any:
     path = resolve_model(name, say)
     try:

@@ -1,7 +1,8 @@
 """The one place that turns a conversation into token ids with a turn index for each token.
 
-Text is tokenized once, piece by piece, as it enters the conversation; ids that were sampled are kept as they
-are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and training sees what was sampled.
+Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
+that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
+training sees what was sampled.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
 """A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
 
 _PROBE = "\u2063probe\u2063"
+
+_ANCHORS = ("\n", ":", "a")
+"""Texts to tokenize an answer after, where the tokenizer merges its beginning with the end of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ class Renderer:
     """Conversation -> tokens, for one tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
-        """Check that the template is append-only and find the token that ends a turn.
+        """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
             chat_template: Template text to use instead of the tokenizer's own.
 
         Raises:
-            ModelError: If there is no template or it cannot be used for many turns.
+            ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
         self.tokenizer = tokenizer
         self.template = chat_template or tokenizer.chat_template
@@ -70,9 +74,9 @@ class Renderer:
             raise ModelError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
             )
-        self.end_text = self._find_end_of_turn()
-        self.end_id = int(self._tokenize(self.end_text)[-1])
-        self._check_append_only()
+        self.end_id = self._find_end_of_turn()
+        self.end_text = self._decode([self.end_id])
+        self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Tokens an engine continues: everything up to the place where the policy starts to write."""
@@ -154,16 +158,26 @@ class Renderer:
         tools: Sequence[Any],
         newest: Sequence[Message] | None = None,
     ) -> Iterator[Piece]:
-        """Walk the conversation; each step renders one message more and tokenizes what the template added."""
+        """Walk the conversation; each step renders a turn more and tokenizes what the template added.
+
+        Args:
+            prompt: Messages before the first turn.
+            turns: The turns.
+            tools: Tool schemas.
+            newest: An observation to be answered; None: the turns are all, and each message is a piece of its own.
+        """
         messages: list[Message] = []
         text = ""
         rest = list(prompt)
         for index, turn in enumerate(turns):
-            yield from self._heard(text, messages, [*rest, *turn.observation], tools)
-            messages += [*rest, *turn.observation]
-            rest = []
-            opened = self._render(messages, tools, generate=True)
-            messages.append(turn.action.message())
+            new, rest = [*rest, *turn.observation], []
+            opened = self._open(text, messages, new, tools)
+            ids = self._tokenize_after(self._end_of(text), opened[len(text) :])
+            if newest is None:
+                yield from self._by_role(ids, text, opened, messages, new, tools)
+            else:
+                yield Piece(ids, _role(new), NO_TURN)
+            messages += [*new, turn.action.message()]
             answer = self._added(opened, self._render(messages, tools), "an assistant message")
             end = answer.rfind(self.end_text)
             if end < 0:
@@ -173,19 +187,22 @@ class Renderer:
             written = answer[: end + len(self.end_text)]
             _check_tool_calls(turn.action, written, index)
             if turn.action.token_ids is None:
-                yield Piece(self._tokenize(written), "assistant", index)
+                heard = self._end_of(text) + opened[len(text) :]
+                yield Piece(self._tokenize_after(heard, written), "assistant", index)
             else:
                 yield Piece(turn.action.token_ids, "assistant", index)
                 if not turn.action.ended:  # the policy was cut off: what closes its turn is not its own
                     written = answer[:end]
             text = opened + written
         if newest is not None:
-            yield from self._heard(text, messages, [*rest, *newest], tools)
+            new = [*rest, *newest]
+            opened = self._open(text, messages, new, tools)
+            yield Piece(self._tokenize_after(self._end_of(text), opened[len(text) :]), _role(new), NO_TURN)
 
-    def _heard(
+    def _open(
         self, text: str, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Any]
-    ) -> Iterator[Piece]:
-        """Pieces for messages the policy reads, the opening of its own turn included.
+    ) -> str:
+        """The conversation with messages the policy reads and the opening of its own turn.
 
         Args:
             text: The conversation tokenized so far.
@@ -195,18 +212,56 @@ class Renderer:
         """
         opened = self._render([*before, *new], tools, generate=True)
         self._added(text, opened, f"a {new[-1]['role']} message" if new else "an assistant message")
-        role = "system"
+        return opened
+
+    def _by_role(
+        self,
+        ids: tuple[int, ...],
+        text: str,
+        opened: str,
+        before: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Any],
+    ) -> Iterator[Piece]:
+        """The tokens of what the policy reads, divided where the next message begins."""
+        start = 0
         for count, message in enumerate(new[:-1], start=1):
-            role = str(message["role"])
             part = self._try_render([*before, *new[:count]], tools)
-            if part is not None and part.startswith(text) and opened.startswith(part) and part != text:
-                yield Piece(self._tokenize(part[len(text) :]), role, NO_TURN)
-                text = part
-        role = str(new[-1]["role"]) if new else role
-        yield Piece(self._tokenize(opened[len(text) :]), role, NO_TURN)
+            if part is None or not (part.startswith(text) and opened.startswith(part)):
+                continue
+            alone = self._tokenize_after(self._end_of(text), part[len(text) :])
+            end = _first_difference(alone, ids)
+            if end > start:
+                yield Piece(ids[start:end], str(message["role"]), NO_TURN)
+                start = end
+        yield Piece(ids[start:], _role(new), NO_TURN)
+
+    def _end_of(self, text: str) -> str:
+        """What decides how text after this one is tokenized: the token that closed a turn, if it did."""
+        return self.end_text if text.endswith(self.end_text) else ""
+
+    def _tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
+        """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
+
+        Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
+        one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
+        the tokens of the prompt.
+        """
+        for context in (before, *_ANCHORS):
+            known, both = self._tokenize(context), self._tokenize(context + text)
+            if both[: len(known)] == known:
+                return both[len(known) :]
+        raise ModelError(
+            f"the tokenizer {self.tokenizer.name_or_path!r} changes the tokens of what comes before a text that begins "
+            f"with {text[:30]!r}, so turns cannot be told apart; give a `chat_template` whose prompts end in a special "
+            "token or a line break."
+        )
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         try:
@@ -238,7 +293,7 @@ class Renderer:
         """
         if after.startswith(before):
             return after[len(before) :]
-        same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+        same = _first_difference(before, after)
         raise ModelError(
             f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
             f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
@@ -246,32 +301,64 @@ class Renderer:
             "(for models that drop earlier thoughts: the same template without that rule)."
         )
 
-    def _find_end_of_turn(self) -> str:
-        """The text of the special token that closes an assistant message."""
+    def _find_end_of_turn(self) -> int:
+        """The special token that closes an assistant message."""
         messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self._render(messages, ()).rpartition(_PROBE)[2]
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         for token in self._tokenize(tail):
             if token in special:
-                return str(self.tokenizer.decode([token], skip_special_tokens=False))
+                return int(token)
         raise ModelError(
             f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
             f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
         )
 
-    def _check_append_only(self) -> None:
-        """Refuse a template that rewrites history, before any work starts."""
+    def _check_template(self) -> None:
+        """Refuse a template that rewrites history, or pieces that are not the whole, before any work starts."""
         turns = [
             Turn(
                 ({"role": "user", "content": f"observation {i}"},),
-                Action(f"<think>\nwhy {i}\n</think>\n\nact {i}"),
+                Action(f"<think>\nwhy {i}\n</think>\n\nact {i}" if i else "act"),
             )
             for i in range(3)
         ]
         system: Message = {"role": "system", "content": "system"}
         prompt = () if self._try_render([system, *turns[0].observation], ()) is None else (system,)
-        for _ in self._pieces(prompt, turns, ()):
-            pass
+        ids = [token for piece in self._pieces(prompt, turns, ()) for token in piece.ids]
+        shown = [
+            *prompt,
+            *(message for turn in turns for message in (*turn.observation, turn.action.message())),
+        ]
+        self._check_pieces(ids, self._render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
+
+    def _check_pieces(self, ids: list[int], text: str) -> None:
+        """Refuse tokens of pieces that stand for another text than those of the whole.
+
+        They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
+        last of them with what follows.
+        """
+        whole = list(self._tokenize(text))
+        pieces, expected = self._decode(ids), self._decode(whole)
+        if ids != whole and pieces != expected:
+            same = _first_difference(pieces, expected)
+            raise ModelError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} gives a conversation other tokens turn by turn than as "
+                f"a whole: {pieces[same : same + 30]!r} instead of {expected[same : same + 30]!r}, after "
+                f"{expected[max(0, same - 30) : same]!r}. A policy would learn other tokens than it samples. Give a "
+                "`chat_template` whose prompts end in a special token or a line break."
+            )
+
+
+def _role(messages: Sequence[Message]) -> str:
+    """Who is heard last; the system, where nobody is."""
+    return str(messages[-1]["role"]) if messages else "system"
+
+
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the beginning that both have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _check_tool_calls(action: Action, written: str, index: int) -> None:
