@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from perturn.errors import DataError, did_you_mean
+from perturn.plain import DEEPEST, fault, is_unicode
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 VERSION = 1
@@ -52,15 +53,17 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     return cast(Trajectory, _read_trajectory(record, ""))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
     """Dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
+    if not levels:
+        raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
     if is_dataclass(value):
         version = {"version": VERSION} if isinstance(value, Trajectory) else {}
-        return version | {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return version | {each.name: _plain(getattr(value, each.name), levels - 1) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, levels - 1) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 
@@ -77,11 +80,17 @@ def _checked(expected: str, accept: Callable[[Any], bool]) -> _Reader:
     return lambda value, where: value if accept(value) else _fail(where, expected, value)
 
 
-_text = _checked("text", lambda value: isinstance(value, str))
+_text = _checked("text of valid Unicode", lambda value: isinstance(value, str) and fault(value) is None)
 _flag = _checked("true or false", lambda value: isinstance(value, bool))
 _whole = _checked("a whole number", lambda value: type(value) is int)
 _count = _checked("a whole number >= 0", lambda value: type(value) is int and value >= 0)
 _version = _checked("the version of the format, from 1 on", lambda value: type(value) is int and value >= 1)
+
+
+def _text(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        _fail(where, "text", value)
+    return value if is_unicode(value) else _fail(where, "valid Unicode", value)
 
 
 def _number(value: Any, where: str) -> float:
@@ -106,13 +115,18 @@ def _json(value: Any, where: str) -> Any:
             _json(item, f"{where}[{index}]")
     elif isinstance(value, float):
         _number(value, where)
-    elif value is not None and not isinstance(value, str | int):
+    elif fault(value, halves=True):
         _fail(where, "JSON data", value)
     return value
 
 
-def _object(value: Any, where: str) -> Any:
+def _data(value: Any, where: str) -> Any:
     return _json(value, where) if isinstance(value, dict) else _fail(where, "an object", value)
+
+
+def _object(value: Any, where: str) -> Any:
+    """Data that a policy is shown."""
+    return value if fault(_data(value, where)) is None else _fail(where, "valid Unicode", value)
 
 
 def _message(value: Any, where: str) -> Any:
@@ -172,7 +186,7 @@ def _read_trajectory(value: Any, where: str) -> Any:
     return _read_trajectory_fields(rest, where)
 
 
-_TASK = {"id": _text, "kind": _text, "split": _text, "data": _object}
+_TASK = {"id": _text, "kind": _text, "split": _text, "data": _data}
 _ACTION = {
     "text": _text,
     "token_ids": _or_none(_tuple_of(_count)),

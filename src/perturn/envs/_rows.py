@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from perturn.errors import DataError
+from perturn.plain import fault
 
 _GAP = re.compile(r"[\s,]*")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half a surrogate pair, which stands alone in some rows that were cut in the middle of a character."""
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
 """Characters within which an object must end: what is longer is a mistake, and reading on would fill the memory."""
@@ -22,7 +25,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         DataError: If the file cannot be read, or holds anything but objects.
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=_no_number)
     buffer, at, line, inside = "", 0, 1, None
     try:
         with file.open(encoding="utf-8-sig") as opened:
@@ -67,6 +70,10 @@ def refuse(where: str, expected: str, value: object) -> Any:
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")
 
 
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
 def _gap_end(buffer: str, at: int) -> int:
     match = _GAP.match(buffer, at)
     return match.end() if match else at
@@ -77,6 +84,8 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
     while True:
         try:
             row, end = decoder.raw_decode(text)
+        except RecursionError:
+            refuse(where, "fewer levels of lists and objects", text)
         except ValueError as error:
             more = opened.read(max(_CHUNK, len(text))) if len(text) < _LONGEST else ""
             if not more:
@@ -85,4 +94,8 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
                 ) from error
             text += more
         else:
+            if _HALF.search(text, 0, end) and (found := fault(row)):
+                raise DataError(
+                    f"{where}: the object that begins here holds {found}. Correct it, or drop it."
+                )
             return row, end, text
