@@ -139,7 +139,7 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
         raise EngineFailure(
             "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
         )
-    if fault((action.text, action.tool_calls)):
+    if fault((action.text, action.tool_calls), "action"):
         return as_text(action), None, ()
     if not reader.native:
         return action, reader.parse(action.text), ()

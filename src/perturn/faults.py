@@ -28,7 +28,9 @@ def observation_faults(answer: object) -> list[str]:
     if isinstance(reward, bool) or not isinstance(reward, Real):
         found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
     elif not abs(number := _float(reward)) <= _MOST:
-        size = f"{number}, which is not finite" if not math.isfinite(number) else f"{number}, beyond {_MOST:g}"
+        size = (
+            f"{number}, which is not finite" if not math.isfinite(number) else f"{number}, beyond {_MOST:g}"
+        )
         found.append(f"the reward {size}. Remedy: return 0.0 or what was earned.")
     if not isinstance(key, str | None):
         found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
@@ -41,8 +43,8 @@ def observation_faults(answer: object) -> list[str]:
         if not isinstance(getattr(answer, flag), bool):
             found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
     for name in () if found else ("text", "state_key", "admissible", "tools", "results"):
-        if problem := fault(getattr(answer, name)):
-            found.append(f"{problem} in {name}. Remedy: {_PLAIN}.")
+        if problem := fault(getattr(answer, name), name):
+            found.append(f"{problem}. Remedy: {_PLAIN}.")
     return found
 
 
@@ -58,10 +60,10 @@ def task_fault(task: Task) -> str | None:
     """Why a task cannot be stored, with the remedy; None if it can."""
     for name in ("id", "kind", "split"):
         value: object = getattr(task, name)
-        if not isinstance(value, str) or fault(value):
+        if not isinstance(value, str) or fault(value, name):
             return f"a task has {name}={value!r:.60}. Remedy: make it a text of valid Unicode."
     data: object = task.data
     if not isinstance(data, Mapping):
         return f"the data of task {task.id!r} is {data!r:.60}. Remedy: make it a dict."
-    problem = fault(dict(data), halves=True)
-    return problem and f"the data of task {task.id!r} holds {problem}. Remedy: {_PLAIN}."
+    problem = fault(dict(data), "data", halves=True)
+    return problem and f"task {task.id!r} has {problem}. Remedy: {_PLAIN}."

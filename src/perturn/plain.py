@@ -1,49 +1,74 @@
 """Plain data: what the whole way of a text carries, from a world or a policy to a tokenizer, a file and a page.
 
-What a world or a policy writes is checked here once, where it comes in, so that nothing later has to raise.
+What a world or a policy writes is checked where it comes in, so that nothing later has to raise.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 
 DEEPEST = 100
-"""Levels of lists and objects within each other. Readers and writers of JSON, and templates, fail at several hundred."""
+"""Levels of lists and objects within each other; readers and writers of JSON, and templates, fail at some hundreds."""
 _BITS = 1024
-"""Bits of a whole number: as large as a float can be. Python does not read one of 5000 digits from JSON."""
+"""Bits of a whole number: as large as a float can be. Python reads none of 5000 digits from JSON."""
 _LONGEST = 2000
 """Characters that are kept of what an exception says."""
 
+_Found = tuple[str, str, object]
 
-def fault(value: object, *, halves: bool = False) -> str | None:
-    """Why a value is no plain data: texts of valid Unicode, finite numbers, lists and objects of them; None if it is.
+
+def fault(value: object, where: str, *, halves: bool = False) -> str | None:
+    """What keeps a value from being plain data: valid Unicode, finite numbers, lists and objects of them.
 
     Args:
         value: The value.
+        where: Its name.
         halves: Whether texts may hold half a surrogate pair, which JSON carries and a tokenizer does not.
+
+    Returns:
+        Where, what was expected, and what was got; None if it is plain.
     """
-    return _fault(value, halves, DEEPEST)
+    found = _find(value, halves, DEEPEST)
+    if found is None:
+        return None
+    path, expected, culprit = found
+    large = isinstance(culprit, int) and culprit.bit_length() > _BITS  # Python may refuse to write it
+    got = "a larger one" if large else reprlib.repr(culprit)
+    return mended(f"{where}{path}: expected {expected}, got {got} ({type(culprit).__name__})")
 
 
-def _fault(value: object, halves: bool, levels: int) -> str | None:
+def _find(value: object, halves: bool, levels: int) -> _Found | None:
+    """Path of the first value that is not plain, what was expected, and the value."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return None if halves or is_unicode(value) else f"half a surrogate pair in the text {value!r:.60}"
+        return None if halves or is_unicode(value) else ("", "valid Unicode", value)
     if isinstance(value, int):
-        return None if value.bit_length() <= _BITS else f"a whole number of {value.bit_length()} bits"
+        return None if value.bit_length() <= _BITS else ("", "a whole number below 2**1024", value)
     if isinstance(value, float):
-        return None if math.isfinite(value) else f"the number {value}"
+        return None if math.isfinite(value) else ("", "a finite number", value)
     if not isinstance(value, dict | list | tuple):
-        return f"{value!r:.60} of type {type(value).__name__}"
+        return "", "JSON data", value
     if not levels:
-        return f"more than {DEEPEST} levels of lists and objects"
+        return "", f"at most {DEEPEST} levels of lists and objects", value
     if isinstance(value, dict):
-        strange = next((key for key in value if not isinstance(key, str)), None)
-        if strange is not None:
-            return f"the key {strange!r:.60}, which is no text"
-        value = [*value, *value.values()]
-    return next((found for each in value if (found := _fault(each, halves, levels - 1))), None)
+        return _find_in_object(value, halves, levels)
+    for index, item in enumerate(value):
+        if found := _find(item, halves, levels - 1):
+            return f"[{index}]{found[0]}", *found[1:]
+    return None
+
+
+def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _Found | None:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f".{key!r:.60}", "a text key", key
+        if not halves and not is_unicode(key):
+            return "", "keys of valid Unicode", key
+        if found := _find(item, halves, levels - 1):
+            return f".{key:.60}{found[0]}", *found[1:]
+    return None
 
 
 def is_unicode(text: str) -> bool:

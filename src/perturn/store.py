@@ -80,7 +80,6 @@ def _checked(expected: str, accept: Callable[[Any], bool]) -> _Reader:
     return lambda value, where: value if accept(value) else _fail(where, expected, value)
 
 
-_text = _checked("text of valid Unicode", lambda value: isinstance(value, str) and fault(value) is None)
 _flag = _checked("true or false", lambda value: isinstance(value, bool))
 _whole = _checked("a whole number", lambda value: type(value) is int)
 _count = _checked("a whole number >= 0", lambda value: type(value) is int and value >= 0)
@@ -103,30 +102,18 @@ def _status(value: Any, where: str) -> Status:
     return Status(value) if value in list(Status) else _fail(where, f"one of {', '.join(Status)}", value)
 
 
-def _json(value: Any, where: str) -> Any:
-    """Free data, which must come back from JSON as it went in."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                _fail(_join(where, key), "a text key", key)
-            _json(item, _join(where, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _json(item, f"{where}[{index}]")
-    elif isinstance(value, float):
-        _number(value, where)
-    elif fault(value, halves=True):
-        _fail(where, "JSON data", value)
+def _data(value: Any, where: str, halves: bool = True) -> Any:
+    """Data of a world's own, which must come back from JSON as it went in."""
+    if not isinstance(value, dict):
+        _fail(where, "an object", value)
+    if problem := fault(value, where, halves=halves):
+        raise DataError(f"{problem}. Correct the value.")
     return value
-
-
-def _data(value: Any, where: str) -> Any:
-    return _json(value, where) if isinstance(value, dict) else _fail(where, "an object", value)
 
 
 def _object(value: Any, where: str) -> Any:
     """Data that a policy is shown."""
-    return value if fault(_data(value, where)) is None else _fail(where, "valid Unicode", value)
+    return _data(value, where, halves=False)
 
 
 def _message(value: Any, where: str) -> Any:

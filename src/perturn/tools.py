@@ -136,7 +136,7 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
             not isinstance(name, str)
             or not name
             or not isinstance(arguments, Mapping)
-            or fault((name, arguments))
+            or fault((name, arguments), "call")
         ):
             return None
         calls.append(ToolCall(name, dict(arguments)))

@@ -265,8 +265,8 @@ def _column(value: Any, where: str) -> Any:
         plain = _plain(value)
     except RecursionError:
         raise DataError(f"{where}: too many levels of lists and objects. Drop the row.") from None
-    if found := fault(plain):
-        raise DataError(f"{where}: holds {found}. Correct it, or drop the row.")
+    if found := fault(plain, where):
+        raise DataError(f"{found}. Correct it, or drop the row.")
     return plain
 
 

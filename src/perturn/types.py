@@ -206,8 +206,8 @@ def _check_example(example: Sequence[Message]) -> None:
                 f"example[{index}] must be a message of user, assistant or tool with a text as content, "
                 f"got {message!r:.80}."
             )
-        if found := fault(message):
-            raise ValueError(f"example[{index}] holds {found}.")
+        if found := fault(message, f"example[{index}]"):
+            raise ValueError(f"{found}.")
     if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
         raise ValueError("example must begin with a user message and end with an assistant message.")
 
@@ -237,8 +237,8 @@ class EpisodeProtocol:
     its own. None: the protocol leaves it open."""
 
     def __post_init__(self) -> None:
-        if found := fault(self.system):
-            raise ValueError(f"system holds {found}.")
+        if found := fault(self.system, "system"):
+            raise ValueError(f"{found}.")
         for limit in (self.max_turns, *self.max_turns_by_kind.values()):
             if limit < 1:
                 raise ValueError(f"max_turns must be >= 1, got {limit}.")

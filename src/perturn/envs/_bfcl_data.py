@@ -81,7 +81,7 @@ def read_entries(folder: Path, category: str) -> dict[str, Entry]:
 def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]]]:
     """The numbered objects of a file of JSON lines."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read: {error}; environment.data must be a folder as bfcl_eval/data, with "
@@ -91,7 +91,7 @@ def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]
         where = f"{file}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: expected a JSON object, got {line[:40]!r} ({error}).") from error
         missing = [key for key in keys if not isinstance(row, dict) or key not in row]
         if missing:

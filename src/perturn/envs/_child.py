@@ -102,7 +102,7 @@ class PlainWorld:
     def facts(self) -> dict[str, Any]:
         """What the world says of itself."""
         name: object = getattr(self._env, "name", None)
-        if not isinstance(name, str) or not name or plain.fault(name):
+        if not isinstance(name, str) or not name or plain.fault(name, "name"):
             raise EnvironmentFailure(
                 f"the environment's name must be a text such as 'game-1.0', got {name!r}."
             )

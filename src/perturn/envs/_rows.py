@@ -94,8 +94,6 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
                 ) from error
             text += more
         else:
-            if _HALF.search(text, 0, end) and (found := fault(row)):
-                raise DataError(
-                    f"{where}: the object that begins here holds {found}. Correct it, or drop it."
-                )
+            if _HALF.search(text, 0, end) and (found := fault(row, f"{where}: row")):
+                raise DataError(f"{found}. Correct the row, or drop it.")
             return row, end, text

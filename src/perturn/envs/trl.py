@@ -173,7 +173,7 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 def _read_rows(file: Path, split: str) -> list[Task]:
     """Rows of a file as tasks, named by their line."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read: {error}; environment.rows names a JSON-lines file a split."
@@ -182,7 +182,7 @@ def _read_rows(file: Path, split: str) -> list[Task]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{file}:{number}: expected a JSON object, got {line[:40]!r} ({error})."
             ) from error
