@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.tools import ToolCall
 
@@ -96,7 +97,7 @@ def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]
         missing = [key for key in keys if not isinstance(row, dict) or key not in row]
         if missing:
             raise DataError(f"{where}: expected the key {missing[0]!r}, got {line[:40]!r}.")
-        yield where, row
+        yield where, whole(row, line, where)
 
 
 def _entry(row: dict[str, Any], gold: Any, where: str) -> Entry:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from perturn.errors import DataError
-from perturn.plain import fault
+from perturn.plain import is_unicode, mended
+
+_logger = logging.getLogger(__name__)
 
 _GAP = re.compile(r"[\s,]*")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half a surrogate pair, which stands alone in some rows that were cut in the middle of a character."""
+"""Half a surrogate pair, which may stand alone."""
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
 """Characters within which an object must end: what is longer is a mistake, and reading on would fill the memory."""
@@ -25,7 +28,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         DataError: If the file cannot be read, or holds anything but objects.
     """
-    decoder = json.JSONDecoder(parse_constant=_no_number)
+    decoder = json.JSONDecoder()
     buffer, at, line, inside = "", 0, 1, None
     try:
         with file.open(encoding="utf-8-sig") as opened:
@@ -65,13 +68,28 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
     raise DataError(f"{where}: expected a text in {key!r}, got {got}. Add it, or drop the entry.")
 
 
+def whole(row: dict[str, Any], text: str, where: str) -> dict[str, Any]:
+    """The row with U+FFFD for each half of a surrogate pair, with a warning if it has any: no tokenizer takes one.
+
+    Args:
+        row: What a JSON text holds.
+        text: The text.
+        where: Its place.
+    """
+    if not _HALF.search(text):
+        return row
+    written = json.dumps(row, ensure_ascii=False)
+    if not is_unicode(written):
+        _logger.warning(
+            "%s: half a surrogate pair is read as U+FFFD; the text was cut in a character.", where
+        )
+    mended_row: dict[str, Any] = json.loads(mended(written))
+    return mended_row
+
+
 def refuse(where: str, expected: str, value: object) -> Any:
     """Say that a value is not what it should be."""
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
 
 
 def _gap_end(buffer: str, at: int) -> int:
@@ -94,6 +112,4 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
                 ) from error
             text += more
         else:
-            if _HALF.search(text, 0, end) and (found := fault(row, f"{where}: row")):
-                raise DataError(f"{found}. Correct the row, or drop it.")
-            return row, end, text
+            return whole(row, text[:end], where), end, text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs._outside import as_number, load_object
+from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.tools import ToolCall, read_action
 from perturn.types import Observation, Task
@@ -188,7 +189,7 @@ def _read_rows(file: Path, split: str) -> list[Task]:
             ) from error
         if not isinstance(row, dict):
             raise DataError(f"{file}:{number}: expected a JSON object, got {type(row).__name__}.")
-        tasks.append(Task(f"{split}/{number}", split=split, data=row))
+        tasks.append(Task(f"{split}/{number}", split=split, data=whole(row, line, f"{file}:{number}")))
     return tasks
 
 
