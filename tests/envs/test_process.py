@@ -10,10 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from perturn import errors
 from perturn.config import Worlds, parse
 from perturn.envs import process
+from perturn.envs._child import told
 from perturn.envs.check import check_environment
-from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_count
+from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, value_of, world_count
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.rollout import Job, play
 from perturn.store import read_trajectories
@@ -183,6 +185,38 @@ def test_a_task_that_nobody_takes_is_not_waited_for_beyond_the_limit():
         world.reset(Task("u", data={"text": "x" * 4_000_000}), 0)
 
     assert_ends(pid)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.ConfigError("x"), ConfigError),
+        (errors.DataError("x"), errors.DataError),
+        (errors.WorldLost("x"), WorldLost),
+        (errors.BystanderLost("x"), errors.BystanderLost),
+        (EnvironmentFailure("x"), EnvironmentFailure),
+    ],
+)
+def test_what_the_library_raises_elsewhere_it_raises_here(error, kind):
+    """By a table of five; also where worlds live on other nodes."""
+    with pytest.raises(kind) as caught:
+        value_of(told(error))
+
+    assert (type(caught.value), str(caught.value)) == (kind, "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.RunError("x"), errors.BudgetError("x"), errors.EngineFailure("x"), errors.ModelError("x")]
+    + [type(name, (Exception,), {})("x") for name in ("BudgetError", "WorldLost", "ConfigError")],
+)
+def test_a_world_elsewhere_cannot_name_what_is_raised_here(error):
+    """Not by raising one of ours that ends a run, and not by a class of its own of the same name."""
+    with pytest.raises(EnvironmentFailure) as caught:
+        value_of(told(error))
+
+    assert type(caught.value) is EnvironmentFailure
+    assert str(caught.value) == f"{type(error).__name__}: x"
 
 
 def test_large_tasks_and_observations_cross_in_pieces(world):
