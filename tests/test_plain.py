@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perturn.collect import demonstrate
 from perturn.config import ProtocolSettings, Tasks
-from perturn.engines._chat import to_chat
+from perturn.engines._chat import read_call, to_chat
 from perturn.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelError
 from perturn.faults import task_fault
@@ -18,6 +18,7 @@ from perturn.plain import fault, mended, told
 from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.stage import choose_tasks, make_protocol
 from perturn.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.tools import understand
 from perturn.trl_format import from_trl
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn
 
@@ -60,7 +61,7 @@ class World:
             if self.answers
             else Observation("go on", results=("seen",) * bool(self.tools))
         )
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -192,10 +193,13 @@ def test_an_exception_of_a_world_is_stored_whatever_it_says(tmp_path, said):
 
 
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_type():
+    """And a world that calls sys.exit in this process ends its own episode."""
+
     class Silent(Exception):
         def __str__(self):
             raise RuntimeError
 
+    assert played(World(SystemExit(3)), "Action: a").error == "SystemExit: 3"
     assert played(World(Silent()), "Action: a").error == "Silent: (no text: RuntimeError)"
     assert told(ValueError("x")) == "x"
 
@@ -254,6 +258,15 @@ def test_arguments_that_cannot_be_carried_are_an_invalid_turn(tmp_path, tokenize
     assert [turn.valid for turn in found.turns] == [False, True]
     assert stored(found, tmp_path) == found
     assert renderer.encode(found).turns == 2
+
+
+def test_a_server_may_nest_arguments_as_deep_as_it_likes():
+    """They stay text, as all that is no JSON object; so the call is an invalid turn."""
+    bomb = '{"a": ' * 100_000
+    call = read_call({"function": {"name": "look", "arguments": bomb}})
+
+    assert call["function"]["arguments"] == bomb
+    assert understand(Action("", tool_calls=(call,)))[1] is None
 
 
 def test_calls_outside_of_the_format_are_data_too(tmp_path):

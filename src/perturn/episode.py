@@ -86,7 +86,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         )
     except RunError:  # no other episode would fare better
         raise
-    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except (Exception, SystemExit) as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 

@@ -285,7 +285,7 @@ class _Child:
                     self._pipe.send()
                 if (message := self._pipe.receive()) is not None:
                     return _reply(message)
-            if not ready and self._process.poll() is not None:  # a child of its own may hold the pipe open
+            elif self._process.poll() is not None:  # a child of its own may hold the pipe open
                 raise EOFError
         return None
 
