@@ -124,12 +124,11 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
-        said = _demonstration(env, job.task)
+        script = [Action(write(thought, action)) for thought, action in _demonstration(env, job.task)]
     except RunError:
         raise
     except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
-    script = [Action(write(thought, action)) for thought, action in said]
     failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
     return play_script(steps, script, failure)
 

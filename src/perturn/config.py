@@ -202,6 +202,8 @@ class Worlds:
     """Limit for all the time an episode spends in its world; the model's time does not count."""
     retries: Annotated[int, Bound(least=0)] = 1
     """How often an episode whose world died or hung is played again before it is stored as failed."""
+    pass_env: list[str] = field(default_factory=list)
+    """Environment variables that world processes get though they look like keys, which they else do not."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

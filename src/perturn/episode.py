@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from perturn.errors import EnvironmentFailure, RunError
+from perturn.errors import EngineFailure, EnvironmentFailure, RunError
+from perturn.faults import observation_faults
 from perturn.formats import FORMATS, Format
+from perturn.plain import fault, told
 from perturn.prompts import recalled, shown, system_prompt, window
-from perturn.tools import ToolCall, understand, write_action
+from perturn.tools import ToolCall, as_text, understand, write_action
 from perturn.types import (
     Action,
     Environment,
@@ -19,7 +22,6 @@ from perturn.types import (
     Task,
     Trajectory,
     Turn,
-    observation_faults,
 )
 
 Episode = Generator[Prompt, Action, Trajectory]
@@ -84,8 +86,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         )
     except RunError:  # no other episode would fare better
         raise
-    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
-        record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+        record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
@@ -126,7 +128,19 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
 
 
 def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
-    """The action with its tool calls, what the world is sent (None where it broke the format), and the calls."""
+    """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
+
+    What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
+
+    Raises:
+        EngineFailure: If a log-probability is no number.
+    """
+    if not all(map(math.isfinite, action.logprobs or ())):
+        raise EngineFailure(
+            "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
+        )
+    if fault((action.text, action.tool_calls), "action"):
+        return as_text(action), None, ()
     if not reader.native:
         return action, reader.parse(action.text), ()
     action, said = understand(action)
@@ -147,6 +161,6 @@ def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Obse
 
 def _sound(answer: Observation, call: str) -> Observation:
     """What a world answered, if it is an observation with values of the right kinds."""
-    for fault in observation_faults(answer):
-        raise EnvironmentFailure(f"{call} returned {fault}")
-    return answer
+    for found in observation_faults(answer):
+        raise EnvironmentFailure(f"{call} returned {found}")
+    return replace(answer, reward=float(answer.reward))

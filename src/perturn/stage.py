@@ -30,6 +30,7 @@ from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, did_you_mean
+from perturn.faults import task_fault
 from perturn.formats import FORMATS
 from perturn.memory import release_memory
 from perturn.policy.models import (
@@ -121,9 +122,12 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
     Raises:
         ConfigError: If the panel is empty or a kind has too few tasks.
+        EnvironmentFailure: If a task cannot be stored.
     """
     by_kind: dict[str, list[Task]] = defaultdict(list)
     for task in _tasks(env, panel.split):
+        if problem := task_fault(task):
+            raise EnvironmentFailure(f"{env.name}: {problem}")
         by_kind[task.kind].append(task)
     chosen: list[Task] = []
     for kind, tasks in by_kind.items():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from perturn.errors import DataError, did_you_mean
+from perturn.plain import DEEPEST, fault, is_unicode
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 VERSION = 1
@@ -52,15 +53,17 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     return cast(Trajectory, _read_trajectory(record, ""))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
     """Dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
+    if not levels:
+        raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
     if is_dataclass(value):
         version = {"version": VERSION} if isinstance(value, Trajectory) else {}
-        return version | {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return version | {each.name: _plain(getattr(value, each.name), levels - 1) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, levels - 1) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 
@@ -77,11 +80,16 @@ def _checked(expected: str, accept: Callable[[Any], bool]) -> _Reader:
     return lambda value, where: value if accept(value) else _fail(where, expected, value)
 
 
-_text = _checked("text", lambda value: isinstance(value, str))
 _flag = _checked("true or false", lambda value: isinstance(value, bool))
 _whole = _checked("a whole number", lambda value: type(value) is int)
 _count = _checked("a whole number >= 0", lambda value: type(value) is int and value >= 0)
 _version = _checked("the version of the format, from 1 on", lambda value: type(value) is int and value >= 1)
+
+
+def _text(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        _fail(where, "text", value)
+    return value if is_unicode(value) else _fail(where, "valid Unicode", value)
 
 
 def _number(value: Any, where: str) -> float:
@@ -94,25 +102,18 @@ def _status(value: Any, where: str) -> Status:
     return Status(value) if value in list(Status) else _fail(where, f"one of {', '.join(Status)}", value)
 
 
-def _json(value: Any, where: str) -> Any:
-    """Free data, which must come back from JSON as it went in."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                _fail(_join(where, key), "a text key", key)
-            _json(item, _join(where, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _json(item, f"{where}[{index}]")
-    elif isinstance(value, float):
-        _number(value, where)
-    elif value is not None and not isinstance(value, str | int):
-        _fail(where, "JSON data", value)
+def _data(value: Any, where: str, halves: bool = True) -> Any:
+    """Data of a world's own, which must come back from JSON as it went in."""
+    if not isinstance(value, dict):
+        _fail(where, "an object", value)
+    if problem := fault(value, where, halves=halves):
+        raise DataError(f"{problem}. Correct the value.")
     return value
 
 
 def _object(value: Any, where: str) -> Any:
-    return _json(value, where) if isinstance(value, dict) else _fail(where, "an object", value)
+    """Data that a policy is shown."""
+    return _data(value, where, halves=False)
 
 
 def _message(value: Any, where: str) -> Any:
@@ -172,7 +173,7 @@ def _read_trajectory(value: Any, where: str) -> Any:
     return _read_trajectory_fields(rest, where)
 
 
-_TASK = {"id": _text, "kind": _text, "split": _text, "data": _object}
+_TASK = {"id": _text, "kind": _text, "split": _text, "data": _data}
 _ACTION = {
     "text": _text,
     "token_ids": _or_none(_tuple_of(_count)),

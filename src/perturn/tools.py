@@ -7,10 +7,12 @@ need not know how a model's chat template writes calls. Calls in text follow the
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perturn.plain import fault, mended
 from perturn.types import Action, Message
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -43,7 +45,7 @@ def read_action(action: str) -> ToolAction | None:
     """What `write_action` wrote; None for any other text."""
     try:
         data = json.loads(action)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or data.keys() != {"text", "calls"} or not isinstance(data["text"], str):
         return None
@@ -59,14 +61,23 @@ def understand(action: Action) -> tuple[Action, ToolAction | None]:
     """
     if action.tool_calls:
         calls = _calls(call.get("function", call) for call in action.tool_calls)
-        if calls is not None:
-            return action, ToolAction(action.text, calls)
-        written = json.dumps([dict(call) for call in action.tool_calls], ensure_ascii=False)
-        return replace(action, text=f"{action.text}\n{written}".lstrip(), tool_calls=()), None
+        return (as_text(action), None) if calls is None else (action, ToolAction(action.text, calls))
     said = parse_text(action.text)
     if said is None or not said.calls:
         return action, said
     return replace(action, text=said.text, tool_calls=tuple(map(chat_call, said.calls))), said
+
+
+def as_text(action: Action) -> Action:
+    """An action whose calls mean nothing, as text alone: valid Unicode, however strange it was."""
+    text = action.text
+    if action.tool_calls:
+        try:
+            written = json.dumps([dict(call) for call in action.tool_calls], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):  # what no JSON holds, or hardly any reader reads
+            written = reprlib.repr(action.tool_calls)
+        text = f"{text}\n{written}".lstrip()
+    return replace(action, text=mended(text), tool_calls=())
 
 
 def parse_text(text: str) -> ToolAction | None:
@@ -116,12 +127,17 @@ def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[M
 
 
 def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
-    """Calls with a name and an object of arguments; None if one is anything else."""
+    """Calls with a name and an object of arguments, all plain data; None if one is anything else."""
     calls = []
     for call in found:
         name = call.get("name") if isinstance(call, Mapping) else None
         arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
-        if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
+        if (
+            not isinstance(name, str)
+            or not name
+            or not isinstance(arguments, Mapping)
+            or fault((name, arguments), "call")
+        ):
             return None
         calls.append(ToolCall(name, dict(arguments)))
     return tuple(calls)

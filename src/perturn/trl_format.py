@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from perturn.errors import DataError, did_you_mean
+from perturn.plain import fault
 from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Turn
 
 _COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools", "label", "conversations")
@@ -46,7 +47,7 @@ def from_trl(
     where = "row" if index is None else f"row {index}"
     if not isinstance(row, Mapping):
         _fail(where, "a mapping of columns", row)
-    columns = {name: _plain(row[name]) for name in _COLUMNS if row.get(name) is not None}
+    columns = {name: _column(row[name], f"{where}: {name}") for name in _COLUMNS if row.get(name) is not None}
     prompt, sides = _form(columns, where)
     tools = _tools(columns.get("tools", []), f"{where}: tools")
     trajectories = []
@@ -247,8 +248,8 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[tuple[Message, .
 def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if isinstance(value, str):
         try:
-            value = _plain(json.loads(value))
-        except ValueError as error:
+            value = _column(json.loads(value), where)
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{where}: expected a list of schemas or its JSON text, got {error}. Correct it."
             ) from error
@@ -256,6 +257,17 @@ def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         _fail(where, "a list of schemas or its JSON text", value)
     return tuple(value)
+
+
+def _column(value: Any, where: str) -> Any:
+    """A column as plain data."""
+    try:
+        plain = _plain(value)
+    except RecursionError:
+        raise DataError(f"{where}: too many levels of lists and objects. Drop the row.") from None
+    if found := fault(plain, where):
+        raise DataError(f"{found}. Correct it, or drop the row.")
+    return plain
 
 
 def _plain(value: Any) -> Any:

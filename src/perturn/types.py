@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from perturn.bounds import Bound, check_bounds
 from perturn.errors import DataError, EngineFailure
+from perturn.plain import fault
 
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
@@ -202,6 +202,8 @@ def _check_example(example: Sequence[Message]) -> None:
                 f"example[{index}] must be a message of user, assistant or tool with a text as content, "
                 f"got {message!r:.80}."
             )
+        if found := fault(message, f"example[{index}]"):
+            raise ValueError(f"{found}.")
     if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
         raise ValueError("example must begin with a user message and end with an assistant message.")
 
@@ -231,6 +233,8 @@ class EpisodeProtocol:
     its own. None: the protocol leaves it open."""
 
     def __post_init__(self) -> None:
+        if found := fault(self.system, "system"):
+            raise ValueError(f"{found}.")
         for limit in (self.max_turns, *self.max_turns_by_kind.values()):
             if limit < 1:
                 raise ValueError(f"max_turns must be >= 1, got {limit}.")
@@ -268,34 +272,6 @@ class Observation:
     results: tuple[str, ...] = ()
     """What the calls of the action returned, one text a call in their order; `text` is then what the user says next,
     if anything."""
-
-
-def observation_faults(answer: object) -> list[str]:
-    """What is wrong with what an environment answered, each with its remedy; nothing if it is sound."""
-    if not isinstance(answer, Observation):
-        return [
-            f"{answer!r:.60}, not an Observation. Remedy: return "
-            "perturn.types.Observation(text, reward, terminated, success, valid)."
-        ]
-    found = []
-    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
-    if not isinstance(text, str):
-        found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
-    if isinstance(reward, bool) or not isinstance(reward, Real):
-        found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
-    elif not math.isfinite(reward):
-        found.append(f"the reward {reward}, which is not finite. Remedy: return 0.0 or what was earned.")
-    if not isinstance(key, str | None):
-        found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
-    for name, kind in (("admissible", str), ("results", str), ("tools", Mapping)):
-        items: object = getattr(answer, name)
-        if not isinstance(items, tuple) or not all(isinstance(each, kind) for each in items):
-            what = "str" if kind is str else "tool schemas"
-            found.append(f"{name}={items!r:.60}. Remedy: return a tuple of {what}, or leave it out.")
-    for flag in ("terminated", "success", "valid"):
-        if not isinstance(getattr(answer, flag), bool):
-            found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
-    return found
 
 
 class Environment(Protocol):

@@ -3,12 +3,34 @@
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from perturn import errors
 from perturn.types import Observation, Task
+
+PIPED = {
+    "half a head": b"\0\0",
+    "head alone": (100).to_bytes(8),
+    "2 GB head": (2 * 10**9).to_bytes(8),
+    "text on the pipe": b"hello, world",
+    "two answers": 2 * ((15).to_bytes(8) + b'{"value": null}'),
+    "list": (2).to_bytes(8) + b"[]",
+    "strange error": (20).to_bytes(8) + b'{"error": "strange"}',
+    "nested": (20_000).to_bytes(8) + b"[" * 20_000,
+}
+
+
+def deep(levels):
+    """Objects within objects."""
+    inner = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
 
 GARBAGE = {
     "none": None,
@@ -16,6 +38,8 @@ GARBAGE = {
     "nan": Observation("fine", reward=float("nan")),
     "bytes": Observation(b"fine"),
     "flag": Observation("fine", terminated="no"),
+    "half": Observation("fine \ud800"),
+    "deep tool": Observation("fine", tools=(deep(900),)),
     "all": Observation(
         "fine", 0.5, True, True, True, "s", ("up",), ({"function": {"name": "add"}},), ("5", "6")
     ),
@@ -52,6 +76,40 @@ def act(what):
         time.sleep(1.0)
     elif what == "spawn":
         subprocess.Popen(["sleep", "1000"])
+    elif what == "stop":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "RunError":
+        raise errors.RunError("no more")
+    elif what == "BudgetError":
+        raise type("BudgetError", (Exception,), {})("all is spent")
+    elif what == "our BudgetError":
+        raise errors.BudgetError("all is spent")
+    elif what == "silent":
+        raise Silent
+    elif what in PIPED:
+        os.write(pipe(), PIPED[what])
+        time.sleep(0 if what == "two answers" else 1000)
+    elif what == "close the pipe":
+        os.close(pipe())
+        time.sleep(1000)
+    elif what == "pipe in a grandchild":
+        os.fork() or time.sleep(1000)
+        os._exit(3)
+
+
+def pipe():
+    """The first of our two sockets, which calls come from."""
+    return min(
+        n for n in range(3, 64) if os.path.exists(f"/dev/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)
+    )
+
+
+class Silent(Exception):
+    """An exception that cannot even say what it is."""
+
+    def __str__(self):
+        raise RuntimeError
 
 
 class Foreign(Exception):
@@ -86,6 +144,8 @@ class World:
         time.sleep(self.pause)
         if action == "pid":
             return Observation(str(os.getpid()))
+        if action == "environ":
+            return Observation("\n".join(os.environ))
         if action == "child":
             return Observation(str(subprocess.Popen(["sleep", "1000"]).pid))
         if action == "fork":  # a child of its own that keeps the pipes open

@@ -10,9 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from perturn import errors
 from perturn.config import Worlds, parse
+from perturn.envs import process
+from perturn.envs._child import told
 from perturn.envs.check import check_environment
-from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, world_count
+from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, value_of, world_count
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.rollout import Job, play
 from perturn.store import read_trajectories
@@ -128,6 +131,20 @@ def test_a_world_without_an_expert_has_none_in_a_process(world):
         ("nan", "EnvironmentFailure: step returned the reward nan, which is not finite."),
         ("bytes", "EnvironmentFailure: step returned a text of type bytes."),
         ("flag", "EnvironmentFailure: step returned terminated='no'."),
+        ("half", "step returned text: expected valid Unicode, got 'fine \\ud800' (str). Remedy: keep valid"),
+        ("deep tool", ".a: expected at most 100 levels of lists and objects, got {"),
+        ("RunError", "EnvironmentFailure: RunError: no more"),
+        ("BudgetError", "EnvironmentFailure: BudgetError: all is spent (at "),
+        ("our BudgetError", "EnvironmentFailure: BudgetError: all is spent"),
+        ("silent", "EnvironmentFailure: Silent: (no text: RuntimeError) (at "),
+        ("2 GB head", "was killed in step('2 GB head'): it sent an answer of 2000000000 bytes, more than"),
+        ("text on the pipe", " bytes, more than 268435456; with worlds.processes=0"),
+        ("two answers", "it sent more than one answer"),
+        ("list", "it sent b'[]'"),
+        ("strange error", 'it sent b\'{"error": "strange"}\''),
+        ("nested", "it sent no JSON"),
+        ("close the pipe", "died in step('close the pipe') (it closed its pipe)."),
+        ("pipe in a grandchild", "died in step('pipe in a grandchild') with exit code 3."),
     ],
 )
 def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
@@ -139,6 +156,114 @@ def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
     assert "\n" not in found[name].error
     assert found[name].environment == "misbehaving-1.0"
     assert [found[f"up/{n}"].success for n in (1, 2, 3)] == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["stop", "half a head", "head alone"])
+def test_no_part_of_an_answer_is_waited_for_beyond_the_limit(world, how):
+    """A child that is stopped, that ignores SIGTERM, or goes to sleep over its answer; what it started ends too."""
+    world = ProcessWorld(section(), Worlds(step_seconds=1))
+    world.reset(Task("t"), 0)
+    pids = [int(world.step("pid").text), int(world.step("child").text)]
+
+    with pytest.raises(WorldLost, match=r"was killed in step\('.*'\), where worlds.step_seconds = 1 ran out"):
+        world.step(how)
+
+    assert_ends(*pids)
+
+
+def test_a_task_that_nobody_takes_is_not_waited_for_beyond_the_limit():
+    """4 MB, more than a pipe holds, for a child that was stopped between two calls."""
+    world = ProcessWorld(section(), Worlds(start_seconds=5))
+    world.reset(Task("t"), 0)
+    pid = int(world.step("pid").text)
+    psutil.Process(pid).suspend()
+    world._limits = Worlds(start_seconds=0.5)
+
+    with pytest.raises(
+        WorldLost, match=r"was killed in reset of task 'u', where worlds.start_seconds = 0.5 ran"
+    ):
+        world.reset(Task("u", data={"text": "x" * 4_000_000}), 0)
+
+    assert_ends(pid)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.ConfigError("x"), ConfigError),
+        (errors.DataError("x"), errors.DataError),
+        (errors.WorldLost("x"), WorldLost),
+        (errors.BystanderLost("x"), errors.BystanderLost),
+        (EnvironmentFailure("x"), EnvironmentFailure),
+    ],
+)
+def test_what_the_library_raises_elsewhere_it_raises_here(error, kind):
+    """By a table of five; also where worlds live on other nodes."""
+    with pytest.raises(kind) as caught:
+        value_of(told(error))
+
+    assert (type(caught.value), str(caught.value)) == (kind, "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.RunError("x"), errors.BudgetError("x"), errors.EngineFailure("x"), errors.ModelError("x")]
+    + [type(name, (Exception,), {})("x") for name in ("BudgetError", "WorldLost", "ConfigError")],
+)
+def test_a_world_elsewhere_cannot_name_what_is_raised_here(error):
+    """Not by raising one of ours that ends a run, and not by a class of its own of the same name."""
+    with pytest.raises(EnvironmentFailure) as caught:
+        value_of(told(error))
+
+    assert type(caught.value) is EnvironmentFailure
+    assert str(caught.value) == f"{type(error).__name__}: x"
+
+
+def test_large_tasks_and_observations_cross_in_pieces(world):
+    """8 MB each way, with a child that prints meanwhile."""
+    task = Task("x" * 8_000_000, kind="print")
+
+    assert world.reset(task, 0).text == f"this is {task.id}"
+
+
+def test_a_stopped_world_is_closed_in_time(monkeypatch):
+    """Nobody waits for its farewell for longer than for that of others."""
+    monkeypatch.setattr(process, "_CLOSE_S", 0.2)
+    world = ProcessWorld(section(), LIMITS)
+    world.reset(Task("t"), 0)
+    pid = int(world.step("pid").text)
+    psutil.Process(pid).suspend()
+
+    world.close()
+
+    assert_ends(pid)
+
+
+def test_keys_stay_with_us(monkeypatch):
+    """Whatever looks like one by its name or its value; others, and those that are named, are passed on."""
+    secret = {
+        **dict.fromkeys(["OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"], "x"),
+        **dict.fromkeys(["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GITHUB_TOKEN", "PGPASSWORD"], "x"),
+        **dict.fromkeys(["my_api_key", "MYSQL_PWD", "SSH_AUTH_SOCK", "GOOGLE_APPLICATION_CREDENTIALS"], "x"),
+        "DATABASE_URL": "postgres://me:hunter2@db/x",
+        "SIGNER": "-----BEGIN RSA PRIVATE KEY-----\n",
+    }
+    needed = {
+        **dict.fromkeys(
+            ["JAVA_HOME", "ALFWORLD_DATA", "PERTURN_DATA", "HF_HOME", "CUDA_VISIBLE_DEVICES"], "x"
+        ),
+        **dict.fromkeys(["TOKENIZERS_PARALLELISM", "MY_GAME", "OLDPWD"], "x"),
+        "HTTPS_PROXY": "http://proxy:3128",
+    }
+    for name, value in (secret | needed).items():
+        monkeypatch.setenv(name, value)
+    world = ProcessWorld(section(), Worlds(pass_env=["MYSQL_PWD"]))
+    world.reset(Task("t"), 0)
+    found = set(world.step("environ").text.split("\n"))
+    world.close()
+
+    assert found & secret.keys() == {"MYSQL_PWD"}
+    assert found >= needed.keys() | {"PATH", "HOME"}
 
 
 @pytest.mark.parametrize(
@@ -418,8 +543,8 @@ def test_tasks_that_json_would_change_are_refused():
 
 
 def test_texts_cross_as_they_are(world):
-    """Half a surrogate pair, control characters, other scripts."""
-    task = Task("\ud800 \x00 \u2603 \U0001f600", data={"text": "\udfff", "n": [1, 2.5, None, True]})
+    """Control characters, other scripts; in a task's data half a surrogate pair too."""
+    task = Task("\x00 \u2028 \u2603 \U0001f600", data={"text": "\udfff", "n": [1, 2.5, None, True]})
 
     assert world.reset(task, 0).text == f"this is {task.id}"
 

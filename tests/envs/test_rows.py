@@ -70,3 +70,22 @@ def test_files_that_cannot_be_read(tmp_path):
     for name in ("none.json", "latin.json"):
         with pytest.raises(DataError, match=f"{name}: cannot be read"):
             list(read_rows(tmp_path / name))
+
+
+def test_half_a_character_in_a_row_is_mended_with_a_warning(tmp_path, caplog):
+    """With its line; whole pairs are left alone, and so is what only looks like a half."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": "\\ud83d\\ude00 \\\\ud83d"}\n{"b\\udc00": ["x \\ud83d"]}\n')
+
+    assert [row for _, row in read_rows(file)] == [{"a": "\U0001f600 \\ud83d"}, {"b\ufffd": ["x \ufffd"]}]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}:2: half a surrogate pair is read as U+FFFD; the text was cut in a character."
+    ]
+
+
+def test_a_bomb_of_brackets_is_named_with_its_line(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text('{"a": ' + "[" * 100_000)
+
+    with pytest.raises(DataError, match=r"rows\.json:1: expected fewer levels of lists and objects"):
+        list(read_rows(file))

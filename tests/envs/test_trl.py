@@ -276,3 +276,14 @@ def test_one_class_trains_in_perturn_and_in_trl(
         0.0,
     )
     assert log["completions/mean_length"] == sum(len(turn.action.token_ids) for turn in played.turns)
+
+
+def test_a_row_may_hold_any_character(tmp_path, caplog):
+    """A line separator inside a text ends no row, and half a surrogate pair is read as U+FFFD, with a warning."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "one\u2028line"}\n{"prompt": "half \\ud83d"}\n', encoding="utf-8")
+
+    tasks = TrlFactory(f"{EXAMPLE}:Safe", {"train": str(file)}).tasks("train")
+
+    assert [task.data["prompt"] for task in tasks] == ["one\u2028line", "half \ufffd"]
+    assert "rows.jsonl:2: half a surrogate pair" in caplog.text

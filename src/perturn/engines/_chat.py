@@ -55,6 +55,6 @@ def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _arguments(text: Any) -> Any:
     try:
         arguments = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text

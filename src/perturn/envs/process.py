@@ -13,24 +13,26 @@ import dataclasses
 import json
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import psutil
 
-from perturn import errors
 from perturn.config import Section, Worlds
 from perturn.envs import SELF_CONTAINED
-from perturn.errors import EnvironmentFailure, PerturnError, WorldLost
+from perturn.envs._child import RAISED
+from perturn.envs._pipe import Garbled, Pipe
+from perturn.envs._secrets import without_secrets
+from perturn.errors import EnvironmentFailure, WorldLost
 from perturn.types import Observation, Task
 
 _MEMORY = 512 * 2**20
@@ -155,7 +157,7 @@ class ProcessWorld:
             return
         try:
             reply = self._child.ask("close", (), _CLOSE_S)
-        except (EOFError, OSError):
+        except (EOFError, OSError, Garbled):
             reply = None
         finally:
             self._stop()
@@ -173,11 +175,16 @@ class ProcessWorld:
         return [(thought, action) for thought, action in said]
 
     def _start(self) -> Facts:
-        self._child = child = _Child()
+        try:
+            self._child = child = _Child(self._limits.pass_env)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"a process for a world cannot be started: {error}; set worlds.processes to fewer."
+            ) from error
         self._closer = weakref.finalize(self, child.kill)
         try:
             return Facts(**self._call("open", self._section, what="its start", limit="start_seconds"))
-        except PerturnError:
+        except BaseException:
             self._stop()
             raise
 
@@ -209,6 +216,10 @@ class ProcessWorld:
             reply = self._child.ask(method, arguments, seconds)
         except (EOFError, OSError):
             self._lose(f"died in {what}")
+        except Garbled as error:
+            self._lose(
+                f"was killed in {what}: it sent {error}; with worlds.processes=0 nothing has to be sent"
+            )
         if reply is None:
             self._lose(
                 f"was killed in {what}, where worlds.{limit} = {getattr(self._limits, limit):g} ran out "
@@ -234,12 +245,12 @@ class ProcessWorld:
 class _Child:
     """A process that serves one world, and the pipes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, passed_variables: Collection[str]) -> None:
         ours, theirs = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
         passed = (theirs.fileno(), their_lifeline.fileno())
         command = [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), *map(str, passed)]
-        self._pipe = Connection(ours.detach())
+        self._pipe = Pipe(ours)
         with theirs, their_lifeline:
             self._process = subprocess.Popen(
                 command,
@@ -249,6 +260,7 @@ class _Child:
                 bufsize=0,
                 pass_fds=passed,
                 start_new_session=True,
+                env=without_secrets(os.environ, passed_variables),
             )
         assert self._process.stdout is not None
         self._output = self._process.stdout
@@ -256,24 +268,36 @@ class _Child:
         self._words = b""
 
     def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any] | None:
-        """The child's answer to a call; None if it does not come in time.
+        """The child's answer to a call; None if it has not taken the call and given the whole answer in time.
 
         Raises:
             EOFError: If the child has died; OSError likewise.
+            Garbled: If what it sent is no answer.
         """
         deadline = time.monotonic() + seconds
-        self._pipe.send_bytes(json.dumps([method, arguments]).encode())
+        self._pipe.post(json.dumps([method, arguments]).encode())
         while (left := deadline - time.monotonic()) > 0:
-            sources: list[Any] = [self._pipe] if self._output.closed else [self._pipe, self._output]
-            ready: list[Any] = wait(sources, min(left, 1.0))
+            ready = self._wait(min(left, 1.0))
             if self._output in ready:
                 self._listen()
             if self._pipe in ready:
-                reply: dict[str, Any] = json.loads(self._pipe.recv_bytes())
-                return reply
-            if not ready and self._process.poll() is not None:  # a child of its own may hold the pipe open
+                if self._pipe.unsent:
+                    self._pipe.send()
+                if (message := self._pipe.receive()) is not None:
+                    return _reply(message)
+            elif self._process.poll() is not None:  # a child of its own may hold the pipe open
                 raise EOFError
         return None
+
+    def _wait(self, seconds: float) -> list[Any]:
+        """The pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
+        poll = select.poll()
+        sources: dict[int, Any] = {self._pipe.end.fileno(): self._pipe}
+        poll.register(self._pipe.end, select.POLLIN | (select.POLLOUT if self._pipe.unsent else 0))
+        if not self._output.closed:
+            sources[self._output.fileno()] = self._output
+            poll.register(self._output, select.POLLIN)
+        return [sources[descriptor] for descriptor, _ in poll.poll(1000 * seconds)]
 
     def ending(self) -> str:
         """How the process ended, in words."""
@@ -294,11 +318,12 @@ class _Child:
         """Kill the process and all it started, read what it said last, and reap it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, which nobody can end
+            self._process.wait(_CLOSE_S)
         if not self._output.closed:
             self._listen()
             self._output.close()
-        self._pipe.close()
+        self._pipe.end.close()
         self._lifeline.close()
 
     def _listen(self) -> None:
@@ -321,10 +346,22 @@ def observation_of(plain: dict[str, Any]) -> Observation:
 
 
 def value_of(reply: dict[str, Any]) -> Any:
-    """What a call of a world elsewhere returned; what it raised, as one of our own errors."""
+    """What a call of a world elsewhere returned; what it raised, as one of `RAISED`."""
     if "error" not in reply:
         return reply["value"]
-    kind = getattr(errors, reply["error"], None)
-    if isinstance(kind, type) and issubclass(kind, PerturnError):
-        raise kind(reply["text"])
-    raise EnvironmentFailure(f"{reply['error']}: {reply['text']}")
+    raise RAISED[reply["error"]](reply["text"])
+
+
+def _reply(message: bytes) -> dict[str, Any]:
+    """A child's answer.
+
+    Raises:
+        Garbled: If it is none.
+    """
+    try:
+        reply = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"no JSON ({error})") from error
+    if not isinstance(reply, dict) or ("value" not in reply and reply.get("error") not in RAISED):
+        raise Garbled(f"{message[:60]!r}")
+    return reply

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs._outside import as_number, load_object
+from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.tools import ToolCall, read_action
 from perturn.types import Observation, Task
@@ -173,7 +174,7 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 def _read_rows(file: Path, split: str) -> list[Task]:
     """Rows of a file as tasks, named by their line."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read: {error}; environment.rows names a JSON-lines file a split."
@@ -182,13 +183,13 @@ def _read_rows(file: Path, split: str) -> list[Task]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{file}:{number}: expected a JSON object, got {line[:40]!r} ({error})."
             ) from error
         if not isinstance(row, dict):
             raise DataError(f"{file}:{number}: expected a JSON object, got {type(row).__name__}.")
-        tasks.append(Task(f"{split}/{number}", split=split, data=row))
+        tasks.append(Task(f"{split}/{number}", split=split, data=whole(row, line, f"{file}:{number}")))
     return tasks
 
 

@@ -185,7 +185,7 @@ class Renderer:
                     f"the chat template did not close an assistant message with {self.end_text!r}."
                 )
             written = answer[: end + len(self.end_text)]
-            _check_tool_calls(turn.action, written, index)
+            self._check_tool_calls(messages, tools, written, index)
             if turn.action.token_ids is None:
                 heard = self._end_of(text) + opened[len(text) :]
                 yield Piece(self._tokenize_after(heard, written), "assistant", index)
@@ -301,6 +301,28 @@ class Renderer:
             "(for models that drop earlier thoughts: the same template without that rule)."
         )
 
+    def _check_tool_calls(
+        self, messages: Sequence[Message], tools: Sequence[Any], written: str, turn: int
+    ) -> None:
+        """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.
+
+        Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
+        with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
+        """
+        calls = [dict(call.get("function", call)) for call in messages[-1].get("tool_calls", ())]
+        if all(str(call.get("name", "")) in written for call in calls):
+            return
+        renamed = [
+            {"type": "function", "function": {**call, "name": f"probe_{n}"}} for n, call in enumerate(calls)
+        ]
+        text = self._render([*messages[:-1], {**messages[-1], "tool_calls": renamed}], tools)
+        left_out = [str(call.get("name")) for n, call in enumerate(calls) if f"probe_{n}" not in text]
+        if left_out:
+            raise ModelError(
+                f"the chat template leaves out tool calls: turn {turn} calls {left_out[0]!r}, but the text is "
+                f"{written!r}. Give a template that writes them with `chat_template`."
+            )
+
     def _find_end_of_turn(self) -> int:
         """The special token that closes an assistant message."""
         messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
@@ -359,14 +381,3 @@ def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Length of the beginning that both have in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _check_tool_calls(action: Action, written: str, index: int) -> None:
-    """Refuse an action whose tool calls do not reach the tokens."""
-    for call in action.tool_calls:
-        name = str(call.get("function", call).get("name", ""))
-        if name not in written:
-            raise ModelError(
-                f"the chat template leaves out tool calls: turn {index} calls {name!r}, but the text is {written!r}. "
-                "Give a template that writes them with `chat_template`."
-            )

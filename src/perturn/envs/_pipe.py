@@ -1,0 +1,64 @@
+"""Messages between us and a world's process: eight bytes of length, then as many bytes. Our end never waits."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+
+HEAD = struct.Struct("!Q")
+LARGEST = 2**28
+"""Bytes of the largest answer that is taken."""
+_SOME = 2**20
+
+
+class Garbled(Exception):
+    """What came is no answer; the text says what it is."""
+
+
+class Pipe:
+    """Our end: sends one message and receives one in return, as far as each goes at the moment."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.end = end
+        self.unsent = memoryview(b"")
+        self._got = bytearray()
+
+    def post(self, message: bytes) -> None:
+        """Have a message sent by the next calls of `send`."""
+        self.unsent = memoryview(HEAD.pack(len(message)) + message)
+
+    def send(self) -> None:
+        """Send some of the message.
+
+        Raises:
+            OSError: If nobody is there to read it.
+        """
+        with suppress(BlockingIOError):
+            self.unsent = self.unsent[self.end.send(self.unsent[:_SOME]) :]
+
+    def receive(self) -> bytes | None:
+        """Read some of the answer; all of it once it is there. What it says of its length takes no memory.
+
+        Raises:
+            EOFError: If the pipe is closed; OSError likewise.
+            Garbled: If it is too large, or not one answer.
+        """
+        with suppress(BlockingIOError):
+            some = self.end.recv(_SOME)
+            if not some:
+                raise EOFError
+            self._got += some
+        if len(self._got) < HEAD.size:
+            return None
+        (length,) = HEAD.unpack_from(self._got)
+        if length > LARGEST:
+            raise Garbled(f"an answer of {length} bytes, more than {LARGEST}")
+        if len(self._got) < HEAD.size + length:
+            return None
+        if len(self._got) > HEAD.size + length or self.unsent:
+            raise Garbled("more than one answer")
+        message = bytes(self._got[HEAD.size :])
+        self._got.clear()
+        return message

@@ -1,0 +1,69 @@
+"""What is wrong with what a world hands over, in sentences: checked where it comes in, wherever the world runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+
+from perturn.plain import fault
+from perturn.types import Observation, Task
+
+_MOST = 1e100
+"""No reward is larger, so that no sum and no square of rewards is too large for a float."""
+_PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with text keys"
+
+
+def observation_faults(answer: object) -> list[str]:
+    """What is wrong with what an environment answered, each with its remedy; nothing if it is sound."""
+    if not isinstance(answer, Observation):
+        return [
+            f"{answer!r:.60}, not an Observation. Remedy: return "
+            "perturn.types.Observation(text, reward, terminated, success, valid)."
+        ]
+    found = []
+    text, reward, key = (getattr(answer, name) for name in ("text", "reward", "state_key"))
+    if not isinstance(text, str):
+        found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
+    if isinstance(reward, bool) or not isinstance(reward, Real):
+        found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
+    elif not abs(number := _float(reward)) <= _MOST:
+        size = (
+            f"{number}, which is not finite" if not math.isfinite(number) else f"{number}, beyond {_MOST:g}"
+        )
+        found.append(f"the reward {size}. Remedy: return 0.0 or what was earned.")
+    if not isinstance(key, str | None):
+        found.append(f"state_key={key!r:.60}. Remedy: return a str or None.")
+    for name, kind in (("admissible", str), ("results", str), ("tools", Mapping)):
+        items: object = getattr(answer, name)
+        if not isinstance(items, tuple) or not all(isinstance(each, kind) for each in items):
+            what = "str" if kind is str else "tool schemas"
+            found.append(f"{name}={items!r:.60}. Remedy: return a tuple of {what}, or leave it out.")
+    for flag in ("terminated", "success", "valid"):
+        if not isinstance(getattr(answer, flag), bool):
+            found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
+    for name in () if found else ("text", "state_key", "admissible", "tools", "results"):
+        if problem := fault(getattr(answer, name), name):
+            found.append(f"{problem}. Remedy: {_PLAIN}.")
+    return found
+
+
+def _float(number: Real) -> float:
+    """The number as a float, infinity where it is larger than any."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def task_fault(task: Task) -> str | None:
+    """Why a task cannot be stored, with the remedy; None if it can."""
+    for name in ("id", "kind", "split"):
+        value: object = getattr(task, name)
+        if not isinstance(value, str) or fault(value, name):
+            return f"a task has {name}={value!r:.60}. Remedy: make it a text of valid Unicode."
+    data: object = task.data
+    if not isinstance(data, Mapping):
+        return f"the data of task {task.id!r} is {data!r:.60}. Remedy: make it a dict."
+    problem = fault(dict(data), "data", halves=True)
+    return problem and f"task {task.id!r} has {problem}. Remedy: {_PLAIN}."

@@ -1,0 +1,94 @@
+"""Plain data: what the whole way of a text carries, from a world or a policy to a tokenizer, a file and a page.
+
+What a world or a policy writes is checked where it comes in, so that nothing later has to raise.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+
+DEEPEST = 100
+"""Levels of lists and objects within each other; readers and writers of JSON, and templates, fail at some hundreds."""
+_BITS = 1024
+"""Bits of a whole number: as large as a float can be. Python reads none of 5000 digits from JSON."""
+_LONGEST = 2000
+"""Characters that are kept of what an exception says."""
+
+_Found = tuple[str, str, object]
+
+
+def fault(value: object, where: str, *, halves: bool = False) -> str | None:
+    """What keeps a value from being plain data: valid Unicode, finite numbers, lists and objects of them.
+
+    Args:
+        value: The value.
+        where: Its name.
+        halves: Whether texts may hold half a surrogate pair, which JSON carries and a tokenizer does not.
+
+    Returns:
+        Where, what was expected, and what was got; None if it is plain.
+    """
+    found = _find(value, halves, DEEPEST)
+    if found is None:
+        return None
+    path, expected, culprit = found
+    large = isinstance(culprit, int) and culprit.bit_length() > _BITS  # Python may refuse to write it
+    got = "a larger one" if large else reprlib.repr(culprit)
+    return mended(f"{where}{path}: expected {expected}, got {got} ({type(culprit).__name__})")
+
+
+def _find(value: object, halves: bool, levels: int) -> _Found | None:
+    """Path of the first value that is not plain, what was expected, and the value."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return None if halves or is_unicode(value) else ("", "valid Unicode", value)
+    if isinstance(value, int):
+        return None if value.bit_length() <= _BITS else ("", "a whole number below 2**1024", value)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ("", "a finite number", value)
+    if not isinstance(value, dict | list | tuple):
+        return "", "JSON data", value
+    if not levels:
+        return "", f"at most {DEEPEST} levels of lists and objects", value
+    if isinstance(value, dict):
+        return _find_in_object(value, halves, levels)
+    for index, item in enumerate(value):
+        if found := _find(item, halves, levels - 1):
+            return f"[{index}]{found[0]}", *found[1:]
+    return None
+
+
+def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _Found | None:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f".{key!r:.60}", "a text key", key
+        if not halves and not is_unicode(key):
+            return "", "keys of valid Unicode", key
+        if found := _find(item, halves, levels - 1):
+            return f".{key:.60}{found[0]}", *found[1:]
+    return None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text is one to UTF-8: no half of a surrogate pair stands alone in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def mended(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair alone; two halves side by side are their character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def told(error: BaseException) -> str:
+    """What an exception of others says; it may be anything, even another exception."""
+    try:
+        text = mended(str(error))
+    except Exception as second:  # noqa: BLE001  the code of others
+        text = f"(no text: {type(second).__name__})"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
