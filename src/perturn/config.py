@@ -205,6 +205,9 @@ class Worlds:
     """Limit for all the time an episode spends in its world; the model's time does not count."""
     retries: int = 1
     """How often an episode whose world died or hung is played again before it is stored as failed."""
+    max_failed: float = 0.5
+    """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
+    Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
 
     def __post_init__(self) -> None:
         _check(
@@ -213,6 +216,7 @@ class Worlds:
         for name in ("start_seconds", "step_seconds", "episode_seconds"):
             _check(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)}.")
         _check(self.retries >= 0, f"retries must be >= 0, got {self.retries}.")
+        _check(0 <= self.max_failed <= 1, f"max_failed must be in [0, 1], got {self.max_failed}.")
 
 
 @dataclass(frozen=True)
