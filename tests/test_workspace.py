@@ -173,7 +173,7 @@ def test_the_manifest_says_what_the_run_was_made_with(recipe):
     run = Run(recipe)
     run.trajectories("expert").write_text("{}\n")
 
-    with run.stage("expert"):
+    with run.stage("expert", run.trajectories("expert")):
         pass
 
     manifest = json.loads((run.folder / "manifest.json").read_text())

@@ -54,13 +54,16 @@ class RunLock:
             _log.warning("%s: no lock (%s); see that nothing else writes in this folder.", folder, error)
             return
         self._lock = lock
+        if lock.lock_counter > 1:
+            return
         facts = {"host": platform.node(), "pid": os.getpid(), "since": time.time()}
         write_whole(self._holder, json.dumps(facts) + "\n")
 
     def release(self) -> None:
         """Leave the folder to others."""
         if self._lock is not None:
-            self._holder.unlink(missing_ok=True)
+            if self._lock.lock_counter == 1:
+                self._holder.unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
 

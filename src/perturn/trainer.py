@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer
 
 from perturn.cache import cache_folder
-from perturn.checkpoints import resuming
+from perturn.checkpoints import resuming, saving
 from perturn.config import build
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs

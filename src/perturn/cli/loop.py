@@ -63,6 +63,8 @@ def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_j
         sys.stdout.write(json.dumps(plan.to_dict()) + "\n")
     else:
         print_plan(plan, results)
+    if plan.problems:
+        raise typer.Exit(1)
 
 
 @command("collect", "recipes/scienceworld_tlm-dre_demo.yaml", "runs/demo --dry-run", panel="The loop")
