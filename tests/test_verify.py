@@ -129,7 +129,9 @@ def test_verify_sees_every_byte(folder, file, monkeypatch, capsys):
     well, printed = call(monkeypatch, capsys, "verify", str(folder))
     status = (folder / file).stat()
     text = (folder / file).read_text()
-    place = next(at for at in range(len(text) // 2, len(text)) if text[at].isalnum())
+    place = text.find('"episodes": ') + 12  # in the manifest, a count
+    if file != "manifest.json":
+        place = next(at for at in range(len(text) // 2, len(text)) if text[at].isalnum())
     (folder / file).write_text(f"{text[:place]}{chr(ord(text[place]) ^ 1)}{text[place + 1 :]}")
     os.utime(folder / file, ns=(status.st_atime_ns, status.st_mtime_ns))
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
