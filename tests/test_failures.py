@@ -11,6 +11,7 @@ from perturn.errors import EnvironmentFailure
 from perturn.failures import Failures
 from perturn.store import read_trajectories
 from perturn.types import Status, Task, Trajectory
+from perturn.watch import Watcher
 
 WORLD = '''
 from pathlib import Path
@@ -132,11 +133,13 @@ def test_a_broken_world_stops_the_stage_and_is_played_again_once_mended(place, p
     (place / "broken").write_text("all")
     first, _, said = perturn(command)
     recorded = list(read_trajectories(place / f"runs/one/{file}.jsonl"))
+    alarms = [alarm.rule for alarm in Watcher(place / "runs/one").look().alarms]
     (place / "broken").unlink()
 
     second, _, again = perturn(command)
 
     assert first == 2
+    assert alarms == ["episodes fail"]
     assert "8 of the last 8 episodes failed, 8 of them with: ValueError: the simulator is gone" in said
     assert [one.status for one in recorded] == [Status.FAILED] * len(recorded)
     assert second == 0

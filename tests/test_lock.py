@@ -1,5 +1,6 @@
 """One process at a time writes in a run folder."""
 
+import errno
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import pytest
 
 from perturn.cli import main
 from perturn.config import Recipe, parse, read_recipe, to_yaml
-from perturn.errors import InUseError
+from perturn.errors import InUseError, StorageError
 from perturn.lock import RunLock
 from perturn.workspace import Run
 
@@ -122,3 +123,24 @@ def test_a_kill_before_the_recipe_was_written_does_not_spoil_the_folder(other, r
 
     with Run(recipe) as run:
         assert read_recipe(run.folder / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize(("number", "held"), [(errno.ENOLCK, False), (errno.ENOSPC, None)])
+def test_a_file_system_without_locks_is_said_and_a_full_one_refused(
+    recipe, tmp_path, monkeypatch, caplog, number, held
+):
+    """The first may still be written in, by whoever sees that nothing else is; the second may not."""
+
+    def refuse(lock):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("filelock.FileLock._acquire", refuse)
+    if held is None:
+        with pytest.raises(
+            StorageError, match=r"\.lock cannot be written: No space left on device; free space"
+        ):
+            Run(recipe)
+        return
+    Run(recipe).close()
+
+    assert "no lock" in caplog.text

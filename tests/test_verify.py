@@ -11,6 +11,7 @@ from perturn.cli import main
 from perturn.config import Recipe, parse
 from perturn.errors import RunError
 from perturn.files import write_whole
+from perturn.plan import make_plan
 from perturn.report import summarize
 from perturn.run import open_run
 from perturn.store import TrajectoryStore, trajectory_to_dict
@@ -92,8 +93,9 @@ def test_a_run_does_not_go_on_from_damage(folder, harm, file):
     """Whatever the next command would do."""
     harm(folder / file)
 
-    with pytest.raises(RunError, match=rf"{file} has .* `perturn verify {folder}` names what to remove"):
-        open_run(folder)
+    for go_on in (open_run, lambda folder: make_plan(folder, [], None)):
+        with pytest.raises(RunError, match=rf"{file} has .* `perturn verify {folder}` names what to remove"):
+            go_on(folder)
 
 
 def test_a_copied_run_is_whole(folder, tmp_path):

@@ -6,22 +6,26 @@ file beside it, which is for messages alone.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from perturn.errors import InUseError
-from perturn.files import write_whole
+from perturn.files import storage_error, write_whole
 
 LOCK, HOLDER = ".lock", ".holder"
 """Files of a run folder: what is locked, and who has it."""
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system answers that keeps no locks."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,19 +55,26 @@ class RunLock:
         except Timeout as error:
             raise InUseError(_in_use(folder)) from error
         except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise storage_error(folder / LOCK, error) from error
             _log.warning("%s: no lock (%s); see that nothing else writes in this folder.", folder, error)
             return
         self._lock = lock
         if lock.lock_counter > 1:
             return
         facts = {"host": platform.node(), "pid": os.getpid(), "since": time.time()}
-        write_whole(self._holder, json.dumps(facts) + "\n")
+        try:
+            write_whole(self._holder, json.dumps(facts) + "\n")
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Leave the folder to others."""
         if self._lock is not None:
             if self._lock.lock_counter == 1:
-                self._holder.unlink(missing_ok=True)
+                with suppress(OSError):  # a note that is left says nothing while nobody has the lock
+                    self._holder.unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
 

@@ -29,6 +29,7 @@ from perturn.plan.rates import measure, model_shape
 from perturn.policy.models import compute_dtype, load_tokenizer
 from perturn.policy.tokens import Renderer
 from perturn.run import Step, check, loop, refuse_training
+from perturn.seals import read_manifest, refuse_damage, without_removed
 from perturn.stage import (
     chat_template,
     choose_tasks,
@@ -93,6 +94,8 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
+    manifest = read_manifest(run_folder(recipe)) or {}
+    refuse_damage(run_folder(recipe), without_removed(run_folder(recipe), manifest.get("files", {}))[0])
     check_trackers(recipe.report_to)
     refuse_training(recipe, command)
     check(recipe)
