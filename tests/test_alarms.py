@@ -28,7 +28,10 @@ ILL = {
     ],
     "pairs are clamped": [Vitals(metrics={"align": [{"clamped": 0.0}] * 50 + [{"clamped": 0.1}] * 10})],
     "groups are all equal": [Vitals(groups=[[1.0, 1.0]] * 6 + [[0.0, 1.0]] * 4)],
-    "episodes fail": [Vitals(failed={"sft": [False] * 200 + [True] * 11})],
+    "episodes fail": [
+        Vitals(failed={"sft": [False] * 200 + [True] * 11}),
+        Vitals(failed={"expert": [True] * 2}),
+    ],
 }
 """Rule -> what raises it, each just beyond its threshold."""
 
@@ -62,7 +65,8 @@ def test_a_healthy_run_raises_nothing():
         Vitals(surprise={"explore": [0.01] * 19}),
         Vitals(groups=[[1.0, 1.0]] * 9),
         Vitals(groups=[[1.0]] * 20),
-        Vitals(failed={"sft": [True] * 9}),
+        Vitals(failed={"sft": [True]}),
+        Vitals(failed={"sft": [True] * 8 + [False]}),
     ],
 )
 def test_too_little_data_raises_nothing(vitals):

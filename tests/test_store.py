@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn import store
-from perturn.errors import DataError
+from perturn.errors import DataError, StorageError
 from perturn.store import (
     TrajectoryStore,
     read_pairs,
@@ -361,7 +362,7 @@ def test_reading_a_missing_file_makes_none(file):
 
 def test_a_folder_cannot_be_opened_for_appending(tmp_path):
     """An error of the system becomes one of ours."""
-    with pytest.raises(DataError, match="cannot be opened for appending"):
+    with pytest.raises(StorageError, match="cannot be written: Is a directory; correct the path"):
         TrajectoryStore(tmp_path)
 
 
@@ -398,14 +399,24 @@ def test_a_refused_file_is_unlocked_again(file):
 
 
 def test_a_failed_write_closes_the_store(file, monkeypatch):
-    """A disk that fills up midway leaves half a line, which the next opening drops."""
+    """A disk that fills up midway takes half a line, which is taken back."""
     write = os.write
+
+    def fill_up(descriptor, data):
+        monkeypatch.setattr(os, "write", refuse)
+        return write(descriptor, data[:20])
+
+    def refuse(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with TrajectoryStore(file) as writer:
         writer.append(trajectory("a"))
-        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
-        with pytest.raises(DataError, match="cannot be written"):
+        whole = file.read_bytes()
+        monkeypatch.setattr(os, "write", fill_up)
+        with pytest.raises(StorageError, match="cannot be written: No space left on device; free space"):
             writer.append(trajectory("b"))
         monkeypatch.undo()
+        assert file.read_bytes() == whole
         with pytest.raises(DataError, match="the store is closed"):
             writer.append(trajectory("c"))
     with TrajectoryStore(file) as writer:

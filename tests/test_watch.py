@@ -15,7 +15,7 @@ from perturn.cli import main
 from perturn.config import Recipe, parse, to_yaml
 from perturn.errors import RunError
 from perturn.watch import Watcher, render
-from perturn.workspace import PROGRESS, Run
+from perturn.workspace import PROGRESS, Run, run_folder
 
 RECIPE = {
     "name": "one",
@@ -130,7 +130,7 @@ def worker(recipe, tmp_path):
 
 def test_a_running_run_shows_rate_and_time_left(worker, recipe):
     """One of ten was there before; two more since it began to count make the rate, and seven are left."""
-    folder = Run(recipe).folder
+    folder = run_folder(recipe)
     (folder / "trajectories/expert.jsonl").write_text("".join(episode(f"t/{i}", 1.0) for i in range(3)))
     watcher = Watcher(folder)
     time.sleep(0.2)
@@ -147,7 +147,7 @@ def test_a_running_run_shows_rate_and_time_left(worker, recipe):
 
 def test_lines_are_counted_as_they_come(worker, recipe):
     """A torn line waits for its end; a file written anew is read anew."""
-    folder = Run(recipe).folder
+    folder = run_folder(recipe)
     file = folder / "trajectories/expert.jsonl"
     watcher = Watcher(folder)
     counts = []
@@ -163,7 +163,7 @@ def test_lines_are_counted_as_they_come(worker, recipe):
 
 def test_a_killed_run_is_reported_as_dead(worker, recipe):
     """After kill -9: the stage, what to do, and exit code 1."""
-    folder = Run(recipe).folder
+    folder = run_folder(recipe)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
 
@@ -277,7 +277,7 @@ def test_the_command_prints_json_and_tells_by_its_exit_code(run, monkeypatch, ca
 
 def test_live_watching_ends_when_the_run_ends(worker, recipe, monkeypatch, capsys):
     """The worker is killed while it is watched."""
-    folder = Run(recipe).folder
+    folder = run_folder(recipe)
     looks = []
 
     def kill(seconds):

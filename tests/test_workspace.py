@@ -9,7 +9,9 @@ import pytest
 
 from perturn.config import Recipe, parse, to_yaml
 from perturn.errors import ConfigError, RunError
-from perturn.workspace import Run, file_digest, refuse_other, resolve_recipe, run_folder, write_atomically
+from perturn.files import write_whole
+from perturn.seals import file_digest
+from perturn.workspace import Run, refuse_other, resolve_recipe, run_folder
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def test_the_manifest_says_what_the_run_was_made_with(recipe):
     run = Run(recipe)
     run.trajectories("expert").write_text("{}\n")
 
-    with run.stage("expert"):
+    with run.stage("expert", run.trajectories("expert")):
         pass
 
     manifest = json.loads((run.folder / "manifest.json").read_text())
@@ -198,13 +200,13 @@ def test_a_damaged_manifest_is_an_error_for_the_user(recipe, content):
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     """A text that cannot be encoded fails halfway; the old content stays."""
     file = tmp_path / "a.json"
-    write_atomically(file, "old")
+    write_whole(file, "old")
 
     with pytest.raises(UnicodeEncodeError):
-        write_atomically(file, "new \ud800")
+        write_whole(file, "new \ud800")
 
     assert file.read_text() == "old"
-    write_atomically(file, "new")
+    write_whole(file, "new")
     assert file.read_text() == "new"
 
 

@@ -100,7 +100,7 @@ def _equal_groups(vitals: Vitals) -> Iterator[str]:
 def _failed(vitals: Vitals) -> Iterator[str]:
     for name, values in vitals.failed.items():
         recent = values[-5 * EPISODES :]
-        if len(recent) >= 10 and fmean(recent) > 0.1:
+        if (len(recent) >= 10 and fmean(recent) > 0.1) or (len(recent) > 1 and all(recent)):
             yield f"{name}: {sum(recent)} of the last {len(recent)} episodes failed; their records say why."
 
 
@@ -138,7 +138,7 @@ RULES = (
     ),
     Rule(
         "episodes fail",
-        f"More than a tenth of the last {5 * EPISODES} episodes of a file (10 at least) are FAILED.",
+        f"More than a tenth of the last {5 * EPISODES} episodes of a file (10 at least) are FAILED, or all of fewer.",
         _failed,
     ),
 )

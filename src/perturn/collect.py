@@ -17,6 +17,7 @@ from perturn.prompts import system_prompt
 from perturn.rollout import Episode, Job, episode, play_again
 from perturn.stage import (
     choose_tasks,
+    judge,
     make_jobs,
     make_protocol,
     outcomes,
@@ -32,15 +33,18 @@ from perturn.workspace import Run
 def collect_expert(run: Run) -> None:
     """Play the expert on every task that is taught or explored, and record what happens.
 
+    Episodes that failed before are played again.
+
     Raises:
         RunError: If the environment has no expert and no expert trajectories are there.
     """
     recipe = run.recipe
     protocol = make_protocol(recipe.protocol)
+    file = run.trajectories("expert")
     env: Any = world_maker(recipe)()
     try:
         if not hasattr(env, "expert") and run.trajectories("expert").is_file():
-            with run.stage("expert") as counts:
+            with run.stage("expert", file) as counts:
                 counts |= outcomes(read_trajectories(run.trajectories("expert")))
             return
         if not hasattr(env, "expert"):
@@ -51,15 +55,18 @@ def collect_expert(run: Run) -> None:
             )
         panels = [sft_tasks(recipe), recipe.explore.tasks]
         tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
-        with run.stage("expert") as counts, TrajectoryStore(run.trajectories("expert")) as store:
+        with run.stage("expert", file) as counts, TrajectoryStore(file) as store:
+            failures = judge(run, store, len(tasks), again=True)
             done = store.keys()
             run.expect(store.path, len(tasks), len(done))
             with bar("expert episodes", total=len(tasks), done=len(done)) as shown:
                 for job in make_jobs(tasks.values(), recipe.seed):
                     if (job.task.id, job.sample) not in done:
                         show = partial(demonstrate, env, job, protocol)
-                        store.append(play_again(show, recipe.worlds.retries))
+                        played = play_again(show, recipe.worlds.retries)
+                        store.append(played)
                         shown.advance()
+                        failures.add([played]).refuse("expert episodes")
             counts |= outcomes(store.read())
     finally:
         env.close()
@@ -101,6 +108,11 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
             for found in env.read_experts(file, list(tasks.values()), write):
                 new = found.key not in held
                 counts["imported" if new else "before"] += 1
+                if new and run.is_done("expert"):
+                    raise RunError(
+                        f"{run.trajectories('expert')} is finished, so nothing can be added; import into another run, "
+                        "name=..., or remove that file and what was made from it."
+                    )
                 if new:
                     store.append(replace(found, **rules))
     finally:
@@ -167,7 +179,7 @@ def collect_explore(run: Run, policy: str = "sft") -> None:
         jobs = make_jobs(choose_tasks(env, settings.tasks), run.recipe.seed, settings.samples)
     finally:
         env.close()
-    with run.stage("explore") as counts:
+    with run.stage("explore", run.trajectories("explore")) as counts:
         counts |= record(
             run,
             run.trajectories("explore"),

@@ -204,6 +204,9 @@ class Worlds:
     """How often an episode whose world died or hung is played again before it is stored as failed."""
     pass_env: list[str] = field(default_factory=list)
     """Environment variables that world processes get though they look like keys, which they else do not."""
+    max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
+    Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

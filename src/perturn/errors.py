@@ -40,6 +40,14 @@ class RunError(PerturnError):
     """A run folder is missing, belongs to another recipe, or lacks what a stage needs."""
 
 
+class StorageError(RunError):
+    """A file cannot be written: the disk is full, read-only or broken."""
+
+
+class InUseError(RunError):
+    """Another process works in the run folder."""
+
+
 class BudgetError(RunError):
     """What a run may spend is spent; what was recorded is kept."""
 

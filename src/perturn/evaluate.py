@@ -7,6 +7,7 @@ import hashlib
 import json
 from typing import Any
 
+from perturn.files import write_whole
 from perturn.prompts import system_prompt
 from perturn.stage import (
     choose_tasks,
@@ -18,7 +19,7 @@ from perturn.stage import (
     world_maker,
 )
 from perturn.types import EpisodeProtocol, Sampling
-from perturn.workspace import Run, write_atomically
+from perturn.workspace import Run
 
 
 def evaluate(run: Run, policy: str) -> None:
@@ -47,9 +48,9 @@ def evaluate(run: Run, policy: str) -> None:
         "departures": _departures(protocol, sampling),
         "seed": run.recipe.seed,
     }
-    write_atomically(run.folder / "evaluation" / "protocol.json", json.dumps(stamp, indent=2) + "\n")
     jobs = make_jobs(tasks, run.recipe.seed)
-    with run.stage(f"evaluate-{policy}") as counts:
+    with run.stage(f"evaluate-{policy}", run.evaluation(policy)) as counts:
+        write_whole(run.folder / "evaluation" / "protocol.json", json.dumps(stamp, indent=2) + "\n")
         counts |= record(
             run,
             run.evaluation(policy),

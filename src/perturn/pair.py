@@ -22,7 +22,7 @@ def make_pairs(run: Run) -> None:
     # Sorted, since they are stored as they end, which depends on timing.
     explored = sorted(read_trajectories(run.trajectories("explore")), key=lambda one: one.key)
     experts = [one for one in read_trajectories(run.trajectories("expert")) if one.success]
-    with run.stage("pair") as counts:
+    with run.stage("pair", run.pairs) as counts:
         pairs, reasons = pair_with_expert(
             experts,
             explored,

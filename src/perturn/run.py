@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from perturn.engines import ApiSettings, LocalSettings, VllmSettings
 from perturn.engines.local import check_layers
 from perturn.engines.vllm import check_vllm
 from perturn.episode import misfit
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, RunError
 from perturn.evaluate import evaluate
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
@@ -25,6 +26,7 @@ from perturn.policy.models import context_length, empty_model
 from perturn.policy.weighing import choose_credit
 from perturn.progress import console
 from perturn.report import write_report
+from perturn.seals import Seals, refuse_damage
 from perturn.stage import (
     check_api,
     choose_tasks,
@@ -57,7 +59,38 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     refuse_training(recipe, command)
     if not is_run(run_folder(recipe)):
         check(recipe, command)
-    return Run(recipe)
+    run = Run(recipe)
+    try:
+        refuse_damage(run.folder, run.manifest["files"])
+        _refuse_orphans(run)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _refuse_orphans(run: Run) -> None:
+    """Refuse a run of which a stage was removed, but not what was made from it."""
+    for step in loop(run.recipe):
+        if step.needs and run.is_done(step.name) and not run.is_done(step.needs):
+            if step.needs not in run.manifest["stages"]:  # brought from another run, as a benchmark does
+                continue
+            remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], step.needs))
+            raise RunError(
+                f"{run.folder}: {step.needs} is to be done again, but {step.name} was made from what it was; "
+                f"restore it from a copy, or have that made again too: rm -r {remedy}"
+            )
+
+
+def made_from(folder: Path, recipe: Recipe, seals: Seals, stage: str) -> list[str]:
+    """Files and folders of a stage and of all that follows from it: what to remove to have them made again."""
+    stages = {stage}
+    for step in loop(recipe):
+        if step.needs in stages or (stage == "expert" and step.name == "pair"):
+            stages.add(step.name)
+    files = [Path(file) for file, one in seals.items() if one["stage"] in stages]
+    places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
+    return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
 
 
 def check(recipe: Recipe, command: str | None = None) -> None:
@@ -206,7 +239,7 @@ def run_steps(run: Run, command: str | None = None) -> None:
     steps = [step for step in loop(run.recipe) if command in (None, step.command)]
     run.steps = [step.name for step in steps]
     for step in steps:
-        if run.is_done(step.name):
+        if run.is_done(step.name) and not _plays_again(run, step):
             console.print(f"{step.name}: done before", style="dim")
         elif command and step.needs and not run.is_done(step.needs):
             console.print(f"{step.name}: waits for {step.needs}")
@@ -214,6 +247,13 @@ def run_steps(run: Run, command: str | None = None) -> None:
             console.print(step.name, style="bold")
             step.work(run)
             release_memory()
+
+
+def _plays_again(run: Run, step: Step) -> bool:
+    """Whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
+    if step.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
+        return False
+    return not any(run.is_done(stage) for stage in ("sft", "pair"))
 
 
 def run_all(run: Run) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,6 +28,7 @@ from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, did_you_mean
+from perturn.failures import Failures, has_failed
 from perturn.faults import task_fault
 from perturn.formats import FORMATS
 from perturn.memory import release_memory
@@ -45,8 +44,9 @@ from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.progress import bar, console
 from perturn.rollout import Job, play
 from perturn.store import TrajectoryStore
+from perturn.texts import note_tokens
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
-from perturn.workspace import Run, write_atomically
+from perturn.workspace import Run
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 """Settings of a protocol that make it another one."""
@@ -318,6 +318,7 @@ def record(
     """
     protocol = make_protocol(run.recipe.protocol)
     with TrajectoryStore(file) as store:
+        failures = judge(run, store, len(jobs), concurrency)
         held = store.keys()
         missing = [job for job in jobs if (job.task.id, job.sample) not in held]
         run.expect(file, len(jobs), len(jobs) - len(missing))
@@ -338,6 +339,7 @@ def record(
                 ):
                     store.append(trajectory)
                     shown.advance()
+                    failures.add([trajectory]).refuse(what)
             ids = {
                 token for one in store.read() for turn in one.turns for token in turn.action.token_ids or ()
             }
@@ -346,26 +348,32 @@ def record(
         return outcomes(store.read())
 
 
-def note_tokens(run: Run, ids: Iterable[int], tokenizer: Any) -> None:
-    """Keep the text of each token id that occurs in `tokens.json`, so that a reader needs no tokenizer.
+def judge(
+    run: Run, store: TrajectoryStore, total: int, concurrency: int = 1, again: bool = False
+) -> Failures:
+    """See that no more episodes fail than may; where an earlier call stopped at that, those are taken out of the file.
 
     Args:
         run: The run.
-        ids: Token ids; those that are noted already are left as they are.
-        tokenizer: That of the run's policies.
+        store: What it holds of a stage that is not done.
+        total: Episodes it will hold in the end.
+        concurrency: Episodes played at the same time.
+        again: Take failed episodes out even if they are few.
+
+    Returns:
+        What judges the episodes to come, those in the file being taken into account.
     """
-    file = run.folder / "tokens.json"
-    noted: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
-    if not missing:
-        return
-    anchor = tokenizer.encode("a", add_special_tokens=False)[
-        -1
-    ]  # alone, some tokenizers drop a leading space
-    before = tokenizer.decode([anchor])
-    for token in missing:
-        noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)
-    write_atomically(file, json.dumps(noted, ensure_ascii=False) + "\n")
+
+    def judged() -> Failures:
+        return Failures(run.recipe.worlds.max_failed, total, concurrency).add(store.read())
+
+    found = judged()
+    if again or found.too_many:
+        dropped = store.drop(has_failed)
+        if dropped:
+            console.print(f"{dropped} failed episodes are played again")
+        found = judged()
+    return found
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:

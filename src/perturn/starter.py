@@ -19,6 +19,7 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
+from perturn.files import write_whole
 from perturn.losses import LOSSES
 
 _TABLES: dict[str, Mapping[str, Any]] = {"loss": LOSSES, "engine": ENGINES, "environment": ENVIRONMENTS}
@@ -61,11 +62,7 @@ def write_recipe(
     apply_overrides(chosen, overrides)
     recipe = parse(Recipe, chosen)
     text = f"{_header(file, environment, model)}{_body(recipe, chosen)}"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}; choose another place.") from error
+    write_whole(file, text)
     read_recipe(file)
 
 

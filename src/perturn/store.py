@@ -18,7 +18,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from perturn.errors import DataError, did_you_mean
+from perturn.errors import DataError, StorageError, did_you_mean
+from perturn.files import append_whole, replacing, sync, writing
 from perturn.plain import DEEPEST, fault, is_unicode
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
@@ -254,16 +255,17 @@ class TrajectoryStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._descriptor: int | None = None
-        try:
+        self._open()
+
+    def _open(self) -> None:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be opened for appending: {error}. Correct the path.") from error
         try:
             _lock(self._descriptor, self.path)
             self._keys = {trajectory.key for trajectory in self}
             self._cut_torn_line(self._descriptor)
-            _sync_folder(self.path)
+            sync(self.path.parent)
         except BaseException:
             self.close()
             raise
@@ -271,8 +273,7 @@ class TrajectoryStore:
     def append(self, trajectory: Trajectory) -> None:
         """Write one trajectory; on return it is on the disk.
 
-        Raises `DataError` if its key is taken, if JSON cannot hold it, or if the write fails; after a failed
-        write the store is closed, and opening it again drops what was half written.
+        Raises `DataError` if its key is taken or JSON cannot hold it; `StorageError`, and closes, if the write fails.
         """
         if self._descriptor is None:
             raise DataError(f"{self.path}: the store is closed. Open it again with TrajectoryStore(path).")
@@ -285,14 +286,27 @@ class TrajectoryStore:
         line = _line(trajectory_to_dict(trajectory))
         self._keys.add(trajectory.key)
         try:
-            if os.write(self._descriptor, line) != len(line):
-                raise OSError("the line was written in part")
-            os.fsync(self._descriptor)
-        except OSError as error:
+            with writing(self.path):
+                append_whole(self._descriptor, line)
+                os.fsync(self._descriptor)
+        except StorageError:
             self.close()
-            raise DataError(
-                f"{self.path}: cannot be written: {error}. Free space, then open it again."
-            ) from error
+            raise
+
+    def drop(self, unwanted: Callable[[Trajectory], bool]) -> int:
+        """Take trajectories out of the file, whole or not at all, so that others can be recorded in their place.
+
+        Returns:
+            How many were taken out.
+        """
+        kept = [trajectory for trajectory in self if not unwanted(trajectory)]
+        dropped = len(self) - len(kept)
+        if dropped:
+            with replacing(self.path) as fresh, fresh.open("wb") as file:
+                file.writelines(_line(trajectory_to_dict(trajectory)) for trajectory in kept)
+            self.close()
+            self._open()
+        return dropped
 
     def keys(self) -> set[tuple[str, int]]:
         """The (task id, sample) of every trajectory."""
@@ -328,24 +342,13 @@ class TrajectoryStore:
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:
     """Write a file of preference pairs whole or not at all, in place of what was there; returns how many."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     count = 0
-    try:
-        with partial.open("wb") as file:
-            for pair in pairs:
-                record = _plain(pair)
-                _read_pair(record, "")
-                file.write(_line(record))
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(target)
+    with replacing(path) as fresh, fresh.open("wb") as file:
+        for pair in pairs:
+            record = _plain(pair)
+            _read_pair(record, "")
+            file.write(_line(record))
+            count += 1
     return count
 
 
@@ -388,12 +391,3 @@ def _lock(descriptor: int, path: Path) -> None:
         raise DataError(f"{path}: another process is writing this file. {remedy}") from error
     except OSError as error:
         _log.warning("%s: no lock (%s); see that nothing else writes this file.", path, error)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the entry of a new file durable."""
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from perturn.config import Lora, Recipe, Train
 from perturn.errors import RunError
+from perturn.files import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
 from perturn.policy.examples import Example
@@ -27,17 +28,17 @@ from perturn.stage import (
     chat_template,
     choose_tasks,
     device,
-    note_tokens,
     policy_path,
     sft_tasks,
     world_maker,
 )
 from perturn.store import read_pairs, read_trajectories
+from perturn.texts import note_tokens
 from perturn.tracking import PROJECT, open_trackers
 from perturn.trainer import Examples, TurnTrainer
 from perturn.trainer_config import TurnConfig
 from perturn.types import PreferencePair
-from perturn.workspace import Run, write_atomically
+from perturn.workspace import Run
 
 _CHECKPOINTING = (
     "activation_checkpointing"
@@ -46,6 +47,11 @@ _CHECKPOINTING = (
 )
 """The setting's name in transformers; older versions, such as vLLM's, have it by its old one."""
 
+_METRICS = {
+    "sft": ("sft.jsonl",),
+    "align": ("align.jsonl", "confidence.jsonl", "reference.jsonl", "loss.json", "agreement.json"),
+}
+"""What a training stage writes in `metrics/`."""
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
@@ -87,7 +93,9 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         start: Policy to start from, which is also the reference.
     """
     stage = "sft" if name == "sft" else "align"
-    with run.stage(stage) as counts:
+    with run.stage(
+        stage, run.checkpoint(name), *(run.folder / "metrics" / file for file in _METRICS[stage])
+    ) as counts:
         partial = run.checkpoint(f"{name}.partial")
         path = policy_path(run, start)
         model = load_model(path, say=console.print)
@@ -208,11 +216,11 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
         turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
         tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
         ids.update(token for found in noted.values() for token in found[1]["ids"])
-    write_atomically(run.metrics("confidence"), "\n".join(turns) + "\n")
-    write_atomically(run.metrics("reference"), "\n".join(tokens) + "\n")
+    write_whole(run.metrics("confidence"), "\n".join(turns) + "\n")
+    write_whole(run.metrics("reference"), "\n".join(tokens) + "\n")
     loss: Any = trainer.loss
     known = json.dumps({**settings, **asdict(loss)}, indent=2)
-    write_atomically(run.folder / "metrics" / "loss.json", known + "\n")
+    write_whole(run.folder / "metrics" / "loss.json", known + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 
 
@@ -232,7 +240,7 @@ def _note_agreement(run: Run, trainer: TurnTrainer, pairs: Sequence[PreferencePa
     )
     if not found.tokens:
         return
-    write_atomically(run.folder / "metrics" / "agreement.json", json.dumps(asdict(found), indent=2) + "\n")
+    write_whole(run.folder / "metrics" / "agreement.json", json.dumps(asdict(found), indent=2) + "\n")
     console.print(f"sampling and training differ by, over {found}")
     if found.median > _ROUNDING:
         console.print(
@@ -265,12 +273,9 @@ def _save_whole(trainer: TurnTrainer, target: Path) -> None:
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
-    partial = target.with_name(f"{target.name}.saving")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    trainer.renderer.tokenizer.save_pretrained(partial)
-    shutil.rmtree(target, ignore_errors=True)  # left by a run that was killed right after this
-    partial.rename(target)
+    with replacing(target, foreign=(Exception,)) as fresh:
+        model.save_pretrained(fresh)
+        trainer.renderer.tokenizer.save_pretrained(fresh)
 
 
 class _Progress(TrainerCallback):
@@ -288,7 +293,7 @@ class _Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         # After a resume, entries past the checkpoint will be made again.
-        self._file.write_text("".join(_line(entry) for entry in state.log_history), encoding="utf-8")
+        write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
@@ -308,13 +313,8 @@ class _Progress(TrainerCallback):
         if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
             return
         entry = {**logs, "step": state.global_step}
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(_line(entry))
+        append_line(self._file, json.dumps(entry))
         if not math.isfinite(entry.get("loss", 0.0)):
             raise RunError(
                 f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
             )
-
-
-def _line(entry: Iterable[Any]) -> str:
-    return json.dumps(entry) + "\n"

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer
 
 from perturn.cache import cache_folder
+from perturn.checkpoints import resuming, saving
 from perturn.config import build
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
@@ -337,6 +338,22 @@ class TurnTrainer(Trainer):
                 logs[prefix + name] = total / count
         self._sums[mode].clear()
         super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with saving(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with resuming(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with resuming(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with resuming(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""

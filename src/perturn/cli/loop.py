@@ -30,8 +30,8 @@ def run(
     if dry_run:
         _show_plan(source, overrides, None, as_json)
         return
-    opened = open_run(source, overrides or [])
-    report_file = run_all(opened)
+    with open_run(source, overrides or []) as opened:
+        report_file = run_all(opened)
     if as_json:
         sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
         return
@@ -47,8 +47,8 @@ def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, 
     if dry_run:
         _show_plan(source, overrides, name, as_json)
         return
-    opened = open_run(source, overrides or [], name)
-    run_steps(opened, name)
+    with open_run(source, overrides or [], name) as opened:
+        run_steps(opened, name)
     if as_json:
         steps = [step.name for step in loop(opened.recipe) if step.command == name]
         done = {step: opened.manifest["stages"].get(step) for step in steps}
@@ -63,6 +63,8 @@ def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_j
         sys.stdout.write(json.dumps(plan.to_dict()) + "\n")
     else:
         print_plan(plan, results)
+    if plan.problems:
+        raise typer.Exit(1)
 
 
 @command("collect", "recipes/scienceworld_tlm-dre_demo.yaml", "runs/demo --dry-run", panel="The loop")
@@ -83,8 +85,8 @@ def import_expert(
     from perturn.collect import import_expert as bring
     from perturn.run import open_run
 
-    run = open_run(source, overrides or [], "collect")
-    counts = bring(run, file)
+    with open_run(source, overrides or [], "collect") as run:
+        counts = bring(run, file)
     results.print(
         f"{run.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
         soft_wrap=True,

@@ -91,6 +91,29 @@ def watch(
     raise typer.Exit(0 if state.is_well else 1)
 
 
+@command(
+    "verify",
+    "runs/demo",
+    "runs/demo --json",
+    codes="0 every finished file is what was written; 1 one is damaged; 2 no such run.",
+    panel="Look",
+)
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
+    as_json: AsJson = False,
+) -> None:
+    """Hash every finished file of a run folder and say which is damaged, and what to do. Writes nothing."""
+    from perturn.verify import print_verified
+    from perturn.verify import verify as check
+
+    found = check(run)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
+    else:
+        print_verified(found, results)
+    raise typer.Exit(1 if found.damaged else 0)
+
+
 @command("list", "losses", "environments --json", panel="Look")
 def list_table(
     what: Annotated[str, typer.Argument(help="losses, credits, environments or engines")],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.errors import RunError
+from perturn.files import append_whole, writing
 
 
 class Ledger:
@@ -27,6 +28,7 @@ class Ledger:
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self._answers: dict[str, dict[str, Any]] = {}
         self._file: int | None = None
+        self._path = path or Path()
         if path is None:
             return
         try:
@@ -62,7 +64,7 @@ class Ledger:
         """Count a request, and keep its answer if it has one that can be used.
 
         Raises:
-            RunError: If the file cannot be written.
+            StorageError: If the file cannot be written.
         """
         line = {
             "request": digest,
@@ -73,12 +75,8 @@ class Ledger:
         self._count(line)
         if self._file is None:
             return
-        data = json.dumps(line).encode() + b"\n"
-        try:
-            if os.write(self._file, data) != len(data):
-                raise OSError("the line was written in part")
-        except OSError as error:
-            raise RunError(f"what was spent cannot be noted: {error}; free space, then go on.") from error
+        with writing(self._path):
+            append_whole(self._file, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """Release the file."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from perturn.cache import cache_folder
 from perturn.errors import DataError, EnvironmentFailure
+from perturn.files import write_whole, writing
 
 _LAYOUT = "1"
 """Changes with anything that makes an older index unusable."""
@@ -162,30 +163,35 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
 
 def _build(folder: Path, documents: Iterable[Document]) -> None:
     """Write an index beside its place and move it there: whoever comes second finds it whole."""
-    import bm25s
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        starts, hashes = [0], list[int]()
-        with (partial_folder / "documents.jsonl").open("wb") as file:
-            words = _words(_written(documents, file, starts, hashes), return_ids=True)
-        if not hashes:
-            raise DataError("there is no document to search: give a file that holds some.")
-        order = np.argsort(np.array(hashes, np.uint64), kind="stable")
-        np.save(partial_folder / "starts.npy", np.array(starts, np.int64))
-        np.save(partial_folder / "hashes.npy", np.array(hashes, np.uint64)[order])
-        np.save(partial_folder / "holders.npy", order)
-        ranking = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
-        ranking.index(words, show_progress=False)
-        ranking.save(partial_folder, show_progress=False)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
+            _write(partial_folder, documents)
             partial_folder.rename(folder)
         except OSError:
             if not folder.is_dir():  # another process may have been faster
                 raise
-    finally:
-        shutil.rmtree(partial_folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial_folder, ignore_errors=True)
+
+
+def _write(folder: Path, documents: Iterable[Document]) -> None:
+    """Write the files of an index."""
+    import bm25s
+
+    starts, hashes = [0], list[int]()
+    with (folder / "documents.jsonl").open("wb") as file:
+        words = _words(_written(documents, file, starts, hashes), return_ids=True)
+    if not hashes:
+        raise DataError("there is no document to search: give a file that holds some.")
+    order = np.argsort(np.array(hashes, np.uint64), kind="stable")
+    np.save(folder / "starts.npy", np.array(starts, np.int64))
+    np.save(folder / "hashes.npy", np.array(hashes, np.uint64)[order])
+    np.save(folder / "holders.npy", order)
+    ranking = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    ranking.index(words, show_progress=False)
+    ranking.save(folder, show_progress=False)
 
 
 def _written(
@@ -225,8 +231,5 @@ def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK):
             found.update(block)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    fresh = note.with_name(f".{note.name}.{os.getpid()}")
-    fresh.write_text(found.hexdigest())
-    fresh.replace(note)
+    write_whole(note, found.hexdigest())
     return found.hexdigest()

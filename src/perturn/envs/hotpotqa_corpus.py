@@ -26,6 +26,7 @@ from typing import IO, Any
 from perturn.envs._hotpotqa_data import context_paragraphs
 from perturn.envs._rows import read_rows, text_of
 from perturn.errors import DataError, PerturnError
+from perturn.files import replacing
 
 Paragraph = tuple[str, list[str]]
 """Title and sentences."""
@@ -67,16 +68,11 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
 
 def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
     """Write a corpus whole or not at all; returns how many paragraphs it holds."""
-    fresh = target.with_name(f".{target.name}.partial")
     count = 0
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            for title, sentences in paragraphs:
-                file.write(json.dumps({"title": title, "sentences": sentences}, ensure_ascii=False) + "\n")
-                count += 1
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with replacing(target) as fresh, fresh.open("w", encoding="utf-8") as file:
+        for title, sentences in paragraphs:
+            file.write(json.dumps({"title": title, "sentences": sentences}, ensure_ascii=False) + "\n")
+            count += 1
     return count
 
 

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from perturn.config import Recipe, Train, build
 from perturn.engines import ApiSettings
+from perturn.failures import has_failed
 from perturn.losses import LOSSES
-from perturn.plan.episodes import Panels, look_at_panels
+from perturn.plan.episodes import Panels, look_at_panels, try_out
 from perturn.plan.estimate import (
     Machine,
     generation_gb,
@@ -28,7 +29,16 @@ from perturn.plan.rates import measure, model_shape
 from perturn.policy.models import compute_dtype, load_tokenizer
 from perturn.policy.tokens import Renderer
 from perturn.run import Step, check, loop, refuse_training
-from perturn.stage import chat_template, device, engine_settings, evaluation_sampling
+from perturn.seals import read_manifest, refuse_damage, without_removed
+from perturn.stage import (
+    chat_template,
+    choose_tasks,
+    device,
+    engine_settings,
+    evaluation_sampling,
+    make_protocol,
+    world_maker,
+)
 from perturn.store import read_pairs
 from perturn.tracking import check_trackers
 from perturn.workspace import read_stages, refuse_other, resolve_recipe, run_folder
@@ -58,6 +68,8 @@ class Plan:
     steps: list[Planned]
     how: list[str]
     """How the estimates were made, a sentence each."""
+    problems: list[str]
+    """What went wrong in the episodes that were played to see how long they are, a sentence each."""
 
     @property
     def seconds(self) -> float:
@@ -82,6 +94,8 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
+    manifest = read_manifest(run_folder(recipe)) or {}
+    refuse_damage(run_folder(recipe), without_removed(run_folder(recipe), manifest.get("files", {}))[0])
     check_trackers(recipe.report_to)
     refuse_training(recipe, command)
     check(recipe, command)
@@ -95,7 +109,7 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     panels = look_at_panels(recipe, renderer)
     machine = _machine(recipe, panels)
     planned = [_planned(recipe, step, stages, panels, machine) for step in steps]
-    return Plan(str(run_folder(recipe)), planned, _how(machine, panels))
+    return Plan(str(run_folder(recipe)), planned, _how(machine, panels), list(panels.problems))
 
 
 def _machine(recipe: Recipe, panels: Panels) -> Machine:
@@ -156,6 +170,16 @@ def _training_cost(
     return work, seconds, training_gb(machine, settings, longest)
 
 
+def _try_out(recipe: Recipe) -> list[str]:
+    """What goes wrong in the first episode of the evaluation, where no engine is needed to see it."""
+    env = world_maker(recipe)()
+    try:
+        played = try_out(env, choose_tasks(env, recipe.evaluate.tasks)[0], make_protocol(recipe.protocol))
+    finally:
+        env.close()
+    return [f"the episode played now failed: {played.error}"] if has_failed(played) else []
+
+
 def _plan_of_api(recipe: Recipe, steps: Sequence[Step], stages: dict[str, Any]) -> Plan:
     """A server's time and price are not ours to know."""
     planned = []
@@ -170,7 +194,7 @@ def _plan_of_api(recipe: Recipe, steps: Sequence[Step], stages: dict[str, Any]) 
         f"engine's bound: {bound}" if bound else "no bound: set engine.max_cost or engine.max_tokens_total"
     )
     how = [f"Time is the server's and is not estimated. What it may spend: {spends}."]
-    return Plan(str(run_folder(recipe)), planned, how)
+    return Plan(str(run_folder(recipe)), planned, how, _try_out(recipe))
 
 
 def _how(machine: Machine, panels: Panels) -> list[str]:
@@ -204,6 +228,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
     console.print(table)
     console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")
+    for line in plan.problems:
+        console.print(line, style="red", markup=False, soft_wrap=True)
     for line in plan.how:
         console.print(line, style="dim", soft_wrap=True)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from perturn.collect import demonstrate
+from perturn.collect import demonstrate, play_script
 from perturn.config import Recipe
+from perturn.errors import EngineFailure
+from perturn.failures import has_failed
+from perturn.formats import FORMATS
 from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.rollout import Job
+from perturn.rollout import Job, episode
 from perturn.stage import choose_tasks, make_protocol, sft_tasks, world_maker
 from perturn.store import read_trajectories
-from perturn.types import EpisodeProtocol, Task, Trajectory
+from perturn.types import Action, EpisodeProtocol, Status, Task, Trajectory
 from perturn.workspace import memory_in_use, run_folder
 
 _PLAYED = 4
@@ -47,6 +51,8 @@ class Panels:
     """What this process and one world hold."""
     source: str
     """Where these lengths come from."""
+    problems: tuple[str, ...] = ()
+    """What went wrong in the episodes that were played now, a sentence each."""
 
 
 def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
@@ -63,9 +69,13 @@ def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
         file = run_folder(recipe) / "trajectories" / "expert.jsonl"
         shown = [one for one in read_trajectories(file) if one.turns] if file.is_file() else []
         source, seconds = f"{len(shown)} recorded expert episodes", 0.0
+        problems: tuple[str, ...] = ()
         if not shown and hasattr(env, "expert"):
-            shown, seconds = _play(env, list(expert.values()), protocol)
+            played, seconds = _play(env, list(expert.values()), protocol)
+            shown, problems = [one for one in played if one.turns], _problems(played)
             source = f"{len(shown)} expert episodes played now"
+        elif not hasattr(env, "expert"):
+            problems = _problems([try_out(env, panels["explore"][0], protocol)])
         memory = memory_in_use() / 1e9
     finally:
         env.close()
@@ -84,12 +94,46 @@ def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
         said_tokens=lengths[3] if lengths else float(recipe.explore.sampling.max_new_tokens),
         seconds=seconds,
         memory_gb=memory,
-        source=source if lengths else "no expert to play: episodes of the turn limit, prompts of 200 tokens",
+        source=source
+        if lengths
+        else f"no expert {'succeeded' if problems else 'to play'}: episodes of the turn limit, prompts of 200 tokens",
+        problems=problems,
+    )
+
+
+def try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
+    """Pose a task and take one action, the first that the world says it understands, else any."""
+    steps = episode(env, Job(task, seed=0), protocol=protocol, policy="nobody")
+    command = next(iter(_posed(env, task)), "look")
+    played = play_script(steps, [Action(FORMATS[protocol.format].write("", command))], _Enough())
+    enough = played.error == f"{_Enough.__name__}: "
+    return replace(played, status=Status.COMPLETED, error=None) if enough else played
+
+
+class _Enough(EngineFailure):
+    """Nobody goes on playing."""
+
+
+def _posed(env: Any, task: Task) -> tuple[str, ...]:
+    """Commands that a world says it understands at first; what it raises is heard when the episode is played."""
+    try:
+        admissible: tuple[str, ...] = env.reset(task, 0).admissible
+    except Exception:  # noqa: BLE001  environments are code of others
+        return ()
+    return admissible
+
+
+def _problems(played: Sequence[Trajectory]) -> tuple[str, ...]:
+    """What to say of those that failed."""
+    errors = Counter(one.error for one in played if has_failed(one))
+    return tuple(
+        f"{count} of {len(played)} episodes played now failed: {error}"
+        for error, count in errors.most_common()
     )
 
 
 def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[list[Trajectory], float]:
-    """A few expert episodes of tasks spread over the panel, and the seconds of a turn."""
+    """A few expert episodes of tasks spread over the panel, failed ones too, and the seconds of a turn."""
     chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
     played = [demonstrate(env, Job(task, seed=0), protocol) for task in chosen[:1]]
     began, turns = time.monotonic(), 0  # the first one starts the world
@@ -97,7 +141,7 @@ def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[l
         if time.monotonic() - began < _PATIENCE_SECONDS:
             played.append(demonstrate(env, Job(task, seed=0), protocol))
             turns += len(played[-1].turns)
-    return [one for one in played if one.turns], (time.monotonic() - began) / max(turns, 1)
+    return played, (time.monotonic() - began) / max(turns, 1)
 
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> tuple[float, float, float, float] | None:

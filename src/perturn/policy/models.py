@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from perturn.cache import cache_folder
 from perturn.errors import ModelError
+from perturn.files import writing
 
 _logger = logging.getLogger(__name__)
 
@@ -66,16 +67,17 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
         )
     source = Path(spec.submodule_search_locations[0])
     say(f"converting {name} from {source / file} to safetensors in {target} (once, about a minute)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=target.parent))
-    try:
-        _dequantize(source, file, partial)
-        partial.rename(target)
-    except OSError:
-        if not (target / "config.json").is_file():  # otherwise another process finished first
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with writing(target, foreign=(Exception,)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=target.parent))
+        try:
+            _dequantize(source, file, partial)
+            partial.rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # otherwise another process finished first
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -134,8 +136,10 @@ def _from_pretrained(kind: Any, name: str, say: Callable[[str], None], **setting
     path = resolve_model(name, say)
     try:
         return kind.from_pretrained(path, **settings)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # what damaged files make of the libraries that read them is of many types
+        reason = (str(error).strip().splitlines() or [""])[0]
+        if not isinstance(error, OSError | ValueError):
+            reason = f"{type(error).__name__}: {reason}."
         raise ModelError(f"model {name!r} cannot be loaded: {reason} {_model_help()}") from error
 
 

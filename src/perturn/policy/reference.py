@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from perturn.files import replacing
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import by_budget, lay_out
 from perturn.policy.tokens import Encoded
+
+_log = logging.getLogger(__name__)
 
 Track = Callable[[Iterable[Any]], Iterable[Any]]
 """Wraps an iterable to show progress."""
@@ -46,14 +50,15 @@ def reference_logprobs(
         One tensor a sequence, in nats, float32 on the CPU [loss tokens].
     """
     file = folder / f"{_content_hash(sequences, identity)}.safetensors"
-    if not file.is_file():
+    found = _load(file)
+    if found is None:
         was_training = model.training
         model.eval()
         with torch.no_grad(), precision():
-            _save(file, compute_logprobs(model, sequences, token_budget, track))
+            found = compute_logprobs(model, sequences, token_budget, track)
         model.train(was_training)
-    stored = load_file(file)  # memory-mapped
-    return list(stored["logprobs"].split(stored["lengths"].tolist()))
+        _save(file, found)
+    return found
 
 
 def compute_logprobs(
@@ -83,11 +88,21 @@ def compute_logprobs(
 
 def _save(file: Path, logprobs: list[Tensor]) -> None:
     """Write the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}.partial")
     lengths = torch.tensor([len(each) for each in logprobs])
-    save_file({"logprobs": torch.cat(logprobs), "lengths": lengths}, partial)
-    partial.replace(file)
+    with replacing(file, foreign=(SafetensorError,)) as fresh:
+        save_file({"logprobs": torch.cat(logprobs), "lengths": lengths}, fresh)
+
+
+def _load(file: Path) -> list[Tensor] | None:
+    """What a file holds, memory-mapped; None if there is none, or it is damaged, and it is to be made anew."""
+    if not file.is_file():
+        return None
+    try:
+        stored = load_file(file)
+        return list(stored["logprobs"].split(stored["lengths"].tolist()))
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        _log.warning("%s is damaged and made anew: %s: %s", file, type(error).__name__, error)
+        return None
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from perturn.errors import RunError
+from perturn.files import write_whole
 from perturn.report.folder import read_run
 from perturn.report.page import page
 from perturn.report.summary import summary_of
@@ -54,8 +53,10 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     html = page(runs, summaries)
     for path, summary in zip(paths, summaries, strict=True):
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        _write_whole(path / "summary.json", text)
-    return _write_whole(output or _place(paths), html)
+        write_whole(path / "summary.json", text)
+    target = output or _place(paths)
+    write_whole(target, html, errors="backslashreplace")
+    return target
 
 
 def _place(paths: list[Path]) -> Path:
@@ -63,17 +64,3 @@ def _place(paths: list[Path]) -> Path:
     if len(paths) == 1:
         return paths[0] / "report.html"
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"
-
-
-def _write_whole(path: Path, text: str) -> Path:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8", newline="\n", errors="backslashreplace")
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"{str(path)!r} cannot be written: {error}. Free space, or make the folder writable."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

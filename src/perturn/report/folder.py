@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from perturn.errors import RunError
+from perturn.seals import read_manifest, refuse_damage
 from perturn.store import read_pairs, read_trajectories
 from perturn.types import PreferencePair, Status, Trajectory
 
@@ -85,7 +86,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
-    manifest = _json(path / "manifest.json") or {}
+    manifest = read_manifest(path) or {}
+    refuse_damage(path, _sealed(manifest))
     evaluation = _evaluation(path, manifest)
     notes = _missing(path, evaluation)
     if len(notes) == len(_EXPECTED) + 1:
@@ -122,6 +124,12 @@ def read_run(path: Path) -> Run:
         turns=_rows(path / "metrics" / "turns.jsonl"),
         texts=_json(path / "tokens.json") or {},
     )
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Seals of the files that a report reads and that no running stage may be writing."""
+    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
+    return {file: one for file, one in files.items() if one["stage"] and not file.startswith("checkpoints/")}
 
 
 def score(trajectory: Trajectory) -> float:

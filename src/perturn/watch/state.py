@@ -205,6 +205,7 @@ class Watcher:
 
     def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
         explored: list[Episode] = self._tail(self.folder / "trajectories" / "explore.jsonl").look()
+        expert: list[Episode] = self._tail(self.folder / "trajectories" / "expert.jsonl").look()
         groups: dict[str, list[float]] = defaultdict(list)
         for one in explored:
             if not one.failed:
@@ -218,7 +219,8 @@ class Watcher:
             metrics=metrics,
             groups=list(groups.values()),
             failed={
-                name: [one.failed for one in rows] for name, rows in [*scores.items(), ("explore", explored)]
+                name: [one.failed for one in rows]
+                for name, rows in [("expert", expert), *scores.items(), ("explore", explored)]
             },
             max_log_ratio=float(loss.get("max_log_ratio", Vitals.max_log_ratio)),
         )

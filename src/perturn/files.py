@@ -1,0 +1,171 @@
+"""Files and folders that are written whole or not at all, and lines that are appended whole.
+
+Whatever keeps them from being written, such as a full disk, is one error that names the path and the remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from perturn.errors import PerturnError, StorageError
+
+_REMEDIES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space, or have your quota raised",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EROFS: "make the file system writable, or choose another place",
+    errno.EIO: "see to the disk",
+}
+"""What to do about an error that is the file system's, not a program's."""
+_STRAY = re.compile(r"\..+\.[0-9a-f]{32}\.partial")
+
+
+def storage_error(path: object, error: Exception) -> StorageError:
+    """What kept a path from being written, for the user's eyes.
+
+    Args:
+        path: What was written.
+        error: An `OSError`, or what a library makes of one.
+    """
+    if isinstance(error, OSError):
+        why = error.strerror or str(error)
+        remedy = _REMEDIES.get(error.errno or 0, "correct the path or its permissions")
+    else:
+        why = f"{type(error).__name__}: {error}"
+        remedy = "see that there is space and that the place is writable"
+    return StorageError(f"{path} cannot be written: {why}; {remedy}, then give the same command again.")
+
+
+def is_storage_error(error: OSError) -> bool:
+    """Whether an error that nobody expected is the file system's."""
+    return error.errno in _REMEDIES
+
+
+@contextmanager
+def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Write a path in the block.
+
+    Args:
+        path: What is written, for the message.
+        foreign: What a library that writes for us raises beside `OSError`.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    kinds: tuple[type[Exception], ...] = (OSError, *foreign)
+    try:
+        yield
+    except PerturnError:
+        raise
+    except kinds as error:
+        raise storage_error(path, error) from error
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...] = ()) -> Iterator[Path]:
+    """Write a file or a folder whole or not at all, in place of what was there.
+
+    A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
+    the disk and in its place.
+
+    Args:
+        path: The file or folder; its parents are made.
+        foreign: What a library that writes for us raises beside `OSError`.
+
+    Yields:
+        Where to write it meanwhile: a name beside it that is in nobody's way.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    target = Path(path)
+    fresh = target.with_name(f".{target.name}.{uuid4().hex}.partial")
+    with writing(target, foreign):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield fresh
+            for each in [fresh, *fresh.rglob("*")]:
+                sync(each)
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)  # a folder cannot be put over another
+            fresh.replace(target)
+            sync(target.parent)
+        finally:
+            _remove(fresh)
+
+
+def write_whole(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a text file whole or not at all; see `replacing`.
+
+    Args:
+        path: The file.
+        text: Its content.
+        errors: What to do about characters that UTF-8 cannot hold, as for `str.encode`.
+    """
+    data = text.encode("utf-8", errors)
+    with replacing(path) as fresh:
+        fresh.write_bytes(data)
+
+
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Write at the end of a file that is open for appending: all of the data, or an `OSError` and none of it."""
+    size = os.fstat(descriptor).st_size
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        with suppress(OSError):  # what is left is a line cut short, which readers know
+            os.ftruncate(descriptor, size)
+        raise
+
+
+def append_line(path: Path, text: str) -> None:
+    """Write a line at the end of a file, making it if there is none; see `append_whole`.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            append_whole(descriptor, text.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def is_stray(path: Path) -> bool:
+    """Whether a file or folder is one that `replacing` was writing when it was killed."""
+    return _STRAY.fullmatch(path.name) is not None
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove what a kill left half-written in a folder and those below; nobody may be writing there."""
+    for path in list(folder.rglob(".*.partial")):
+        if is_stray(path):
+            _remove(path)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the entries of a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Remove a half-written file or folder, as far as the disk lets us: what stopped the writing is the news."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
