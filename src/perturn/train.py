@@ -20,6 +20,7 @@ from perturn.config import Lora, Recipe, Train
 from perturn.errors import RunError
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
+from perturn.policy.examples import Examples
 from perturn.policy.models import compute_dtype, context_length, load_model, load_tokenizer
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.progress import bar, console, track
@@ -34,7 +35,7 @@ from perturn.stage import (
 )
 from perturn.store import read_pairs, read_trajectories
 from perturn.tracking import PROJECT, open_trackers
-from perturn.trainer import Examples, TurnTrainer
+from perturn.trainer import TurnTrainer
 from perturn.trainer_config import TurnConfig
 from perturn.types import PreferencePair
 from perturn.workspace import Run, write_atomically
