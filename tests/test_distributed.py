@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -115,12 +116,14 @@ def trained(tiny_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("distributed")
     (output / "script.py").write_text(SCRIPT)
     ports = [free_port() for _ in range(3)]
-    subprocess.run(
-        [sys.executable, output / "script.py", tiny_folder, output, json.dumps(CASES), *ports],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        timeout=300,
-    )
+    command = [sys.executable, output / "script.py", tiny_folder, output, json.dumps(CASES), *ports]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as script:
+        try:
+            assert script.wait(timeout=300) == 0
+        finally:
+            if script.poll() is None:  # a deadlock: its processes wait for each other for ever
+                os.killpg(script.pid, signal.SIGKILL)
     return output
 
 

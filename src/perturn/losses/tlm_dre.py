@@ -37,7 +37,8 @@ def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor
     Returns:
         log C_w after scaling, in nats [pairs].
     """
-    return math.log(step.shape[0]) + log_coefficient - step.logsumexp(0)
+    largest = step.max()  # taken off first, for log C_w may be so far from 0 that its last digits are lost
+    return (log_coefficient - largest) - (step - largest).logsumexp(0) + math.log(step.shape[0])
 
 
 def one_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
@@ -141,6 +142,7 @@ class TLMDRE:
             entries[f"high_weight_turns/{name}"] = is_high.to(log_ratio_chosen.dtype)
         # In log space: with `sum` every C_w may be too small for a float.
         of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
+        of_step = of_step - of_step.max()
         log_size = 2 * of_step.logsumexp(0) - (2 * of_step).logsumexp(0)
         return entries | {"effective_batch_size": log_size.exp().expand_as(log_coefficient)}
 
