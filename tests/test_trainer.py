@@ -475,6 +475,14 @@ def test_mixed_precision_has_a_reference_of_its_own(train):
     assert not torch.equal(exact.train_dataset[0].reference[0], rounded.train_dataset[0].reference[0])
 
 
+def test_mixed_precision_takes_a_reference_model(train, tiny_model):
+    """A model of its own is checked in the precision of its weights, as the policy is, and then rounded."""
+    trainer = train(bf16=True, ref_model=scaled(tiny_model))
+    trainer.train()
+
+    assert all(torch.isfinite(torch.tensor(history(trainer))))
+
+
 def test_dropout_is_disabled(train, tiny_model):
     """Attention dropout of a Llama is a number in its layers, not a module: that is 0 too."""
     tiny_model.config.attention_dropout = 0.5

@@ -115,7 +115,7 @@ class TurnTrainer(Trainer):
         _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
-        self._evaluated: dict[str, Tensor] = {}
+        self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
@@ -160,6 +160,7 @@ class TurnTrainer(Trainer):
     def _add_references(self, parts: Iterable[Examples | None], reference: Any, track: Track | None) -> None:
         """Give the examples of training and evaluation the reference's log-probabilities."""
         device = self.turn_args.device.type
+        prepare(reference)  # before autocast, whose rounding its check would take for an error
         identity = f"{weights_digest(reference)} {config_digest(reference)} {device}"
         for examples in parts:
             self._add_reference(examples, reference, identity, track or self._tqdm)
@@ -199,10 +200,12 @@ class TurnTrainer(Trainer):
         """Equally many batches for every process, and every row in one of them."""
         loader: Any = super()._get_dataloader(*args, **kwargs)
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
-            batches = getattr(
-                loader.batch_sampler, "batch_sampler", loader.batch_sampler
-            )  # before they are dealt
-            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size))
+            dealt = (
+                loader.batch_sampler
+            )  # of several processes, each is dealt every so many-th of the batches
+            loader.set_sampler(
+                Filled(getattr(dealt, "batch_sampler", dealt).sampler, loader.total_batch_size)
+            )
         return cast("DataLoader[Any]", loader)
 
     def get_batch_samples(
@@ -212,8 +215,8 @@ class TurnTrainer(Trainer):
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
         if hasattr(self.loss, "step_statistic"):
             packs = [pack for batch in batches for pack in batch["packs"]]
-            own = [value for pack in packs for value in pack["statistic"].tolist()]
-            step = torch.tensor(gather_object(own), device=device)
+            own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)])
+            step = torch.tensor(gather_object(own.tolist()), device=device)
             for pack in packs:
                 pack["step"] = step
         return batches, pairs
@@ -284,8 +287,9 @@ class TurnTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Pairs of one optimizer step, over all its packs and all processes."""
-        own = sum(int(pack["pairs"]) for inputs in batch_samples for pack in inputs["packs"])
-        pairs: Tensor = self.accelerator.gather(torch.tensor([own], device=device)).sum()
+        none = torch.zeros(1, dtype=torch.long, device=device)
+        own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
+        pairs: Tensor = self.accelerator.gather(own).sum()
         return pairs
 
     def _both_sides(
