@@ -1,64 +1,174 @@
-"""Several processes give the loss curve of one."""
+"""Several processes give the loss curve, the metrics, the evaluation and the policy of one."""
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
 SCRIPT = """
 import json, os, sys
 
 import torch
+from safetensors.torch import save_file
 from perturn import TurnConfig, TurnTrainer
+from perturn.policy.models import load_model
 
-folder, output, accumulation = sys.argv[1], sys.argv[2], int(sys.argv[3])
-question = {"role": "user", "content": "go"}
-answer = {"role": "assistant", "content": "on"}
-pairs = [
-    {
-        "prompt": [question],
+folder, output, cases = *sys.argv[1:3], json.loads(sys.argv[3])
+BATCH = 4
+
+
+def pair(i):
+    question, answer = {"role": "user", "content": "go"}, {"role": "assistant", "content": "on " * (1 + i)}
+    return {
+        "prompt": [{"role": "user", "content": "look " * (i % 5)}],
         "chosen": [{"role": "assistant", "content": f"north {i}"}, *[question, answer] * (i % 3)],
-        "rejected": [{"role": "assistant", "content": f"south {i} " * (1 + i % 4)}],
+        "rejected": [{"role": "assistant", "content": f"south {i} " * (1 + 3 * i % 11)}],
     }
-    for i in range(8)
-]
-args = TurnConfig(
-    output_dir=output + ".out", loss="tlm-dre", use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-    logging_steps=1, learning_rate=1e-3, num_train_epochs=2, per_device_train_batch_size=1,
-    gradient_accumulation_steps=accumulation, reference_cache=output + ".cache", seed=3,
-)
-trainer = TurnTrainer(folder, args, pairs)
-trainer.train()
-if trainer.is_world_process_zero():
-    with open(output, "w") as file:
-        json.dump(trainer.state.log_history, file)
-torch.distributed.barrier()
-os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
+
+
+def run(name, world, rank, *, budgets, pairs=7, evaluated=3, resume=None, **settings):
+    args = TurnConfig(
+        output_dir=f"{output}/{name}-{world}", use_cpu=True, report_to=[], disable_tqdm=True, seed=3, ddp_timeout=40,
+        reference_cache=f"{output}/cache-{world}-{rank}", learning_rate=0.05, optim="sgd", num_train_epochs=2,
+        token_budget=budgets[world > 1], per_device_train_batch_size=BATCH // world,
+        per_device_eval_batch_size=BATCH // world, eval_strategy="epoch",
+        **{"logging_steps": 1, "save_strategy": "no", **settings},
+    )
+    reference = load_model(folder)
+    torch._foreach_mul_(list(reference.state_dict().values()), 1.05)
+    rows = [pair(i) for i in range(pairs)], [pair(20 + i) for i in range(evaluated)]
+    trainer = TurnTrainer(folder, args, *rows, ref_model=reference)
+    trainer.train(resume_from_checkpoint=resume and f"{output}/{resume[0]}-{world}/checkpoint-{resume[1]}")
+    if trainer.is_world_process_zero():
+        with open(f"{output}/{name}-{world}.json", "w") as file:
+            json.dump(trainer.state.log_history, file)
+        weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+        save_file(weights, f"{output}/{name}-{world}.safetensors")
+    trainer.accelerator.wait_for_everyone()
+
+
+def work(rank, world, port):
+    if world > 1:
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }
+    for name, case in cases.items():
+        if world in case.pop("worlds"):
+            run(name, world, rank, **case)
+    os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
+
+
+for world, port in zip((1, 2, 4), sys.argv[4:]):
+    torch.multiprocessing.start_processes(work, (world, port), nprocs=world, start_method="fork")
 """
 
+COUPLED = {"name": "tlm-dre", "coefficient": "self_normalized", "reduction": "turn_mean", "pivot": 0}
+CASES = {
+    "coupled": {
+        "loss": COUPLED,
+        "budgets": (4096, 120),
+        "worlds": (1, 2, 4),
+        "save_strategy": "steps",
+        "save_steps": 3,
+    },
+    "accumulated": {
+        "loss": "dpo",
+        "budgets": (1, 140),
+        "worlds": (1, 2, 4),
+        "pairs": 13,
+        "evaluated": 9,
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.1,
+        "logging_steps": 3,
+    },
+    "resumed": {"loss": COUPLED, "budgets": (4096, 120), "worlds": (1, 2), "resume": ("coupled", 3)},
+    "sft": {"loss": "sft", "budgets": (4096, 60), "worlds": (1, 2), "pairs": 9, "evaluated": 1},
+    "dropped": {
+        "loss": "sft",
+        "budgets": (60, 4096),
+        "worlds": (1, 2),
+        "pairs": 6,
+        "dataloader_drop_last": True,
+    },
+}
+"""What is trained, by the budgets of one process and of several; a batch is four pairs in each."""
 
-def curve(folder, tmp_path, processes):
-    """Log entries of the optimizer steps, four pairs in each."""
-    script, output = tmp_path / "script.py", tmp_path / f"log{processes}.json"
-    script.write_text(SCRIPT)
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    subprocess.run(
-        [sys.executable, *launch, script, folder, output, str(4 // processes)],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
+CLOCK = ("runtime", "per_second", "preparation_time")
+
+
+def free_port():
+    """A port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder, tmp_path_factory):
+    """The folder of what one, two and four processes logged and learned, each at once and after a fork."""
+    output = tmp_path_factory.mktemp("distributed")
+    (output / "script.py").write_text(SCRIPT)
+    ports = [free_port() for _ in range(3)]
+    command = [sys.executable, output / "script.py", tiny_folder, output, json.dumps(CASES), *ports]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as script:
+        try:
+            assert script.wait(timeout=300) == 0
+        finally:
+            if script.poll() is None:  # a deadlock: its processes wait for each other for ever
+                os.killpg(script.pid, signal.SIGKILL)
+    return output
+
+
+def entries(trained, name, world):
+    """Log entries without what the clock says."""
+    logged = json.loads((trained / f"{name}-{world}.json").read_text())
+    return [{k: v for k, v in entry.items() if not k.endswith(CLOCK)} for entry in logged]
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [(name, world) for name, case in CASES.items() for world in case["worlds"][1:]]
+)
+def test_several_processes_give_the_log_and_the_policy_of_one(trained, name, world):
+    """Every entry of every metric, and the weights; sums over pairs in another order differ by rounding alone.
+
+    Batches that end unevenly, lengths and budgets that give the processes unequal packs, accumulation, clipping,
+    evaluation of fewer rows than there are processes, a loss that couples its pairs, a resumed run, dropped rows.
+    """
+    one, several = entries(trained, name, 1), entries(trained, name, world)
+
+    assert [set(entry) for entry in several] == [set(entry) for entry in one]
+    for mine, other in zip(several, one, strict=True):
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-5)
+    assert_close(
+        load_file(trained / f"{name}-{world}.safetensors"),
+        load_file(trained / f"{name}-1.safetensors"),
+        rtol=1e-4,
+        atol=1e-5,
     )
-    return [entry for entry in json.loads(output.read_text()) if "loss" in entry]
 
 
-def test_two_processes_give_the_loss_curve_of_one(tiny_folder, tmp_path):
-    """Both take the same four pairs a step; sums over pairs in another order differ by rounding alone."""
-    one, two = curve(tiny_folder, tmp_path, 1), curve(tiny_folder, tmp_path, 2)
+@pytest.mark.parametrize("world", [1, 2])
+def test_resuming_in_the_middle_of_an_epoch_continues_the_run(trained, world):
+    """Saved after three steps of four, in the second epoch, whose order differs from the first's."""
+    whole, resumed = (
+        [e["loss"] for e in entries(trained, n, world) if "loss" in e] for n in ("coupled", "resumed")
+    )
 
-    assert len(one) == 4
-    for name in ("loss", "rewards/margins", "grad_norm"):
-        assert [entry[name] for entry in two] == pytest.approx(
-            [entry[name] for entry in one], rel=1e-4, abs=1e-6
-        )
+    assert len(whole) == 4
+    assert resumed == pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_the_effective_batch_is_that_of_the_optimizer_step(trained, world):
+    """Four pairs and then three, however many processes and packs they are divided among: more than two count."""
+    sizes = [entry["effective_batch_size"] for entry in entries(trained, "coupled", world) if "loss" in entry]
+
+    assert all(low < size <= high for size, low, high in zip(sizes, (2, 2) * 2, (4, 3) * 2, strict=True))

@@ -138,7 +138,11 @@ def descend(train, loss, micro, steps, **settings):
     return trainer
 
 
-@pytest.mark.parametrize("loss", ["tlm-dre", "dpo", "sft"])
+COUPLED = {"name": "tlm-dre", "coefficient": "self_normalized", "pivot": 0, "reduction": "turn_mean"}
+"""A loss in which each pair's coefficient depends on the other pairs, and every coefficient is another."""
+
+
+@pytest.mark.parametrize("loss", ["tlm-dre", COUPLED, "dpo", "sft"], ids=str)
 def test_micro_batches_do_not_move_the_loss_curve(train, loss):
     """1x4, 2x2 and 4x1 over six rows: the last optimizer step has two pairs in each shape.
 
@@ -170,7 +174,9 @@ def count_passes(monkeypatch):
     return passes
 
 
-@pytest.mark.parametrize(("loss", "few"), [("tlm-dre", 150), ("dpo", 150), ("sft", 75)])
+@pytest.mark.parametrize(
+    ("loss", "few"), [("tlm-dre", 150), (COUPLED, 150), ("dpo", 150), ("sft", 75)], ids=str
+)
 def test_the_token_budget_does_not_move_the_loss_curve(train, monkeypatch, loss, few):
     """Six pairs, four to a step: one pass a step, a few, one a pair, and one a pair by accumulation.
 
@@ -493,6 +499,14 @@ def test_mixed_precision_has_a_reference_of_its_own(train):
     assert not torch.equal(exact.train_dataset[0].reference[0], rounded.train_dataset[0].reference[0])
 
 
+def test_mixed_precision_takes_a_reference_model(train, tiny_model):
+    """A model of its own is checked in the precision of its weights, as the policy is, and then rounded."""
+    trainer = train(bf16=True, ref_model=scaled(tiny_model))
+    trainer.train()
+
+    assert all(torch.isfinite(torch.tensor(history(trainer))))
+
+
 def test_dropout_is_disabled(train, tiny_model):
     """Attention dropout of a Llama is a number in its layers, not a module: that is 0 too."""
     tiny_model.config.attention_dropout = 0.5
@@ -522,26 +536,47 @@ def test_evaluation_reports_the_mean_over_its_pairs(train, renderer, tiny_model)
 
 
 def test_evaluation_metrics_do_not_depend_on_the_batch_size(train, tiny_model):
-    """Three pairs one by one, as two and one, and together: every pair, and every turn, counts alike.
-
-    But for effective_batch_size, which is about the batch.
-    """
+    """Three pairs one by one, as two and one, and together: every pair, and every turn, counts alike."""
     found = []
     for size in (1, 2, 3):
         trainer = train(
             PAIRS[:2],
             eval_dataset=PAIRS[2:5],
             ref_model=scaled(tiny_model),
-            loss="tlm-dre",
+            loss=COUPLED,
             per_device_eval_batch_size=size,
+            token_budget=4096 if size < 3 else 1,
+            dataloader_drop_last=size == 2,
         )
         trainer.evaluate()
         entry = trainer.state.log_history[-1]
-        names = [name for name in TRL_METRICS + DENSITY_METRICS if name != "effective_batch_size"]
-        found.append([entry[f"eval_{name}"] for name in names])
+        found.append([entry[f"eval_{name}"] for name in ["loss", *TRL_METRICS, *DENSITY_METRICS]])
 
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
     assert found[2] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+def test_metrics_of_several_steps_do_not_depend_on_the_passes(train, tiny_model):
+    """Six pairs in steps of four and two, logged once: one pass a step, or one a pair, and the same entry."""
+    found = []
+    for budget in (4096, 1):
+        reference = scaled(tiny_model)
+        trainer = descend(train, COUPLED, 4, 1, token_budget=budget, logging_steps=4, ref_model=reference)
+        found.append([history(trainer, name)[0] for name in TRL_METRICS + DENSITY_METRICS])
+
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-5)
+
+
+def test_what_predict_saw_is_not_in_the_next_evaluation(train):
+    """Each gives its own metrics, by its own prefix."""
+    trainer = train(PAIRS[:2], eval_dataset=PAIRS[2:5], loss="sft")
+    alone = trainer.evaluate()
+    predicted = trainer.predict(trainer.train_dataset, metric_key_prefix="seen").metrics
+    again = trainer.evaluate(metric_key_prefix="held_out")
+
+    assert predicted["seen_logps/chosen"] != pytest.approx(alone["eval_logps/chosen"], rel=1e-3)
+    assert again["held_out_logps/chosen"] == alone["eval_logps/chosen"]
+    assert again["held_out_loss"] == alone["eval_loss"]
 
 
 def test_evaluation_of_a_loss_that_differs_by_pair(train, renderer, tiny_model):

@@ -20,7 +20,7 @@ from perturn.errors import RunError
 from perturn.files import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
-from perturn.policy.examples import Example
+from perturn.policy.examples import Example, Examples
 from perturn.policy.models import compute_dtype, context_length, load_model, load_tokenizer
 from perturn.policy.tokens import NO_TURN
 from perturn.progress import bar, console, track
@@ -35,7 +35,7 @@ from perturn.stage import (
 from perturn.store import read_pairs, read_trajectories
 from perturn.texts import note_tokens
 from perturn.tracking import PROJECT, open_trackers
-from perturn.trainer import Examples, TurnTrainer
+from perturn.trainer import TurnTrainer
 from perturn.trainer_config import TurnConfig
 from perturn.types import PreferencePair
 from perturn.workspace import Run

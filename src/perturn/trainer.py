@@ -7,17 +7,16 @@ logs TRL's metric names. Everything else, from accelerate to the Hub, is the Tra
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import Trainer
 
@@ -27,8 +26,18 @@ from perturn.config import build
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.adapters import add_adapters
-from perturn.policy.examples import Collator, Example, check_lengths, encode_example, sides
+from perturn.policy.examples import (
+    Collator,
+    Examples,
+    Filled,
+    check_lengths,
+    chosen_reference,
+    empty_pack,
+    encode_example,
+    sides,
+)
 from perturn.policy.logprobs import action_logprobs, prepare
+from perturn.policy.means import Means
 from perturn.policy.models import (
     config_digest,
     context_length,
@@ -45,23 +54,6 @@ from perturn.trl_format import from_trl
 from perturn.types import PreferencePair, Trajectory
 
 _logger = logging.getLogger(__name__)
-
-
-_Sums = dict[str, list[Tensor]]
-"""Metric -> [sum, count] of each batch since the last log entry."""
-
-
-class Examples(Dataset[Example]):
-    """Encoded rows, as the Trainer reads them."""
-
-    def __init__(self, rows: list[Example]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.rows[index]
 
 
 class TurnTrainer(Trainer):
@@ -117,8 +109,7 @@ class TurnTrainer(Trainer):
         if self.needs_reference:  # before adapters, which may change the weights they are added to
             self._add_references((train, evaluation), model if ref_model is None else ref_model, track)
         for examples in (train, evaluation):
-            if examples is not None:
-                examples.rows = [weigh(row, self.credit) for row in examples.rows]
+            self._add_weights(examples)
         if peft_config is not None:
             model = add_adapters(model, peft_config, args.seed)
         super().__init__(
@@ -132,7 +123,8 @@ class TurnTrainer(Trainer):
         )
         _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
-        self._sums: dict[str, _Sums] = {mode: defaultdict(list) for mode in ("train", "eval")}
+        self._means = {"train": Means(), "eval": Means()}
+        self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
 
     @property
     def needs_reference(self) -> bool:
@@ -182,6 +174,7 @@ class TurnTrainer(Trainer):
     def _add_references(self, parts: Iterable[Examples | None], reference: Any, track: Track | None) -> None:
         """Give the examples of training and evaluation the reference's log-probabilities."""
         device = self.turn_args.device.type
+        prepare(reference)  # before autocast, whose rounding its check would take for an error
         identity = f"{weights_digest(reference)} {config_digest(reference)} {device}"
         for examples in parts:
             self._add_reference(examples, reference, identity, track or self._tqdm)
@@ -210,6 +203,43 @@ class TurnTrainer(Trainer):
         examples.rows = [
             replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows
         ]
+
+    def _add_weights(self, examples: Examples | None) -> None:
+        """Give each example the weights of its turns, and what the loss reads of all pairs of an optimizer step."""
+        if examples is None:
+            return
+        examples.rows = [weigh(row, self.credit) for row in examples.rows]
+        if hasattr(self.loss, "step_statistic"):
+            statistics = self.loss.step_statistic(chosen_reference(examples.rows)).tolist()
+            examples.rows = [
+                replace(row, statistic=statistic)
+                for row, statistic in zip(examples.rows, statistics, strict=True)
+            ]
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """Equally many batches for every process, and every row in one of them."""
+        loader: Any = super()._get_dataloader(*args, **kwargs)
+        if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
+            dealt = (
+                loader.batch_sampler
+            )  # of several processes, each is dealt every so many-th of the batches
+            loader.set_sampler(
+                Filled(getattr(dealt, "batch_sampler", dealt).sampler, loader.total_batch_size)
+            )
+        return cast("DataLoader[Any]", loader)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
+        batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if hasattr(self.loss, "step_statistic"):
+            packs = [pack for batch in batches for pack in batch["packs"]]
+            own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)])
+            step = torch.tensor(gather_object(own.tolist()), device=device)
+            for pack in packs:
+                pack["step"] = step
+        return batches, pairs
 
     @property
     def _is_training(self) -> bool:
@@ -242,14 +272,15 @@ class TurnTrainer(Trainer):
             deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
             with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
                 total += super().training_step(model, pack, num_items_in_batch)
-        return total
+        mean: Tensor = self.accelerator.reduce(total, "mean")  # or `train_loss` would be one process's
+        return mean
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
-        """Packs of this process, and empty-handed repeats of one, so that all processes make equally many passes."""
+        """Packs of this process after empty ones, so that all processes make equally many passes."""
         if self.args.world_size == 1:
             return packs
         most = int(self.accelerator.gather(torch.tensor([len(packs)], device=self.args.device)).max())
-        return [{**packs[0], "pairs": packs[0]["pairs"] * 0}] * (most - len(packs)) + packs
+        return [empty_pack()] * (most - len(packs)) + packs
 
     def compute_loss(
         self,
@@ -265,22 +296,21 @@ class TurnTrainer(Trainer):
         if not pairs:
             return logprobs.sum() * 0.0
         chosen, rejected = self._both_sides(inputs, logprobs, pairs)
-        value = self.loss(chosen, rejected)  # rejected is None where the loss reads one side
+        step = {"step": inputs["step"]} if "step" in inputs else {}
+        value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         mode = "train" if self._is_training else "eval"
-        self._record(chosen, rejected, mode)
-        self._add(mode, "loss", value.detach())
+        self._record(chosen, rejected, mode, step)
+        self._means[mode].add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / share
         return (total, {"loss": value.detach()}) if return_outputs else total
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Pairs of one optimizer step, over all its packs and all processes."""
-        pairs = (
-            torch.cat([pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]])
-            .sum()
-            .to(device)
-        )
-        return self.accelerator.gather(pairs).sum() if self.args.world_size > 1 else pairs
+        none = torch.zeros(1, dtype=torch.long, device=device)
+        own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
+        pairs: Tensor = self.accelerator.gather(own).sum()
+        return pairs
 
     def _both_sides(
         self, inputs: Batch, logprobs: Tensor, pairs: int
@@ -303,8 +333,10 @@ class TurnTrainer(Trainer):
         return side(is_chosen, 0), side(~is_chosen, pairs) if self.loss.needs_rejected else None
 
     @torch.no_grad()
-    def _record(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str) -> None:
-        """Keep this batch's metrics until they are logged."""
+    def _record(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str, step: dict[str, Tensor]
+    ) -> None:
+        """Keep this pack's metrics until they are logged."""
         assert chosen.weight is not None
         found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy), "weight/chosen": chosen.weight}
         if rejected is not None:
@@ -319,24 +351,14 @@ class TurnTrainer(Trainer):
                 "rewards/margins": rewards - others,
             }
             diagnostics = getattr(self.loss, "diagnostics", None)
-            found |= diagnostics(chosen, rejected) if diagnostics else {}
+            found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
         for name, values in found.items():
-            self._add(mode, name, values)
-
-    def _add(self, mode: str, name: str, values: Tensor) -> None:
-        """Keep the sum and the count of a metric's values, over all processes."""
-        part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
-        self._sums[mode][name].append(self.accelerator.gather(part).view(-1, 2).sum(0))
+            self._means[mode].add(name, values)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics since the last entry; every one, the loss too, is a mean over all pairs it saw."""
-        mode = "eval" if any(name.startswith("eval_") for name in logs) else "train"
-        prefix = "eval_" if mode == "eval" else ""
-        for name, values in self._sums[mode].items():
-            total, count = torch.stack(values).sum(0).tolist()
-            if name != "loss" or "eval_loss" in logs:  # the trainer's own training loss is right already
-                logs[prefix + name] = total / count
-        self._sums[mode].clear()
+        """Add the metrics since the last entry to the trainer's own entries of training."""
+        if "loss" in logs or "train_loss" in logs:
+            logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -355,6 +377,16 @@ class TurnTrainer(Trainer):
         with resuming(checkpoint):
             super()._load_rng_state(checkpoint)
 
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        """Evaluate all rows as one step; every metric, the loss too, is a mean over them."""
+        statistics = [row.statistic for row in cast("Examples", dataloader.dataset).rows]
+        self._evaluated = {} if None in statistics else {"step": torch.tensor(statistics)}
+        self._means["eval"] = Means()
+        output: Any = super().evaluation_loop(dataloader, *args, **kwargs)
+        prefix = kwargs["metric_key_prefix"]
+        output.metrics.update({f"{prefix}_{name}": mean for name, mean in self._means["eval"].take().items()})
+        return output
+
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""
         return 0
@@ -364,7 +396,10 @@ class TurnTrainer(Trainer):
     ) -> tuple[Tensor, None, None]:
         """Evaluation computes the loss and nothing else; every process makes the passes of its own packs."""
         with torch.no_grad(), self.compute_loss_context_manager():
-            packs = [self._prepare_inputs(pack) for pack in self._as_many_as_others(inputs["packs"])]
+            packs = [
+                self._prepare_inputs(pack | self._evaluated)
+                for pack in self._as_many_as_others(inputs["packs"])
+            ]
             pairs = int(sum(pack["pairs"].sum() for pack in packs))
             losses = [
                 self.compute_loss(model, pack, num_items_in_batch=pairs * self.args.world_size)

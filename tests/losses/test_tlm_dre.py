@@ -31,6 +31,14 @@ def uniform_side(turns, tokens, *, reference, drift=0.0, dtype=torch.float32):
     return TurnLogprobs.from_nested([[of_reference + drift] * turns], [[of_reference] * turns])
 
 
+def some(side, first, last):
+    """Return the trajectories from `first` up to `last`."""
+    keep = (side.trajectory >= first) & (side.trajectory < last)
+    return TurnLogprobs(
+        side.policy[keep], side.reference[keep], side.turn[keep], side.trajectory[keep] - first
+    )
+
+
 @pytest.mark.parametrize(
     ("kernel", "reduction", "expected"),
     [
@@ -165,11 +173,9 @@ def test_self_normalized_coefficients_average_one_in_the_paper_proportions(make_
     assert_close(normalized.mean(), torch.tensor(1.0, dtype=torch.float64))
     assert_close(normalized / normalized[0], paper / paper[0])
     assert_close(kinds["one"]["coefficient"], torch.ones_like(paper))
-    size = (paper.sum() ** 2 / (paper**2).sum()).unsqueeze(0)
-    assert_close(kinds["self_normalized"]["effective_batch_size"], size)
-    assert_close(
-        kinds["one"]["effective_batch_size"], torch.tensor([float(len(lengths))], dtype=torch.float64)
-    )
+    size = paper.sum() ** 2 / (paper**2).sum()
+    assert_close(kinds["self_normalized"]["effective_batch_size"], size.expand_as(paper))
+    assert_close(kinds["one"]["effective_batch_size"], torch.full_like(paper, len(lengths)))
 
 
 def test_self_normalized_survives_coefficients_too_small_for_a_float():
@@ -180,7 +186,29 @@ def test_self_normalized_survives_coefficients_too_small_for_a_float():
     entries = TLMDRE(reduction="sum", coefficient="self_normalized").diagnostics(chosen, chosen)
 
     assert_close(entries["coefficient"], torch.tensor([2.0, 0.0]))
-    assert_close(entries["effective_batch_size"], torch.ones(1))
+    assert_close(entries["effective_batch_size"], torch.ones(2))
+
+
+@QUICK
+@given(
+    lengths=LENGTHS,
+    cut=st.integers(1, 3),
+    reduction=st.sampled_from(REDUCTIONS),
+    coefficient=st.sampled_from(COEFFICIENTS),
+)
+def test_a_step_is_one_whatever_passes_it_is_computed_in(make_side, lengths, cut, reduction, coefficient):
+    """Pairs in two passes that are told `step_statistic` of all: loss and diagnostics are those of one pass."""
+    lengths = [*lengths, *lengths]
+    cut = min(cut, len(lengths) - 1)
+    sides = make_side(11, lengths), make_side(12, lengths)
+    loss = TLMDRE(reduction=reduction, coefficient=coefficient)
+    step = loss.step_statistic(sides[0])
+    passes = [[some(side, *ends) for side in sides] for ends in ((0, cut), (cut, len(lengths)))]
+    whole, parts = loss.diagnostics(*sides), [loss.diagnostics(*each, step=step) for each in passes]
+
+    assert_close(torch.cat([loss(*each, step=step) for each in passes]), loss(*sides))
+    for name, values in whole.items():
+        assert_close(torch.cat([part[name] for part in parts]), values)
 
 
 @pytest.mark.parametrize(

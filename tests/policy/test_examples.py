@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from perturn.errors import DataError
-from perturn.policy.examples import Collator, Example, check_lengths, collate, encode_example
+from perturn.policy.examples import (
+    Collator,
+    Example,
+    Examples,
+    Filled,
+    check_lengths,
+    collate,
+    encode_example,
+)
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -165,3 +173,20 @@ def test_a_sequence_longer_than_the_context_is_refused():
         check_lengths(examples, 3)
     check_lengths(examples, 4)
     check_lengths(examples, None)
+
+
+@pytest.mark.parametrize(("rows", "multiple", "length"), [(7, 4, 8), (8, 4, 8), (1, 4, 4), (3, 1, 3)])
+def test_rows_are_filled_until_they_divide_evenly(rows, multiple, length):
+    """Every row once, in the sampler's order, and then nothing."""
+    filled = Filled(range(rows), multiple)
+
+    assert list(filled) == [*range(rows), *[None] * (length - rows)]
+    assert len(filled) == length
+
+
+def test_a_batch_without_rows_has_no_packs():
+    """A process may have none in the last batch of an epoch, or fewer than others."""
+    dataset, packs = Examples([Example(encoded(1, 2))]), Collator(token_budget=8)
+
+    assert packs([dataset[None], dataset[None]]) == {"packs": []}
+    assert packs([dataset[0], dataset[None]])["packs"][0]["pairs"].tolist() == [1]

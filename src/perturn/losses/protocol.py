@@ -12,6 +12,11 @@ class Loss(Protocol):
     """A frozen dataclass of settings that computes a loss once called.
 
     A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log.
+
+    A loss that couples the pairs of an optimizer step has `step_statistic(chosen)`: a number for each pair [pairs],
+    from the reference alone, so that it is known of the whole step before the first pass. The loss and its
+    diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
+    given are the step.
     """
 
     needs_reference: ClassVar[bool]

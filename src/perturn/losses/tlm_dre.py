@@ -18,40 +18,42 @@ from perturn.losses.reduction import REDUCTIONS
 from perturn.losses.weights import turn_weights
 
 
-def reference_coefficient(log_coefficient: Tensor) -> Tensor:
+def reference_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
     """Return log C_w as the paper has it, in nats [pairs]."""
     return log_coefficient
 
 
-def self_normalized_coefficient(log_coefficient: Tensor) -> Tensor:
-    """Scale the coefficients of a batch so that they average 1.
+def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
+    """Scale the coefficients of an optimizer step so that they average 1.
 
-        C_w = B softmax(log C_w) over the B pairs of the batch
+        C_w = B exp(log C_w) / sum exp(log C_w), the sum over the B pairs of the step
 
     Source: self-normalized importance sampling, the usual estimator where the normalizer is unknown.
-    Differs: the paper has none of it. It couples the pairs of a micro-batch: a pair's loss depends on the
-    others it is computed with, and one pair alone always has C_w = 1.
+    Differs: the paper has none of it. It couples the pairs of a step: a pair's loss depends on the others of
+    its step, and one pair alone always has C_w = 1.
 
     Args:
         log_coefficient: log C_w as the paper has it, in nats [pairs].
+        step: The same of all pairs of the optimizer step, in nats [pairs of the step].
 
     Returns:
         log C_w after scaling, in nats [pairs].
     """
-    return math.log(log_coefficient.shape[0]) + torch.log_softmax(log_coefficient, dim=0)
+    largest = step.max()  # taken off first, for log C_w may be so far from 0 that its last digits are lost
+    return (log_coefficient - largest) - (step - largest).logsumexp(0) + math.log(step.shape[0])
 
 
-def one_coefficient(log_coefficient: Tensor) -> Tensor:
+def one_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
     """Return log C_w = 0: what Eq. 15 gives where pi_ref stands for pi_c, in nats [pairs]."""
     return torch.zeros_like(log_coefficient)
 
 
-COEFFICIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+COEFFICIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "reference": reference_coefficient,
     "self_normalized": self_normalized_coefficient,
     "one": one_coefficient,
 }
-"""Coefficient by name: from the paper's log C_w to the one used."""
+"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class TLMDRE:
     """How a trajectory's turns become one number: sum (the paper's, see Differs), token_mean or turn_mean."""
 
     coefficient: str = "reference"
-    """C_w: reference (the paper's), self_normalized over the pairs computed together, or one."""
+    """C_w: reference (the paper's), self_normalized over the pairs of the optimizer step, or one."""
 
     max_log_ratio: float = 20.0
     """Where log r is clamped before it is exponentiated, in nats; > 0. Not the paper's: it clamps nothing."""
@@ -101,9 +103,13 @@ class TLMDRE:
         check_choice("reduction", self.reduction, REDUCTIONS)
         check_choice("coefficient", self.coefficient, COEFFICIENTS)
 
-    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
+    def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None) -> Tensor:
         """Return the loss, without unit [pairs]."""
-        return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
+        return density_ratio_loss(*self._terms(chosen, rejected, step), kernel=self._kernel())
+
+    def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
+        """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
+        return REDUCTIONS[self.reduction](chosen, chosen.frozen_reference(), 1 - self.turn_weights(chosen))
 
     @property
     def credit(self) -> TurnCredit:
@@ -115,40 +121,42 @@ class TLMDRE:
         with torch.no_grad():
             return self._log_ratio(side)
 
-    def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
+    def diagnostics(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return what to log beside the loss, without gradient.
 
         Args:
             chosen: The chosen trajectories.
             rejected: The rejected trajectories.
+            step: `step_statistic` of all pairs of the optimizer step; None: these pairs are all.
 
         Returns:
             By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
-            (sum C_w)^2 / sum C_w^2 in pairs [1].
+            (sum C_w)^2 / sum C_w^2 over the step, in pairs: one value, once a pair [pairs].
         """
-        log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected)
+        log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected, step)
         entries = density_ratio_diagnostics(
             log_ratio_chosen, log_ratio_rejected, log_coefficient, kernel=self._kernel()
         )
         # In log space: with `sum` every C_w may be too small for a float.
-        log_size = 2 * log_coefficient.logsumexp(0) - (2 * log_coefficient).logsumexp(0)
-        return entries | {"effective_batch_size": log_size.exp().unsqueeze(0)}
+        of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
+        of_step = of_step - of_step.max()
+        log_size = 2 * of_step.logsumexp(0) - (2 * of_step).logsumexp(0)
+        return entries | {"effective_batch_size": log_size.exp().expand_as(log_coefficient)}
 
-    def _terms(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
+    def _terms(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log r of both sides and log C_w, in nats, each [pairs]."""
         check_pairs(chosen, rejected)
-        log_coefficient = COEFFICIENTS[self.coefficient](self._log_coefficient(chosen))
+        own = self.step_statistic(chosen)
+        log_coefficient = COEFFICIENTS[self.coefficient](own, own if step is None else step)
         return self._log_ratio(chosen), self._log_ratio(rejected), log_coefficient
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Return log r (Eq. 8), in nats [trajectories]."""
         return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
-
-    def _log_coefficient(self, chosen: TurnLogprobs) -> Tensor:
-        """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
-        return REDUCTIONS[self.reduction](
-            chosen, chosen.frozen_reference(), 1 - turn_weights(chosen, self.credit)
-        )
 
     def _kernel(self) -> Kernel:
         """Return the kernel the settings describe."""
