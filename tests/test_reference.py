@@ -9,9 +9,10 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from perturn import TurnConfig, TurnTrainer
+from perturn.errors import DataError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_identity
@@ -30,7 +31,7 @@ PAIR = PreferencePair(trajectory("go north", "take the lamp"), trajectory("go up
 def train(tmp_path, tokenizer, tiny_model):
     """Make a trainer of one pair."""
 
-    def make(ref_model=None, model=None, **settings):
+    def make(ref_model=None, model=None, rows=(PAIR,), **settings):
         settings = {
             "loss": "dpo",
             "output_dir": str(tmp_path / "out"),
@@ -46,7 +47,7 @@ def train(tmp_path, tokenizer, tiny_model):
         return TurnTrainer(
             copy.deepcopy(tiny_model) if model is None else model,
             args=TurnConfig(**settings),
-            train_dataset=[PAIR],
+            train_dataset=rows,
             processing_class=tokenizer,
             ref_model=ref_model,
         )
@@ -178,3 +179,36 @@ def test_a_reference_model_is_taken_in_mixed_precision(train, tiny_model, precis
 
     assert trainer.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert trainer.state.log_history[0]["rewards/chosen"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_model_whose_positions_depend_on_the_length_starts_at_its_reference(train, tokenizer):
+    """Phi-3-128k's kind, whose positions change beyond 96 tokens: longer pairs are refused, cut ones start at ln 2."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 4.0, 8.0, 16.0],
+    }
+    config = Phi3Config(
+        vocab_size=49152,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        original_max_position_embeddings=96,
+        rope_parameters=rope,
+        initializer_range=0.2,
+        pad_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(config).eval()
+    long = trajectory("go north", *["take the lamp, the key and the box"] * 20)
+    rows = [PreferencePair(long, PAIR.rejected), PAIR]
+
+    with pytest.raises(DataError, match="the model's context is 96; set max_length to 96 or less"):
+        train(model=model, rows=rows)
+    trainer = train(model=model, rows=rows, max_length=96)
+    trainer.train()
+
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
