@@ -53,7 +53,7 @@ def evict(folder: Path, pattern: str, most: int, keep: Path) -> None:
     for _, size, file in files:
         left -= size if file != keep else 0
         if left < 0 and file != keep:
-            file.unlink(missing_ok=True)
+            _remove(file)
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
@@ -65,7 +65,12 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
     """
     for used, _, file in _sizes(folder, pattern):
         if used < time.time() - _ABANDONED:
-            file.unlink(missing_ok=True)
+            _remove(file)
+
+
+def _remove(file: Path) -> None:
+    with suppress(PermissionError):  # another user's, who has a bound too
+        file.unlink(missing_ok=True)
 
 
 def _sizes(folder: Path, pattern: str) -> Iterator[tuple[float, int, Path]]:

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,6 +131,39 @@ def test_what_was_used_longest_ago_is_evicted(compute, tmp_path, monkeypatch):
 
     assert made["a"] in files(tmp_path)
     assert made["b"] not in files(tmp_path)
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(), PermissionError(), OSError(30, "Read-only file system")]
+)
+def test_what_was_read_is_served_though_its_use_cannot_be_noted(compute, monkeypatch, error):
+    """Another process has just evicted the file, or the cache is another user's: the values are there all the same."""
+
+    def refuse(*_):
+        raise error
+
+    expected = compute(identity="a")
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(reference, "compute_logprobs", None)
+
+    assert torch.equal(torch.cat(compute(identity="a")), torch.cat(expected))
+
+
+def test_files_of_another_user_stay(compute, tmp_path, monkeypatch):
+    """They cannot be deleted, which stops no one."""
+
+    def refuse(file, missing_ok):
+        if file == theirs:
+            raise PermissionError
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setenv("PERTURN_REFERENCE_GB", "0")
+    compute(identity="a")
+    (theirs,), unlink = files(tmp_path), Path.unlink
+    monkeypatch.setattr(Path, "unlink", refuse)
+    compute(identity="b")
+
     assert len(files(tmp_path)) == 2
 
 

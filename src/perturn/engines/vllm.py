@@ -230,8 +230,8 @@ def check_vllm(settings: VllmSettings) -> None:
 
 def _longer(limit: int, steady: int) -> RunError:
     return RunError(
-        f"vLLM has a context of {limit} tokens, but beyond {steady} the model encodes positions in another way, in which "
-        f"vLLM would then encode all of them; set engine.context, or --max-model-len of the servers, to {steady} or less."
+        f"vLLM has a context of {limit} tokens, but beyond {steady} the model encodes positions in another way, in "
+        f"which vLLM would then encode all; set engine.context, or --max-model-len of the servers, to {steady} or less."
     )
 
 
