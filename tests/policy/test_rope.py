@@ -105,8 +105,8 @@ def test_packed_equals_alone_up_to_the_steady_length(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_longer_sequence_is_refused_and_would_be_wrong(name):
     """Beside it, the short one would get other log-probabilities: by more than 0.01 nats here, without a word."""
-    model, short, long = make(name), sequence(20, 2), sequence(STEADY + 2, 3)
-    places = torch.stack([torch.arange(20), torch.arange(STEADY + 2 - 20, STEADY + 2)])
+    model, short, long = make(name), sequence(20, 2), sequence(STEADY + 1, 3)
+    places = torch.stack([torch.arange(20), torch.arange(STEADY + 1 - 20, STEADY + 1)])
     expected = alone(model, short)
     ids = torch.tensor([short.ids, long.ids[-20:]])
     mixed = model(input_ids=ids, position_ids=places, use_cache=False).logits[0, :-1].log_softmax(-1)

@@ -181,15 +181,15 @@ def _check_length(config: Any, batch: Batch) -> None:
     window, steady = _window(config), steady_length(config)
     if window is None and steady is None:
         return
-    longest = int(batch["position"].max()) + 1
-    if window is not None and longest > window:
+    seen = int(batch["position"].max()) + 1  # the last token of a sequence is only predicted
+    if window is not None and seen > window:
         raise ModelError(
-            f"a sequence has {longest} tokens, but layers of {config.get_text_config().model_type} see only the last "
+            f"a sequence has {seen} tokens, but layers of {config.get_text_config().model_type} see only the last "
             f"{window}; packed training would let them see all. Set max_length to {window} or less, or take another "
             "model."
         )
-    if steady is not None and longest > steady:
-        raise ModelError(f"a sequence has {longest} tokens, but {too_long(config)}")
+    if steady is not None and seen + 1 > steady:
+        raise ModelError(f"a sequence has {seen + 1} tokens, but {too_long(config)}")
 
 
 def exact_length(model: Any) -> int | None:
