@@ -475,11 +475,17 @@ def test_a_reference_model_is_the_reference(train, tiny_model, renderer):
 
 
 def test_a_second_trainer_reads_the_reference_back(train, monkeypatch):
-    """The same weights and rows: no forward pass until training."""
-    first = train()
-    monkeypatch.setattr("perturn.policy.reference.action_logprobs", None)
+    """The same weights and rows: until training, one pass that tells which reference it is, over 256 fixed tokens."""
+    first, asked = train(), []
+
+    def ask(model, batch):
+        asked.append(len(batch["prediction"]))
+        return action_logprobs(model, batch)
+
+    monkeypatch.setattr("perturn.policy.reference.action_logprobs", ask)
     second = train()
 
+    assert asked == [255]
     assert torch.equal(first.train_dataset[3].reference[1], second.train_dataset[3].reference[1])
 
 

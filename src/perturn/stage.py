@@ -43,6 +43,7 @@ from perturn.policy.models import (
 from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.progress import bar, console
 from perturn.rollout import Job, play
+from perturn.rope import steady_length
 from perturn.store import TrajectoryStore
 from perturn.texts import note_tokens
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
@@ -283,12 +284,14 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, path: str) -
     model = load_model(path, dtype=dtype, say=console.print)
     name = f"{policy}@{weights_digest(model)[:12]}"
     renderer = Renderer(load_tokenizer(path), template)
-    context = context_length(model)
+    context, steady = context_length(model), steady_length(model.config)
     if isinstance(settings, VllmSettings):
         del model
         release_memory()
         kind = str(dtype).removeprefix("torch.")
-        return VllmEngine(resolve_model(path), renderer, settings, name=name, dtype=kind, context=context)
+        return VllmEngine(
+            resolve_model(path), renderer, settings, name=name, dtype=kind, context=context, steady=steady
+        )
     return LocalEngine(
         model.to(where),
         renderer,

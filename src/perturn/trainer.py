@@ -38,15 +38,9 @@ from perturn.policy.examples import (
 )
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.means import Means
-from perturn.policy.models import (
-    config_digest,
-    context_length,
-    load_model,
-    load_tokenizer,
-    weights_digest,
-)
+from perturn.policy.models import context_length, load_model, load_tokenizer
 from perturn.policy.packing import Batch
-from perturn.policy.reference import Track, reference_logprobs
+from perturn.policy.reference import Track, reference_identity, reference_logprobs
 from perturn.policy.tokens import Renderer
 from perturn.policy.weighing import choose_credit, weigh
 from perturn.trainer_config import TurnConfig, section
@@ -172,33 +166,29 @@ class TurnTrainer(Trainer):
         return Examples(encoded)
 
     def _add_references(self, parts: Iterable[Examples | None], reference: Any, track: Track | None) -> None:
-        """Give the examples of training and evaluation the reference's log-probabilities."""
-        device = self.turn_args.device.type
-        prepare(reference)  # before autocast, whose rounding its check would take for an error
-        identity = f"{weights_digest(reference)} {config_digest(reference)} {device}"
-        for examples in parts:
-            self._add_reference(examples, reference, identity, track or self._tqdm)
-
-    def _add_reference(self, examples: Examples | None, reference: Any, identity: str, track: Track) -> None:
-        """Give each example the reference's log-probabilities; the reference is not needed again."""
-        if examples is None:
-            return
+        """Give the examples of training and evaluation the reference's log-probabilities; it is not needed again."""
         home, device = reference.device, self.turn_args.device
         if home != device:
             reference.to(device)
+        identity = reference_identity(reference, self._autocast)
+        for examples in parts:
+            if examples is not None:
+                self._add_reference(examples, reference, identity, track or self._tqdm)
+        if home != device:
+            reference.to(home)
+
+    def _add_reference(self, examples: Examples, reference: Any, identity: str, track: Track) -> None:
+        """Give each example the reference's log-probabilities."""
+        folder = self.turn_args.reference_cache
         logprobs = reference_logprobs(
             reference,
             list(sides(examples.rows)),
-            folder=Path(self.turn_args.reference_cache)
-            if self.turn_args.reference_cache
-            else cache_folder() / "reference",
-            identity=f"{identity} {reference.dtype} {self._autocast_dtype()}",
+            folder=Path(folder) if folder else cache_folder() / "reference",
+            identity=identity,
             token_budget=self.turn_args.token_budget,
             precision=self._autocast,
             track=track,
         )
-        if home != device:
-            reference.to(home)
         found = iter(logprobs)
         examples.rows = [
             replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows
@@ -246,12 +236,9 @@ class TurnTrainer(Trainer):
         assert self.model is not None
         return self.model.training
 
-    def _autocast_dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
-
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision training will run in, so that policy and reference start equal."""
-        dtype = self._autocast_dtype()
+        dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
         return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
 
     def _tqdm(self, work: Iterable[Any]) -> Iterable[Any]:

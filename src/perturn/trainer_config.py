@@ -61,7 +61,10 @@ class TurnConfig(TrainingArguments):
         metadata={"help": "Train without the model's dropout, as the reference ran; adapters keep theirs."},
     )
     reference_cache: str | None = field(
-        default=None, metadata={"help": "Folder for reference log-probabilities. None: the user's cache."}
+        default=None,
+        metadata={
+            "help": "Folder for reference log-probabilities. None: the user's cache. PERTURN_REFERENCE_GB bounds it."
+        },
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})

@@ -113,6 +113,54 @@ def test_a_model_that_would_answer_otherwise_is_refused(tiny_model, renderer, mo
         LocalEngine(tiny_model, renderer)
 
 
+TURNS = {
+    "phi3": {
+        "original_max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [2.0, 4.0, 8.0, 16.0],
+        },
+    },
+    "llama": {
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    },
+}
+"""Positions that turn otherwise once a sequence has more than 64 tokens."""
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_a_conversation_ends_where_its_positions_would_change(kind):
+    """Beside one that is too long, another grows over two turns up to 64 tokens: as a plain pass over it, to 1e-4 nats.
+
+    What was sampled at 30 tokens would have another log-probability in a sequence of 65.
+    """
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **CONFIG | {"pad_token_id": 0, "initializer_range": 0.2} | TURNS[kind])
+    ).eval()
+    tokens = _Plain()
+    tokens.end_id = -1  # no answer ends by itself
+    engine = LocalEngine(model, tokens)
+    words = " ".join(str(3 + 7 * k % 80) for k in range(30))
+    (first,) = engine.generate([prompt("a", words)], Sampling(temperature=1.0, max_new_tokens=20))
+    turn = Turn(({"role": "user", "content": words},), first)
+    asked = [prompt("a", "7 8 9", [turn]), prompt("b", f"{words} {words} 4 5 6 7")]
+    second, refused = engine.generate(asked, Sampling(temperature=1.0, max_new_tokens=20))
+    engine.close()
+    whole = torch.tensor(tokens.prompt_ids(asked[0]) + list(second.token_ids))
+    with torch.no_grad():
+        logprobs = model(whole[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+    logprobs = logprobs.gather(-1, whole[1:, None]).squeeze(-1)
+
+    assert len(whole) == 64
+    assert_close(torch.tensor(first.logprobs), logprobs[29:49], atol=1e-4, rtol=0)
+    assert_close(torch.tensor(second.logprobs), logprobs[52:], atol=1e-4, rtol=0)
+    assert "no room for an answer in the model's 64" in str(refused)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_pretrained_model_is_served_in_the_types_it_comes_in(dtype):

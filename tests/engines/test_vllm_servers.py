@@ -250,6 +250,18 @@ def test_an_answer_has_the_room_that_the_context_leaves(make_engine, servers, wo
     assert servers[0].generated()[0]["sampling_params"]["max_tokens"] == room
 
 
+def test_a_context_in_which_positions_change_is_refused(servers):
+    """Phi-3-128k's kind: with room for more than 64 tokens, vLLM takes the other factors for short sequences too."""
+    settings = VllmSettings(servers=[servers[0].url], max_retries=0)
+
+    with pytest.raises(
+        RunError, match=r"^vLLM has a context of 100 tokens, but beyond 64 .* to 64 or less\.$"
+    ):
+        VllmEngine("served", Words(), settings, steady=64)
+    with closing(VllmEngine("served", Words(), settings, steady=100)) as engine:
+        assert isinstance(engine.generate([prompt()], SAMPLING)[0], Action)
+
+
 def test_a_prompt_that_fills_the_context_fails_and_no_other(make_engine, servers):
     """It is not even sent."""
     found = make_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)

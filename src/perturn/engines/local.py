@@ -24,6 +24,7 @@ from perturn.engines._sampling import choose
 from perturn.engines._shelves import Shelves, room_for
 from perturn.errors import EngineFailure, ModelError, RunError
 from perturn.memory import return_waste
+from perturn.rope import steady_length
 from perturn.types import Action, Prompt, Sampling
 
 _PASS = 2048
@@ -108,7 +109,8 @@ class LocalEngine:
             model: A causal language model.
             tokens: Conversation -> tokens.
             name: Identity of the policy, stamped on the trajectories.
-            context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure.
+            context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure. It is less
+                where a longer conversation would have other positions than its turns were sampled with.
             cache_gigabytes: Memory for keys and values.
             pack: On a CPU, multiply by a packed copy of the weights.
 
@@ -119,7 +121,7 @@ class LocalEngine:
         self.name = name
         self._model = model.eval()
         self._tokens = tokens
-        self._limit = context or 2**62
+        self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
         self._budget = int(cache_gigabytes * 1e9)
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []

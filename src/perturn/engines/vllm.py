@@ -40,6 +40,7 @@ class VllmEngine:
         name: str = "policy",
         dtype: str = "float32",
         context: int | None = None,
+        steady: int | None = None,
     ) -> None:
         """Start vLLM with a model, or give the servers its weights.
 
@@ -50,9 +51,10 @@ class VllmEngine:
             name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
             dtype: Type to compute in, float32 or bfloat16; servers have their own.
             context: Longest sequence in tokens that the model was made for; None: what its folder says.
+            steady: From `perturn.rope.steady_length`.
 
         Raises:
-            PerturnError: If vLLM is missing, cannot start, or cannot be reached.
+            PerturnError: If vLLM is missing, cannot start, or cannot be reached, or has a longer context than `steady`.
         """
         self.name = name
         self.reused_tokens = 0
@@ -67,6 +69,9 @@ class VllmEngine:
         try:
             start = _start(_absolute(model), settings, name, dtype, settings.context or context)
             self._backend: Backend = self._loop.run(start)
+            if steady is not None and self._backend.limit > steady:
+                self._loop.run(self._backend.close())
+                raise _longer(self._backend.limit, steady)
         except BaseException:
             self._loop.close()
             raise
@@ -221,6 +226,13 @@ def check_vllm(settings: VllmSettings) -> None:
         loop.run(_meet(settings))
     finally:
         loop.close()
+
+
+def _longer(limit: int, steady: int) -> RunError:
+    return RunError(
+        f"vLLM has a context of {limit} tokens, but beyond {steady} the model encodes positions in another way, in "
+        f"which vLLM would then encode all; set engine.context, or --max-model-len of the servers, to {steady} or less."
+    )
 
 
 async def _meet(settings: VllmSettings) -> None:

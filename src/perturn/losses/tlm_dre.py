@@ -109,7 +109,9 @@ class TLMDRE:
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
         """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
-        return REDUCTIONS[self.reduction](chosen, chosen.frozen_reference(), 1 - self.turn_weights(chosen))
+        return REDUCTIONS[self.reduction](
+            chosen, chosen.frozen_reference(), 1 - turn_weights(chosen, self.credit)
+        )
 
     @property
     def credit(self) -> TurnCredit:

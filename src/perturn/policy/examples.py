@@ -156,8 +156,8 @@ def empty_pack() -> Batch:
 def collate(examples: Sequence[Example]) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides.
 
-    Adds `pairs`, the number of examples [1], and where the examples have them `reference` [loss tokens], `weight` [turns]
-    and `statistic` [pairs].
+    Adds `pairs`, the number of examples [1], and where the examples have them `reference` [loss tokens], `weight`
+    [turns] and `statistic` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -193,7 +193,7 @@ def sides(examples: Sequence[Example]) -> Iterator[Encoded]:
 
 
 def chosen_reference(examples: Sequence[Example]) -> TurnLogprobs:
-    """Reference log-probabilities and weights of the chosen sides; where nothing is trained yet, the policy is the reference."""
+    """The chosen sides where nothing is trained yet: the policy is the reference."""
     reference = torch.cat([example.reference[0] for example in examples])
     turn = torch.tensor([turn for example in examples for turn in example.chosen.turn if turn != NO_TURN])
     lengths = torch.tensor([len(example.reference[0]) for example in examples])

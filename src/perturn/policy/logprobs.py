@@ -17,7 +17,8 @@ from perturn.policy.checkpointing import keep_attention
 from perturn.policy.head import Head, token_logprobs
 from perturn.policy.last_layer import spare_last_layer, want
 from perturn.policy.packing import Batch, lay_out
-from perturn.policy.tokens import Encoded
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.rope import steady_length, too_long, usable_length
 
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def action_logprobs(model: Any, batch: Batch) -> Tensor:
         ModelError: If the model cannot compute packed sequences; see `prepare`.
     """
     prepare(model)
-    _check_window(_causal_model(model).config, batch)
+    _check_length(_causal_model(model).config, batch)
     found: Tensor = model(packed=batch)["logprobs"]
     return found[batch["prediction"]]
 
@@ -162,26 +163,46 @@ def check_architecture(model: Any) -> None:
         raise ModelError(f"{name} takes no position_ids, so sequences cannot be packed; take another model.")
 
 
-def _check_window(config: Any, batch: Batch) -> None:
-    """Refuse a path longer than a sliding window, which our attention does not have."""
+def _window(config: Any) -> int | None:
+    """Tokens that a layer with a sliding window sees; None: all layers see all."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
     if kinds is None and not getattr(config, "use_sliding_window", True):
+        return None
+    found: int | None = getattr(config, "sliding_window", None)
+    return found
+
+
+def _check_length(config: Any, batch: Batch) -> None:
+    """Refuse a path that is computed otherwise packed: beyond a sliding window, or a length that changes positions."""
+    window, steady = _window(config), steady_length(config)
+    if window is None and steady is None:
         return
-    longest = int(batch["position"].max()) + 1
-    if longest > window:
+    seen = int(batch["position"].max()) + 1  # the last token of a sequence is only predicted
+    if window is not None and seen > window:
         raise ModelError(
-            f"a sequence has {longest} tokens, but layers of {config.model_type} see only the last {window}; "
-            f"packed training would let them see all. Set max_length to {window} or less, or take another model."
+            f"a sequence has {seen} tokens, but layers of {config.get_text_config().model_type} see only the last "
+            f"{window}; packed training would let them see all. Set max_length to {window} or less, or take another "
+            "model."
         )
+    if steady is not None and seen + 1 > steady:
+        raise ModelError(f"a sequence has {seen + 1} tokens, but {too_long(config)}")
+
+
+def exact_length(model: Any) -> int | None:
+    """Longest sequence that is computed packed as it is alone, in tokens; None: any."""
+    config = _causal_model(model).config
+    limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
+    return min(limits, default=None)
 
 
 @torch.no_grad()
 def _compare(model: Any) -> None:
-    """Compute a few tokens packed and plainly.
+    """Compute a few tokens packed and plainly, in the weights' own precision.
+
+    Beside them in the pack are tokens from the end of the context, which must not change them.
 
     Raises:
         ModelError: If they differ by more than rounding.
@@ -189,14 +210,18 @@ def _compare(model: Any) -> None:
     layer = model.get_output_embeddings()
     words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)
     rows = [torch.cat([words[:40], words[40 + skip : 60 + skip]]).tolist() for skip in (0, 20)]
-    sequences = [Encoded(tuple(ids), (-1,) * 30 + (0,) * 30, ("user",) * 60) for ids in rows]
-    batch = {name: tensor.to(model.device) for name, tensor in lay_out(sequences).items()}
-    _check_window(model.config, batch)
+    far = [1, *rows[0][1:]]  # begins otherwise than the two, so it comes last
+    turns = (NO_TURN,) * 30 + (0,) * 30
+    batch = lay_out([Encoded(tuple(ids), turns, ("user",) * 60) for ids in (*rows, far)])
+    _check_length(model.config, batch)
+    batch["position"][-59:] += max(0, (usable_length(model.config) or 0) - 60)
     model.eval()
-    packed = model(packed=batch)["logprobs"][batch["prediction"]]
-    ids = torch.tensor(rows, device=model.device)
-    plain = model(input_ids=ids, use_cache=False).logits[:, 29:-1].float().log_softmax(-1)
+    with torch.autocast(model.device.type, enabled=False):
+        packed = model(packed={name: tensor.to(model.device) for name, tensor in batch.items()})["logprobs"]
+        ids = torch.tensor(rows, device=model.device)
+        plain = model(input_ids=ids, use_cache=False).logits[:, 29:-1].float().log_softmax(-1)
     plain = plain.gather(-1, ids[:, 30:, None]).flatten()
+    packed = packed[batch["prediction"].to(model.device)][: len(plain)]
     difference = float((packed - plain).abs().max())
     if not difference <= _TOLERANCE.get(model.dtype, 0.0):
         raise ModelError(

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from perturn.cache import cache_folder
 from perturn.errors import ModelError
 from perturn.files import writing
+from perturn.rope import too_long, usable_length
 
 _logger = logging.getLogger(__name__)
 
@@ -148,15 +149,28 @@ def _model_help() -> str:
 
 
 def context_length(model: Any) -> int | None:
-    """Longest sequence the model was made for, in tokens; None if it does not say."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
+    """Longest sequence the model is used for, in tokens; None if it does not say.
+
+    That is what it was made for, or less where its positions depend on the length beyond that, which is logged.
+    """
+    made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = usable_length(model.config)
+    if limit is not None and limit != made_for:
+        _logger.warning(
+            "the model's context is %d tokens, not %s: %s", limit, made_for, too_long(model.config)
+        )
+    return limit
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Content hash of all parameters and buffers: equal digests are equal policies."""
+    """Content hash of the weights, as `save_pretrained` would write them."""
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Content hash of names, types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         data = tensor.detach().cpu().contiguous()
         digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
@@ -164,13 +178,12 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def config_digest(model: Any) -> str:
-    """Content hash of what decides a model's outputs beside its weights, such as its position encoding."""
+    """Content hash of what decides a model's outputs beside its weights and their type."""
     settings = {
         key: value
         for key, value in model.config.to_dict().items()
-        if key not in ("_name_or_path", "transformers_version", "architectures", "use_cache")
+        if key not in ("_name_or_path", "transformers_version", "architectures", "use_cache", "dtype")
     }
-    settings["attention"] = model.config._attn_implementation
     return hashlib.blake2b(
         json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
     ).hexdigest()
