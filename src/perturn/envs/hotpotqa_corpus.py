@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from perturn.envs._hotpotqa_data import context_paragraphs
-from perturn.envs._rows import read_rows, text_of
+from perturn.envs._rows import read_rows, text_of, whole
 from perturn.errors import DataError, PerturnError
 from perturn.files import replacing
 
@@ -57,8 +57,9 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
         for number, line in enumerate(opened, start=1):
             where = f"{name}:{number}"
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                text = line.decode()
+                row = whole(json.loads(text), text, where)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: expected a JSON object: {error}. Download it again.") from error
             sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
             sentences = [part for part in sentences if part]
