@@ -26,8 +26,9 @@ FREE = {
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
+    *("model.dtype", "sft.shared_prefix", "align.shared_prefix"),
 }
-"""Texts that may be anything on reading: `check` looks for what they name, or they are the user's own."""
+"""Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
 
 
 def small(**changes):
@@ -129,8 +130,7 @@ CHOICES = [
 
 def test_the_choices_of_a_recipe_are_known():
     """A new text of a recipe is a choice, unless it is put among the free ones."""
-    stages = [f"{stage}.shared_prefix" for stage in ("sft", "align")]
-    assert ["model.dtype", "protocol.format", "protocol.history", "protocol.example", *stages] == CHOICES
+    assert CHOICES == ["protocol.format", "protocol.history", "protocol.example"]
 
 
 @pytest.mark.parametrize("path", CHOICES)
@@ -212,8 +212,7 @@ MISTAKES = [
     ),
     ("sft.weight_decay=-1", "sft.weight_decay must be >= 0, got -1.0."),
     ("sft.max_grad_norm=-1", "sft.max_grad_norm must be > 0, got -1.0."),
-    ("sft.shared_prefix=maks", "sft.shared_prefix must be 'keep' or 'mask', got 'maks'."),
-    ("model.dtype=float61", "model.dtype must be 'auto', 'float32' or 'bfloat16', got 'float61'."),
+    ("sft.shared_prefix=maks", "sft: shared_prefix must be one of keep, mask, got 'maks'."),
     ("model.max_length=2049", "model.max_length must be <= 2048, the model's own limit, got 2049."),
     ("sft.scheduler=polynomial; sft.learning_rate=1e-8", "sft: scheduler 'polynomial' cannot be made"),
 ]
