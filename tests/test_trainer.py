@@ -581,6 +581,11 @@ BAD = [
     ({"loss": {"name": "dpo", "bata": 1}}, ConfigError, "unknown key 'loss.bata'. Did you mean 'loss.beta'?"),
     ({"loss": {"name": "dpo", "beta": -1}}, ConfigError, "loss.beta must be > 0, got -1"),
     ({"loss": {"beta": 1}}, ConfigError, "loss must name a loss"),
+    (
+        {"accelerator_config": {"dispatch_batches": True}},
+        ConfigError,
+        "accelerator_config.dispatch_batches must be off, got True",
+    ),
     ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),

@@ -64,6 +64,10 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
+        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
+            raise ConfigError(
+                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
+            )
         if self.token_budget < 1:
             raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
         if self.shared_prefix not in SHARED_PREFIX:
