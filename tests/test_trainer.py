@@ -619,6 +619,11 @@ BAD = [
         ConfigError,
         "loss.pivot is a setting of the loss's own credit",
     ),
+    (
+        {"accelerator_config": {"dispatch_batches": True}},
+        ConfigError,
+        "accelerator_config.dispatch_batches must be off, got True",
+    ),
     ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),

@@ -210,12 +210,9 @@ class TurnTrainer(Trainer):
         """Equally many batches for every process, and every row in one of them."""
         loader: Any = super()._get_dataloader(*args, **kwargs)
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
-            dealt = (
-                loader.batch_sampler
-            )  # of several processes, each is dealt every so many-th of the batches
-            loader.set_sampler(
-                Filled(getattr(dealt, "batch_sampler", dealt).sampler, loader.total_batch_size)
-            )
+            # With several processes, the batches that each is dealt come from those of all.
+            batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size))
         return cast("DataLoader[Any]", loader)
 
     def get_batch_samples(

@@ -90,6 +90,10 @@ class TurnConfig(TrainingArguments):
             if side is not None:
                 raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
         self._check_optimizer()
+        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
+            raise ConfigError(
+                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
+            )
         if self.token_budget < 1:
             raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
         if self.shared_prefix not in SHARED_PREFIX:
