@@ -17,10 +17,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from perturn.cluster_settings import Cluster
 from perturn.errors import ConfigError, did_you_mean
+from perturn.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.types import Message, Sampling
 
 T = TypeVar("T")
 
+_DEEPEST_KEY = 20
+"""Parts of a key in an override."""
+_LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255."""
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
 _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
@@ -242,9 +247,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check(
-            bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
-            f"name must be usable as a folder name, got {self.name!r}.",
+            len(self.name.encode()) <= _LONGEST_NAME and bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
+            f"name must be usable as a folder name, got {self.name!r:.80}.",
         )
+        user_path(self.output, "output")
         _check(
             "name" in self.environment,
             "environment.name is missing; `perturn list environments` shows them.",
@@ -263,12 +269,12 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"recipe {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+    path = user_path(path, "recipe")
+    if not path.exists():
+        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.")
+    data = parse_yaml(
+        read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
+    )
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
     apply_overrides(data, overrides)
@@ -360,7 +366,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise ConfigError(f"{where} must be {expected}, got {value!r}.") from None
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
 
 
 def _join(where: str, key: str) -> str:
@@ -381,6 +387,10 @@ def _override(data: dict[str, Any], word: str) -> None:
             f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
         )
     *parents, last = path.split(".")
+    if len(parents) > _DEEPEST_KEY:
+        raise ConfigError(
+            f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+        )
     section: Any = data
     for parent in parents:
         if isinstance(section, dict) and section.get(parent) is None:
@@ -388,9 +398,4 @@ def _override(data: dict[str, Any], word: str) -> None:
         section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"override {word!r}: {'.'.join(parents)} is a value, not a section.")
-    try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"override {word!r}: the value is not YAML: {' '.join(str(error).split())}"
-        ) from error
+    section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perturn.envs._outside import as_number, load_object
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.reading import parse_object, read_lines, user_path
 from perturn.tools import ToolCall, read_action
 from perturn.types import Observation, Task
 
@@ -61,7 +61,10 @@ class TrlFactory:
         _check_class(self._env)
         self._tools = {name: getattr(self._env, name) for name in _tool_names(self._env)}
         self._schemas = tuple(_schema(tool) for tool in self._tools.values())
-        self._rows = {split: _read_rows(Path(file), split) for split, file in rows.items()}
+        self._rows = {
+            split: _read_rows(user_path(file, f"environment.rows.{split}"), split)
+            for split, file in rows.items()
+        }
         self._paid = 0.0
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -172,22 +175,9 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 
 def _read_rows(file: Path, split: str) -> list[Task]:
     """Rows of a file as tasks, named by their line."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{file} cannot be read: {error}; environment.rows names a JSON-lines file a split."
-        ) from error
     tasks = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(
-                f"{file}:{number}: expected a JSON object, got {line[:40]!r} ({error})."
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: expected a JSON object, got {type(row).__name__}.")
+    for number, line in read_lines(file, DataError, "environment.rows names a JSON-lines file a split."):
+        row = parse_object(line, f"{file}:{number}", DataError)
         tasks.append(Task(f"{split}/{number}", split=split, data=row))
     return tasks
 
