@@ -37,7 +37,7 @@ Refusal = type[PerturnError]
 """The error to raise."""
 
 
-def user_path(text: str | Path, where: str) -> Path:
+def user_path(text: str | os.PathLike[str], where: str) -> Path:
     """A path that somebody wrote, with `~` put in full; the file need not be there.
 
     Args:

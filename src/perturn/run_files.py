@@ -148,6 +148,22 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
+    """Rows that give each side of a pair lists of equal length.
+
+    Raises:
+        RunError: If the file cannot be read, or a line is not of this shape.
+    """
+    rows = read_notes(path, dict[str, Any])
+    for number, row in enumerate(rows, start=1):
+        for side in ("chosen", "rejected"):
+            where = f"{path}:{number}: {side}"
+            found = check_shape(row.get(side), shape, where, RunError, REMEDY)
+            if len({len(each) for each in found.values() if isinstance(each, list)}) > 1:
+                raise RunError(f"{where}: expected lists of one length, got several. {REMEDY}")
+    return rows
+
+
 def parse_settings(text: str, where: str) -> Mapping[str, Any]:
     """The settings of a recorded recipe, whichever version wrote it; empty if it holds none.
 

@@ -42,7 +42,9 @@ from perturn.policy.models import (
 )
 from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.progress import bar, console
+from perturn.reading import read_text, user_path
 from perturn.rollout import Job, play
+from perturn.run_files import read_note
 from perturn.store import TrajectoryStore
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
 from perturn.workspace import Run, write_atomically
@@ -199,13 +201,10 @@ def chat_template(settings: ModelSettings) -> str | None:
     """Text of the chat template the recipe names, if any."""
     if settings.chat_template is None:
         return None
-    file = TOOLS_TEMPLATE if settings.chat_template == "tools" else Path(settings.chat_template)
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"model.chat_template {settings.chat_template!r} cannot be read: {error}"
-        ) from error
+    if settings.chat_template == "tools":
+        return TOOLS_TEMPLATE.read_text(encoding="utf-8")
+    file = user_path(settings.chat_template, "model.chat_template")
+    return read_text(file, ConfigError, "Correct model.chat_template.", longest=1 << 20)
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
@@ -351,7 +350,7 @@ def note_tokens(run: Run, ids: Iterable[int], tokenizer: Any) -> None:
         tokenizer: That of the run's policies.
     """
     file = run.folder / "tokens.json"
-    noted: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    noted: dict[str, str] = read_note(file, dict[str, str]) or {}
     missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
     if not missing:
         return

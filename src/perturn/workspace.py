@@ -21,6 +21,8 @@ import psutil
 from perturn.cluster_settings import Cluster
 from perturn.config import Recipe, Worlds, read_recipe, to_yaml
 from perturn.errors import RunError
+from perturn.reading import user_path
+from perturn.run_files import Manifest, read_note
 
 _VERSIONS = (
     "perturn",
@@ -172,6 +174,7 @@ def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: If the recipe is wrong.
         RunError: If the folder is no run folder.
     """
+    path = user_path(path, "recipe or run folder")
     if not path.is_dir():
         return read_recipe(path, overrides)
     if not is_run(path):
@@ -304,13 +307,8 @@ def file_digest(path: Path) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is not JSON ({error}); restore it or remove the run folder.") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
+    manifest = read_note(path, Manifest)
+    if manifest is not None and "stages" not in manifest:
         raise RunError(f"{path} is no manifest: it has no stages; restore it or remove the run folder.")
     return manifest
 

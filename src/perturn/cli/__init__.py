@@ -14,8 +14,9 @@ def main() -> None:
     """Entry point: mistakes that are explained exit with 2 and no traceback."""
     try:
         app()
-    except PerturnError as error:
-        notices.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    except (PerturnError, OSError) as error:
+        said = f"error: {error}".encode("utf-8", "backslashreplace").decode()
+        notices.print(said, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         notices.print("stopped; the same command goes on from here")

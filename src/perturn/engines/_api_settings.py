@@ -32,7 +32,7 @@ class ApiSettings:
     max_retries: int = 6
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx; >= 0."""
     timeout: float = 120.0
-    """Seconds to wait for the server each time; > 0."""
+    """Seconds for each request, from its sending to the last byte of its answer; > 0."""
     stop: list[str] | None = None
     """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
     max_tokens_total: int | None = None

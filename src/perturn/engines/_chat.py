@@ -54,9 +54,14 @@ def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _arguments(text: Any) -> Any:
+def _arguments(given: Any) -> Any:
+    """The arguments as an object that JSON can hold, or else as they came, as text."""
+    if given is None:
+        return {}
+    text = given if isinstance(given, str) else json.dumps(given)
     try:
         arguments = parse_json(text or "{}", "arguments", DataError)
-    except DataError:
+        json.dumps(arguments, allow_nan=False)
+    except (DataError, ValueError):
         return text
     return arguments if isinstance(arguments, dict) else text

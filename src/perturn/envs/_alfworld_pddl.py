@@ -27,7 +27,7 @@ _TRUE_OF_ONE = """pickupable moveable openable cleanable heatable coolable toggl
 _TRUE_OF_TWO = """objecttype receptacletype cancontain atlocation receptacleatlocation objectatlocation inreceptacle
     inreceptacleobject wasinreceptacle holds"""
 _ARITY = dict.fromkeys(_TRUE_OF_ONE.split(), 1) | dict.fromkeys(_TRUE_OF_TWO.split(), 2)
-_THINGS = {
+_THINGS: dict[str, tuple[bool, ...]] = {
     name: (True,) for name in _TRUE_OF_ONE.split() if not name.startswith(("holdsany", "checked", "examined"))
 }
 _THINGS |= {"objecttype": (True, False), "receptacletype": (True, False), "holds": (False, True)}
@@ -35,7 +35,7 @@ _THINGS |= dict.fromkeys(
     ("receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"), (True, True)
 )
 _THINGS["atlocation"] = (False, True)
-"""Predicate -> which of its arguments are things or places, whose ids hold `_bar_`; the rest are types and the agent."""
+"""Predicate -> which arguments are things or places, whose ids hold `_bar_`; others are types and the agent."""
 _MOST_LITERALS, _MOST_VARIABLES = 16, 8
 """Of a goal; ALFWorld's have up to 8 and 6."""
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable

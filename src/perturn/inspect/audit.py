@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from perturn.policy.examples import Example, encode_example
 from perturn.policy.models import load_tokenizer, resolve_model
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.preferences import pair_with_expert
+from perturn.run_files import Confidences, read_sides
+from perturn.stage import chat_template
 from perturn.store import read_trajectories
 from perturn.types import Action, PreferencePair, Trajectory
 
@@ -69,7 +70,7 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
         "template": {"problems": [], "control_tokens": [], "not_as_sampled": 0},
     }
     try:
-        renderer = Renderer(tokenizer, _template(recipe))
+        renderer = Renderer(tokenizer, chat_template(recipe.model) if recipe else None)
     except ModelError as error:
         found["template"]["problems"].append(str(error))
         return found
@@ -207,17 +208,6 @@ def _recipe(data: Path) -> Recipe | None:
     return read_recipe(file) if data.is_dir() and file.is_file() else None
 
 
-def _template(recipe: Recipe | None) -> str | None:
-    if recipe is None or recipe.model.chat_template is None:
-        return None
-    try:
-        return Path(recipe.model.chat_template).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"model.chat_template {recipe.model.chat_template!r} cannot be read: {error}"
-        ) from error
-
-
 def _context(model: str) -> int | None:
     """Longest sequence the model was made for; its weights are not read."""
     config = AutoConfig.from_pretrained(resolve_model(model))
@@ -271,7 +261,7 @@ def _weights(run: Path) -> dict[str, dict[str, float]] | None:
     file = run / "metrics" / "confidence.jsonl"
     if not file.is_file():
         return None
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = read_sides(file, Confidences)
     found = {}
     for side in ("chosen", "rejected"):
         weights = [weight for row in rows for weight in row[side]["weight"]]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perturn.config import build
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, ModelError
 from perturn.inspect.rows import read_rows
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.examples import Example, encode_example
@@ -45,8 +45,8 @@ def _encoded(data: Path, renderer: Renderer, max_length: int | None) -> Iterator
     for number, row in enumerate(read_rows(data), start=1):
         try:
             yield encode_example(row, renderer, max_length)
-        except DataError as error:
-            raise DataError(f"{data}: row {number}: {error}") from error
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{data}: row {number}: {error}") from error
 
 
 def _check_limit(limit: int | None) -> None:
@@ -104,6 +104,11 @@ def inspect(
 
 def _weights(model: Any, side: Encoded, loss: Any) -> list[tuple[float, float]]:
     """(confidence, weight) of each turn."""
+    known = model.get_input_embeddings().num_embeddings
+    if max(side.ids) >= known:
+        raise DataError(
+            f"token id {max(side.ids)} is none of the model, which knows {known}; name the model that sampled the rows."
+        )
     batch = lay_out([side])
     with torch.no_grad():
         logprobs = action_logprobs(model, batch)

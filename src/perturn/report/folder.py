@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perturn.errors import RunError
-from perturn.reading import check_shape, read_text
+from perturn.reading import read_text
 from perturn.run_files import (
-    REMEDY,
     Confidences,
     Loss,
     Manifest,
@@ -21,6 +20,7 @@ from perturn.run_files import (
     parse_settings,
     read_note,
     read_notes,
+    read_sides,
 )
 from perturn.store import read_pairs, read_trajectories
 from perturn.types import PreferencePair, Status, Trajectory
@@ -106,14 +106,14 @@ def read_run(path: Path) -> Run:
     recipe = read_text(file, RunError) if file.exists() else None
     settings = parse_settings(recipe or "", str(file))
     loss = read_note(path / "metrics" / "loss.json", Loss) or {}
-    confidence = _sides(path / "metrics" / "confidence.jsonl", Confidences)
+    confidence = read_sides(path / "metrics" / "confidence.jsonl", Confidences)
     if confidence and len(confidence) != len(pairs):
         notes.append(
             f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
             "confidences are left out. Run the alignment again to write them anew."
         )
         confidence = []
-    reference = _sides(path / "metrics" / "reference.jsonl", Reference)
+    reference = read_sides(path / "metrics" / "reference.jsonl", Reference)
     return Run(
         path=path,
         recipe=recipe,
@@ -178,18 +178,6 @@ def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
 def _trajectories(path: Path) -> list[Trajectory]:
     """In one order, whatever the order in which they ended, so that resampling draws the same."""
     return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
-
-
-def _sides(path: Path, shape: type[Any]) -> list[Row]:
-    """Rows that give each side of a pair lists of equal length."""
-    rows = read_notes(path, dict[str, Any])
-    for number, row in enumerate(rows, start=1):
-        for side in ("chosen", "rejected"):
-            where = f"{path}:{number}: {side}"
-            found = check_shape(row.get(side), shape, where, RunError, REMEDY)
-            if len({len(each) for each in found.values() if isinstance(each, list)}) > 1:
-                raise RunError(f"{where}: expected lists of one length, got several. {REMEDY}")
-    return rows
 
 
 def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None:

@@ -18,7 +18,7 @@ from perturn.alarms import Alarm, Vitals, alarms
 from perturn.errors import RunError
 from perturn.reading import read_text
 from perturn.run_files import Manifest, Progress, parse_settings, read_note, section
-from perturn.watch.files import Episode, Tail, read_episode
+from perturn.watch.files import Episode, Tail, read_episode, read_metrics
 from perturn.workspace import HEARTBEAT_SECONDS, PROGRESS, is_run
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
@@ -162,7 +162,7 @@ class Watcher:
 
     def _tail(self, file: Path) -> Tail[Any]:
         if file.parent.name == "metrics":
-            return self._metrics.setdefault(file, Tail(file, dict))
+            return self._metrics.setdefault(file, Tail(file, read_metrics))
         return self._episodes.setdefault(file, Tail(file, read_episode))
 
     def _stages(self, done: dict[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
