@@ -53,9 +53,9 @@ def user_path(text: str | os.PathLike[str], where: str) -> Path:
         os.fsencode(path)
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where} is no path: {_short(str(text))}: {reason}. Correct it.") from error
+        raise ConfigError(f"{where} is no path: {_short(str(text), 500)}: {reason}. Correct it.") from error
     if "\0" in str(path):
-        raise ConfigError(f"{where} is no path: {_short(str(text))} holds a NUL character. Correct it.")
+        raise ConfigError(f"{where} is no path: {_short(str(text), 500)} holds a NUL character. Correct it.")
     return path
 
 
@@ -78,7 +78,7 @@ def read_text(
             raise ValueError(f"it is longer than {longest} bytes")
         return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise refusal(f"{_short(str(file))} cannot be read: {error}. {remedy}") from error
+        raise refusal(f"{_short(str(file), 500)} cannot be read: {error}. {remedy}") from error
 
 
 def read_lines(
@@ -93,7 +93,7 @@ def read_lines(
         with file.open("rb") as opened:
             yield from lines_of(opened, str(file), refusal, remedy)
     except (OSError, ValueError) as error:
-        raise refusal(f"{_short(str(file))} cannot be read: {error}. {remedy}") from error
+        raise refusal(f"{_short(str(file), 500)} cannot be read: {error}. {remedy}") from error
 
 
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:

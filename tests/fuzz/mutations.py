@@ -22,13 +22,47 @@ _RAW = [
     "NaN", "-Infinity", "1e999", "9" * 5000, "-" + "9" * 400, "[" * 3000 + "]" * 3000, "[" * 150 + "]" * 150,
     '{"a":' * 1500 + "1" + "}" * 1500, '"\\ud800"', '"\\u0000"', '"~nosuchuser"', json.dumps("x" * 5000),
 ]  # fmt: skip
-_VALUES = [None, True, False, 0, -1, 2**31, 10**30, 1.5, "", " ", "x", "../x", [], {}, [[]], [None], {"a": {}}, {"": 1}]
-_BITS = [b"[" * 2000, b"{" * 2000, b"\xff", b"\x00", b"\n", b'"', b"\\", b"&a ", b"*a", b"2001-99-99", b"9" * 5000, b": "]
+_VALUES = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**31,
+    10**30,
+    1.5,
+    "",
+    " ",
+    "x",
+    "../x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    {"": 1},
+]
+_BITS = [
+    b"[" * 2000,
+    b"{" * 2000,
+    b"\xff",
+    b"\x00",
+    b"\n",
+    b'"',
+    b"\\",
+    b"&a ",
+    b"*a",
+    b"2001-99-99",
+    b"9" * 5000,
+    b": ",
+]
 
 
 def fuzzed(test):
     """Many cases, without a deadline by the clock: the machine may be busy."""
-    return settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)(test)
+    return settings(
+        max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )(test)
 
 
 def _paths(data, path=()):

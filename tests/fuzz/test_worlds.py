@@ -5,9 +5,9 @@ import json
 import lzma
 from pathlib import Path
 
-from fuzz.mutations import answers, fuzzed, mutated, mutated_lines, scrambled
 from hypothesis import given
 
+from fuzz.mutations import answers, fuzzed, mutated, mutated_lines, scrambled
 from perturn.envs._alfworld_games import Games
 from perturn.envs._alfworld_play import TextGame, check_grammar
 from perturn.envs._bfcl_data import read_call, read_entries, schemas
@@ -70,7 +70,9 @@ def test_game_archives(tmp_path_factory, content):
 
 
 @fuzzed
-@given(content=scrambled(lzma.compress(json.dumps({"id": GAME, "task": "t", "pddl_problem": PROBLEM}).encode())))
+@given(
+    content=scrambled(lzma.compress(json.dumps({"id": GAME, "task": "t", "pddl_problem": PROBLEM}).encode()))
+)
 def test_packed_game_archives(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp() / "packed"
     put(folder, "valid_seen.jsonl.xz", content)
@@ -98,7 +100,11 @@ def test_questions_and_their_paragraphs(tmp_path_factory, content):
 
 
 @fuzzed
-@given(content=mutated_lines([{"title": "Ada", "sentences": ["She was."]}, {"title": "Bob", "text": "He is. So."}]))
+@given(
+    content=mutated_lines(
+        [{"title": "Ada", "sentences": ["She was."]}, {"title": "Bob", "text": "He is. So."}]
+    )
+)
 def test_corpora(tmp_path_factory, content):
     file = put(tmp_path_factory.getbasetemp(), "corpus.jsonl", content)
 
@@ -107,7 +113,9 @@ def test_corpora(tmp_path_factory, content):
 
 
 @fuzzed
-@given(content=mutated_lines([{"title": "Ada", "text": ["<a href='x'>She</a> was.", ["So."]]}]).map(bz2.compress))
+@given(
+    content=mutated_lines([{"title": "Ada", "text": ["<a href='x'>She</a> was.", ["So."]]}]).map(bz2.compress)
+)
 def test_abstracts(tmp_path_factory, content):
     file = put(tmp_path_factory.getbasetemp(), "abstracts.bz2", content)
 
@@ -118,7 +126,12 @@ def test_abstracts(tmp_path_factory, content):
 OUTPUT = "Thought: a\nAction: Search[x]\nObservation: o\nThought: b\nAction: Finish[y]\nObservation: done"
 RECORDED = [
     {"instruction": "Who?", "output": OUTPUT},
-    {"traj": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Thought: a\nAction: Finish[y]"}]},
+    {
+        "traj": [
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Thought: a\nAction: Finish[y]"},
+        ]
+    },
 ]
 
 
@@ -171,7 +184,11 @@ TASK = {
     "initial_config": {"MathAPI": {}}, "involved_classes": ["MathAPI"], "excluded_function": ["mean"],
 }  # fmt: skip
 GOLD = {"id": "multi_turn_base_0", "ground_truth": [["sort('a.txt')"]]}
-DOC = {"name": "sort", "description": "sorts", "parameters": {"type": "dict", "properties": {"file": {"type": "any"}}}}
+DOC = {
+    "name": "sort",
+    "description": "sorts",
+    "parameters": {"type": "dict", "properties": {"file": {"type": "any"}}},
+}
 
 
 def bfcl_test(name, row):

@@ -190,7 +190,7 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
         bound = inspect.signature(methods[call.func.id]).bind(*positional, **named)
     except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise DataError(f"gold call {text!r} cannot be read: {type(error).__name__}: {error}") from error
+        raise DataError(f"gold call {text!r:.200} cannot be read: {type(error).__name__}: {error}") from error
     return ToolCall(call.func.id, bound.arguments)
 
 
