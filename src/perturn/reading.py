@@ -150,8 +150,9 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        expected = first["msg"].removeprefix("Input should be ")
-        got = reprlib.repr(first["input"])
+        said = first["msg"].removeprefix("Input should be ")
+        expected = {"missing": "a value", "dict_type": "a JSON object"}.get(first["type"], said)
+        got = "none" if first["type"] == "missing" else reprlib.repr(first["input"])
         raise refusal(
             f"{where}: {f'{_short(place)}: ' if place else ''}expected {expected}, got {got}. {remedy}"
         ) from error
@@ -203,13 +204,14 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, unless it is beyond a limit."""
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
         self._level += 1
         if self._level > DEEPEST:
             raise ConstructorError(None, None, f"more than {DEEPEST} levels", mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._level -= 1
-        if node is not None and id(node) not in self._measures:
+        if node is not None and not isinstance(event, yaml.AliasEvent):
             self._measures[id(node)] = self._measure(node, mark)
         return node
 

@@ -1,6 +1,7 @@
 """Trajectories, pairs, training rows and a server's answers that are not as they should be."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -84,10 +85,8 @@ def inspected(rows):
 
 
 def encode(row, renderer):
-    try:
+    with suppress(PerturnError):  # which row it is, the caller says
         encode_example(row, renderer, 512)
-    except PerturnError as error:
-        assert str(error)  # which row it is, the caller says
 
 
 test_inspected_trajectories = inspected([TRAJECTORY, OTHER])

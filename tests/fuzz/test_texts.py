@@ -70,11 +70,20 @@ def test_texts_mean_what_they_meant(text):
 
 
 LONG = [
-    "Thought:" + " " * 200_000, "Thought:" + "\n" * 200_000 + "x", "Action:" + " " * 200_000 + "\nx",
-    "Thought: a" + "\n \t" * 70_000 + "x", "Thought:\nAction: a\n" * 20_000, "Thought: a\nAction: b" + " \n" * 90_000 + "x",
-    "<think>" * 30_000, "<think>" + "</think>" * 2000, "\nAction: x" * 20_000, "Thought:" + "\n    " * 50_000 + "Action",
-    "<tool_call>\n{" * 20_000, "<tool_call>" + "[" * 100_000, "<tool_call>" * 20_000,
-]  # fmt: skip
+    "Thought:" + " " * 200_000,
+    "Thought:" + "\n" * 200_000 + "x",
+    "Action:" + " " * 200_000 + "\nx",
+    "Thought: a" + "\n \t" * 70_000 + "x",
+    "Thought:\nAction: a\n" * 20_000,
+    "Thought: a\nAction: b" + " \n" * 90_000 + "x",
+    "<think>" * 30_000,
+    "<think>" + "</think>" * 2000,
+    "\nAction: x" * 20_000,
+    "Thought:" + "\n    " * 50_000 + "Action",
+    "<tool_call>\n{" * 20_000,
+    "<tool_call>" + "[" * 100_000,
+    "<tool_call>" * 20_000,
+]
 
 
 @pytest.mark.parametrize("text", LONG, ids=lambda text: repr(text[:20]))

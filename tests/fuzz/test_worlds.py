@@ -151,7 +151,7 @@ SHOP = {
          "customization_options": {"color": [{"value": "red"}, {"value": "blue"}], "size": None}},
     ],
     "attributes": {"B01": {"attributes": ["blue"], "instruction": "buy it", "instruction_attributes": ["blue"]}},
-    "goals": {"B01": [{"instruction": "buy a mug.", "instruction_attributes": ["blue"], "instruction_options": ["red"]}]},
+    "goals": {"B01": [{"instruction": "buy.", "instruction_attributes": ["blue"], "instruction_options": ["red"]}]},
     "reviews": [{"asin": "B01", "average_rating": 4.5, "reviews": [{"title": "good", "score": 5, "body": "yes"}]}],
 }  # fmt: skip
 
