@@ -318,7 +318,8 @@ def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     for key in map(str, data):
         if key not in settings:
             known = [_join(where, name) for name in settings]
-            raise ConfigError(f"unknown key {_join(where, key)!r}.{did_you_mean(_join(where, key), known)}")
+            unknown = _join(where, key)[:200]
+            raise ConfigError(f"unknown key {unknown!r}.{did_you_mean(unknown, known)}")
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")

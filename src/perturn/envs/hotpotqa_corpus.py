@@ -54,7 +54,7 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
         DataError: If a file cannot be read, or a line is no page.
     """
     for name, opened in _opened(files):
-        for number, line in lines_of(opened, name, DataError, _REMEDY):
+        for number, line in _lines(opened, name):
             where = f"{name}:{number}"
             row = parse_object(line, where, DataError, _REMEDY)
             sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
@@ -94,6 +94,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(f"{given.target}: {count} paragraphs")
     return 0
+
+
+def _lines(opened: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a packed file, each unpacked when it is asked for."""
+    try:
+        yield from lines_of(opened, name, DataError, _REMEDY)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{name}: cannot be read: {error}. {_REMEDY}") from error
 
 
 def _opened(files: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
