@@ -385,7 +385,7 @@ def _override(data: dict[str, Any], word: str) -> None:
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise ConfigError(
-            f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
         )
     *parents, last = path.split(".")
     if len(parents) > _DEEPEST_KEY:
@@ -398,5 +398,5 @@ def _override(data: dict[str, Any], word: str) -> None:
             section[parent] = {}
         section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
-        raise ConfigError(f"override {word!r}: {'.'.join(parents)} is a value, not a section.")
+        raise ConfigError(f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section.")
     section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)
