@@ -43,7 +43,7 @@ def read_action(action: str) -> ToolAction | None:
     """What `write_action` wrote; None for any other text."""
     try:
         data = json.loads(action)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or data.keys() != {"text", "calls"} or not isinstance(data["text"], str):
         return None

@@ -191,7 +191,7 @@ def _message(message: Any, where: str) -> Message:
         raise DataError(f"{where}: expected a message with a role, got keys {sorted(message)}.{remedy}")
     role = message["role"]
     if role not in _ROLES:
-        raise DataError(f"{where}.role: unknown role {role!r}.{did_you_mean(str(role), _ROLES)}")
+        raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
     content = _checked_content(message.get("content", ""), f"{where}.content")
     return _assistant(message, content, where) if role == "assistant" else {**message, "content": content}
 
