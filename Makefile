@@ -8,7 +8,7 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-cluster test-vllm check docs bench format clean
+.PHONY: setup demo test fuzz audit test-cluster test-vllm check docs bench format clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,15 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has a few.
+FUZZ_CASES ?= 4000
+fuzz: setup
+	PERTURN_FUZZ=$(FUZZ_CASES) $(BIN)/python -m pytest tests/fuzz -o timeout=0
+
+# Known holes in what we depend on. It asks a service on the network.
+audit: setup
+	$(BIN)/pip-audit --skip-editable
 
 # Nodes of a Ray cluster on this machine. Ray gives its processes 30 s to start, which a busy machine does not keep.
 test-cluster: setup

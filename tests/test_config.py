@@ -191,13 +191,13 @@ def test_a_malformed_override_is_refused(recipe_file, word, begins):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"name: [", r"recipe .*recipe.yaml' cannot be read: while parsing"),
-        (b"\xff\xfe\x00", r"recipe .*recipe.yaml' cannot be read: "),
+        (b"name: [", r"recipe .*recipe.yaml' is not YAML: while parsing"),
+        (b"\xff\xfe\x00", r".*recipe.yaml cannot be read: "),
         (b"- a\n- b\n", r"recipe .*recipe.yaml' must be a mapping of settings, got list\."),
         (b"", r"recipe .*recipe.yaml' must be a mapping of settings, got NoneType\."),
         (
             b"a: !!python/object/apply:os.system ['true']",
-            r"recipe .*recipe.yaml' cannot be read: could not determine",
+            r"recipe .*recipe.yaml' is not YAML: could not determine",
         ),
     ],
 )

@@ -511,5 +511,5 @@ def test_a_torn_pair_is_refused(tmp_path):
     write_pairs(file, [PreferencePair(trajectory(), trajectory(sample=1))] * 2)
     file.write_bytes(file.read_bytes()[:-30])
 
-    with pytest.raises(DataError, match=r"pairs\.jsonl:2: expected one JSON object"):
+    with pytest.raises(DataError, match=r"pairs\.jsonl:2: expected JSON"):
         read_pairs(file)

@@ -226,8 +226,8 @@ U, A = user("u"), said("a")
             {"messages": [U, said("a", reasoning_content="hm")]},
             r"messages\[1\]\.reasoning_content: .*Move it into content",
         ),
-        ({"messages": [U, A], "tools": "[{"}, r"row 3: tools: expected a list of schemas"),
-        ({"messages": [U, A], "tools": ["look"]}, r"row 3: tools: expected a list of schemas"),
+        ({"messages": [U, A], "tools": "[{"}, r"row 3: tools: expected "),
+        ({"messages": [U, A], "tools": ["look"]}, r"row 3: tools: expected "),
     ],
 )
 def test_a_row_that_cannot_be_read_is_refused(row, message):

@@ -18,10 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from perturn.bounds import SECONDS, SEED, Bound, check_bounds
 from perturn.cluster_settings import Cluster
 from perturn.errors import ConfigError, did_you_mean
+from perturn.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.types import Message, Sampling
 
 T = TypeVar("T")
 
+_DEEPEST_KEY = 20
+"""Parts of a key in an override."""
+_LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255."""
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
 _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
@@ -242,9 +247,10 @@ class Recipe:
     def __post_init__(self) -> None:
         check_bounds(self)
         _check(
-            bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
-            f"name must be usable as a folder name, got {self.name!r}.",
+            len(self.name.encode()) <= _LONGEST_NAME and bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
+            f"name must be usable as a folder name, got {self.name!r:.80}.",
         )
+        user_path(self.output, "output")
         _check(
             "name" in self.environment,
             "environment.name is missing; `perturn list environments` shows them.",
@@ -267,12 +273,12 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"recipe {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+    path = user_path(path, "recipe")
+    if not path.exists():
+        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.")
+    data = parse_yaml(
+        read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
+    )
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
     apply_overrides(data, overrides)
@@ -316,7 +322,8 @@ def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     for key in map(str, data):
         if key not in settings:
             known = [_join(where, name) for name in settings]
-            raise ConfigError(f"unknown key {_join(where, key)!r}.{did_you_mean(_join(where, key), known)}")
+            unknown = _join(where, key)[:200]
+            raise ConfigError(f"unknown key {unknown!r}.{did_you_mean(unknown, known)}")
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
@@ -363,7 +370,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise ConfigError(f"{where} must be {expected}, got {value!r}.") from None
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
     _refuse_infinite(found, where)  # a text may have become a number
     if isinstance(value, bool) and not isinstance(found, bool):  # so may true
         raise ConfigError(f"{where} must be a number, got {value}.")
@@ -397,19 +404,18 @@ def _override(data: dict[str, Any], word: str) -> None:
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise ConfigError(
-            f"override {word!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
         )
     *parents, last = path.split(".")
+    if len(parents) > _DEEPEST_KEY:
+        raise ConfigError(
+            f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+        )
     section: Any = data
     for parent in parents:
         if isinstance(section, dict) and section.get(parent) is None:
             section[parent] = {}
         section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
-        raise ConfigError(f"override {word!r}: {'.'.join(parents)} is a value, not a section.")
-    try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"override {word!r}: the value is not YAML: {' '.join(str(error).split())}"
-        ) from error
+        raise ConfigError(f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section.")
+    section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)

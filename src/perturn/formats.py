@@ -1,15 +1,9 @@
 """How an action is written in the policy's text: the instruction, the strict parser, and the expert's rendering."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from perturn.tools import ToolAction, parse_text, read_action, write_action, write_text
-
-_REACT = re.compile(
-    r"Thought:[ \t]*(?P<thought>[^\n]*(?:\n(?!Action:)[^\n]*)*)\nAction:[ \t]*(?P<action>[^\n]+)"
-)
-_ACTION = re.compile(r"Action:[ \t]*(?P<action>[^\n]+)")
 
 
 @dataclass(frozen=True)
@@ -39,26 +33,31 @@ def _write_tools(thought: str, action: str) -> str:
     return write_text(read_action(action) or ToolAction(action))
 
 
-def _parser(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
-    def parse(text: str) -> str | None:
-        match = pattern.fullmatch(text.strip())
-        action = match["action"].strip() if match else ""
-        return action or None
+def _parse_react(text: str) -> str | None:
+    thought, mark, action = text.strip().partition("\nAction:")
+    return _one_line(action) if mark and thought.startswith("Thought:") else None
 
-    return parse
+
+def _parse_action(text: str) -> str | None:
+    before, mark, action = text.strip().partition("Action:")
+    return _one_line(action) if mark and not before else None
+
+
+def _one_line(action: str) -> str | None:
+    return None if "\n" in action else action.strip() or None
 
 
 FORMATS = {
     "react": Format(
         instruction="Answer with one thought and one action, each on its own line:\nThought: ...\nAction: ...",
         reminder="That was not understood. Answer with the two lines 'Thought: ...' and 'Action: ...'.",
-        parse=_parser(_REACT),
+        parse=_parse_react,
         write=lambda thought, action: f"Thought: {thought}\nAction: {action}",
     ),
     "action": Format(
         instruction="Answer with one action on one line:\nAction: ...",
         reminder="That was not understood. Answer with the one line 'Action: ...'.",
-        parse=_parser(_ACTION),
+        parse=_parse_action,
         write=lambda thought, action: f"Action: {action}",
     ),
     "tools": Format(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.errors import RunError
+from perturn.run_files import Manifest, read_note
 
 Seals = dict[str, dict[str, Any]]
 """File, as a path in the run folder, to its seal."""
@@ -121,25 +122,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises:
         RunError: If it is no manifest.
     """
-    path = folder / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is no JSON ({error}); restore it or remove the run folder.") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
-        raise RunError(f"{path} is no manifest: it has no stages; restore it or remove the run folder.")
-    if not _are_seals(manifest.get("files", {})):
-        raise RunError(f"{path} is no manifest: `files` holds no seals; restore it or remove the run folder.")
+    manifest = read_note(folder / "manifest.json", Manifest)
+    if manifest is not None and "stages" not in manifest:
+        raise RunError(
+            f"{folder / 'manifest.json'} is no manifest: it has no stages; restore it or remove the run folder."
+        )
     return manifest
-
-
-def _are_seals(files: Any) -> bool:
-    keys = {"stage", "bytes", "modified_ns", "sha256"}
-    return isinstance(files, dict) and all(
-        isinstance(one, dict) and one.keys() == keys for one in files.values()
-    )
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ from perturn.policy.models import (
 )
 from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.progress import bar, console
+from perturn.reading import read_text, user_path
 from perturn.rollout import Job, play
 from perturn.rope import steady_length
 from perturn.store import TrajectoryStore
@@ -204,13 +205,10 @@ def chat_template(settings: ModelSettings) -> str | None:
     """Text of the chat template the recipe names, if any."""
     if settings.chat_template is None:
         return None
-    file = TOOLS_TEMPLATE if settings.chat_template == "tools" else Path(settings.chat_template)
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"model.chat_template {settings.chat_template!r} cannot be read: {error}"
-        ) from error
+    if settings.chat_template == "tools":
+        return TOOLS_TEMPLATE.read_text(encoding="utf-8")
+    file = user_path(settings.chat_template, "model.chat_template")
+    return read_text(file, ConfigError, "Correct model.chat_template.", longest=1 << 20)
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:

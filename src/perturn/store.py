@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from perturn.errors import DataError, StorageError, did_you_mean
 from perturn.files import append_whole, replacing, sync, writing
 from perturn.plain import DEEPEST, fault, is_unicode
+from perturn.reading import parse_json, read_lines, user_path
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 VERSION = 1
@@ -359,10 +360,10 @@ def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
     """The numbered lines of a file, split at newlines alone."""
-    if not Path(path).is_file():
+    file = user_path(path, "file of trajectories")
+    if not file.is_file():
         raise DataError(f"{path}: expected a file, got none. Write it first, or correct the path.")
-    with Path(path).open("rb") as file:
-        yield from enumerate(file, start=1)
+    yield from read_lines(file, DataError)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -372,15 +373,11 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _parse(raw: bytes, where: str, read: Callable[[Any, str], _T]) -> _T:
+    data = parse_json(raw, where, DataError, "Correct or delete the line.")
     try:
-        return read(json.loads(raw.decode("utf-8")), "")
+        return read(data, "")
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        got = f"{reprlib.repr(raw)} ({error})"
-        raise DataError(
-            f"{where}: expected one JSON object, got {got}. Correct or delete the line."
-        ) from error
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -7,7 +7,6 @@ message other than role, content and tool_calls.
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 from perturn.errors import DataError, did_you_mean
 from perturn.plain import fault
+from perturn.reading import parse_json
 from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Turn
 
 _COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools", "label", "conversations")
@@ -192,7 +192,7 @@ def _message(message: Any, where: str) -> Message:
         raise DataError(f"{where}: expected a message with a role, got keys {sorted(message)}.{remedy}")
     role = message["role"]
     if role not in _ROLES:
-        raise DataError(f"{where}.role: unknown role {role!r}.{did_you_mean(str(role), _ROLES)}")
+        raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
     content = _checked_content(message.get("content", ""), f"{where}.content")
     return _assistant(message, content, where) if role == "assistant" else {**message, "content": content}
 
@@ -218,6 +218,10 @@ def _assistant(message: Message, content: Any, where: str) -> Message:
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         _fail(f"{where}.tool_calls", "a list of objects", calls)
+    for index, call in enumerate(calls):
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            _fail(f"{where}.tool_calls[{index}]", "a call with the name of its function", call)
     if not text and not calls:
         raise DataError(
             f"{where}: expected text or tool calls in an assistant message, got neither. Drop the row."
@@ -247,12 +251,9 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[tuple[Message, .
 
 def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if isinstance(value, str):
-        try:
-            value = _column(json.loads(value), where)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{where}: expected a list of schemas or its JSON text, got {error}. Correct it."
-            ) from error
+        value = _column(
+            parse_json(value, where, DataError, "Give a list of schemas, or its JSON text."), where
+        )
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         _fail(where, "a list of schemas or its JSON text", value)

@@ -22,6 +22,7 @@ from perturn.errors import RunError, StorageError
 from perturn.files import is_stray, remove_strays, write_whole, writing
 from perturn.lock import HOLDER, LOCK, RunLock
 from perturn.provenance import commit, hardware, versions
+from perturn.reading import user_path
 from perturn.seals import SHARED, own_digest, read_manifest, seal, without_removed
 
 _MAY_DIFFER = (
@@ -226,6 +227,7 @@ def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: If the recipe is wrong.
         RunError: If the folder is no run folder.
     """
+    path = user_path(path, "recipe or run folder")
     if not path.is_dir():
         return read_recipe(path, overrides)
     if not is_run(path):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socketserver
 import threading
 import time
 from dataclasses import dataclass, field
@@ -597,7 +598,7 @@ def test_a_ledger_that_is_damaged_or_in_use_is_refused(open_engine, tmp_path):
 
     with pytest.raises(RunError, match="in use: another process"):
         open_engine(ledger=ledger)
-    with pytest.raises(RunError, match=r"damaged.jsonl:1 is malformed"):
+    with pytest.raises(RunError, match=r"damaged.jsonl:1: request: expected a valid string"):
         open_engine(ledger=damaged)
     with pytest.raises(RunError, match="cannot be opened"):
         open_engine(ledger=tmp_path)
@@ -929,3 +930,126 @@ def test_the_shipped_baseline_can_be_run(server, tmp_path):
     assert isinstance(settings, ApiSettings)
     assert shipped.protocol.format == "react"
     assert (shipped.sft, shipped.align) == (None, None)
+
+
+def drip(chunks, pause=0.0, head=b"Content-Type: application/json"):
+    """A server that answers each request with raw chunks; its address."""
+
+    class Raw(socketserver.StreamRequestHandler):
+        def handle(self):
+            while self.rfile.readline().strip():
+                pass
+            try:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\nConnection: close\r\n\r\n")
+                for chunk in chunks():
+                    self.wfile.write(chunk)
+                    self.wfile.flush()
+                    time.sleep(pause)
+            except OSError:  # the client has gone
+                return
+
+    return Raw
+
+
+@pytest.fixture
+def raw(open_engine):
+    """Engines for servers that break the rules of HTTP's good manners."""
+    running = []
+
+    def make(handler, **settings):
+        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        running.append(server)
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        return open_engine(base_url=url, max_retries=0, **settings)
+
+    yield make
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_at_the_timeout(raw):
+    """A byte each 0.2 s for 30 s; no single read takes as long as the limit of 1 s."""
+    engine = raw(drip(lambda: itertools.repeat(b" ", 150), pause=0.2), timeout=1)
+    start = time.monotonic()
+
+    found = engine.generate([prompt()], SAMPLING)
+
+    assert "timed out" in str(found[0])
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [(b"X: y", "longer than 16777216 bytes"), (b"Content-Encoding: gzip", "it is packed")],
+)
+def test_an_answer_without_end_is_not_read_to_its_end(raw, head, says):
+    """Of a gigabyte 16 MiB are read, once; what is packed is not unpacked."""
+    sent = itertools.count()
+    engine = raw(drip(lambda: (bytes(1 << 20) for _ in range(1024) if next(sent) >= 0), head=head))
+
+    found = engine.generate([prompt()], SAMPLING)
+
+    assert says in str(found[0])
+    assert next(sent) < 64
+
+
+WRONG = [-1, float("nan"), "x", [[]], {"a": {}}]
+PLACES = [
+    (),
+    ("choices",),
+    ("choices", 0),
+    ("choices", 0, "message"),
+    ("choices", 0, "message", "content"),
+    ("choices", 0, "message", "tool_calls"),
+    ("choices", 0, "message", "tool_calls", 0),
+    ("choices", 0, "message", "tool_calls", 0, "function"),
+    ("choices", 0, "message", "tool_calls", 0, "function", "name"),
+    ("choices", 0, "message", "tool_calls", 0, "function", "arguments"),
+    ("choices", 0, "message", "refusal"),
+    ("choices", 0, "finish_reason"),
+    ("usage",),
+    ("usage", "prompt_tokens"),
+    ("usage", "completion_tokens"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)) or "all")
+def test_a_value_of_another_type_is_one_failure_that_names_it(open_engine, server, place):
+    """At each place of an answer: an action, or one failure; never a traceback of another kind."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = completion(tool_calls=[call], refusal=None)[1]
+    for wrong in (*map(json.dumps, WRONG), "[" * 900 + "]" * 900, "9" * 5000):
+        answer = json.dumps(put(body, place, "@")).replace('"@"', wrong)
+        server.reply = lambda body, number, answer=answer: (200, answer)
+
+        found = open_engine(max_retries=0).generate([prompt()], SAMPLING)
+
+        assert isinstance(found[0], Action) or "answer" in str(found[0])
+
+
+def put(data, place, value):
+    """The data with another value at a place."""
+    if not place:
+        return value
+    copy = dict(data) if isinstance(data, dict) else list(data)
+    copy[place[0]] = put(copy[place[0]], place[1:], value)
+    return copy
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -5, "12", 1e999, 1.5, True, None, 10**30])
+@pytest.mark.parametrize("count", ["prompt_tokens", "completion_tokens"])
+def test_a_cost_that_cannot_be_keeps_no_budget(open_engine, server, tmp_path, count, wrong):
+    """With a budget the run ends, since none could be kept; what was spent before is not forgotten."""
+    replies = [completion(), (200, put(completion()[1], ("usage", count), wrong))]
+    server.reply = lambda body, number: replies[number]
+    ledger = tmp_path / "api.jsonl"
+    engine = open_engine(ledger=ledger, max_cost=1, prompt_price=1, completion_price=1)
+    first, second = prompts(2)
+    engine.generate([first], SAMPLING)
+
+    with pytest.raises(RunError, match="no budget can be kept"):
+        engine.generate([second], SAMPLING)
+    assert sum(json.loads(line)["prompt_tokens"] for line in ledger.read_text().splitlines()) == 10

@@ -76,7 +76,7 @@ def test_wikipedia_abstracts(tmp_path, form):
         ),
         ("distractor", b'[{"context": [["", ["x"]]]}]', "source:1: context: expected a text in 'title'"),
         ("abstracts", packed([{"text": ["x"]}]), "source:1: expected a text in 'title', got the keys text"),
-        ("abstracts", bz2.compress(b"no json"), "source:1: expected a JSON object"),
+        ("abstracts", bz2.compress(b"no json"), "source:1: expected JSON"),
         ("abstracts", b"no bz2", "source: cannot be read"),
         ("abstracts", packed(PAGES)[:-8], "source: cannot be read"),
     ],

@@ -151,17 +151,21 @@ def test_embedded_json_cannot_leave_its_element():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metrics/sft.jsonl", '{"step": 1}\nnonsense\n', r"line 2 of '.*sft.jsonl' is not JSON"),
-        ("metrics/sft.jsonl", "[1]\n", "line 1 of .* must be a JSON object"),
-        ("metrics/confidence.jsonl", '{"chosen": {}}\n', "line 1 of .* must give chosen and rejected"),
+        ("metrics/sft.jsonl", '{"step": 1}\nnonsense\n', r"sft.jsonl:2: expected JSON"),
+        ("metrics/sft.jsonl", "[1]\n", "sft.jsonl:1: expected a JSON object"),
+        (
+            "metrics/confidence.jsonl",
+            '{"chosen": {}}\n',
+            "jsonl:1: chosen: confidence: expected a value, got none",
+        ),
         (
             "metrics/confidence.jsonl",
             '{"chosen": {"confidence": [1], "weight": []}, "rejected": {"confidence": [], "weight": []}}\n',
-            "line 1 of",
+            "jsonl:1: chosen: expected lists of one length",
         ),
-        ("manifest.json", "{", "manifest.json is no JSON"),
-        ("manifest.json", "[]", "manifest.json is no manifest: it has no stages"),
-        ("recipe.yaml", "a: [", "recipe.yaml' is not YAML"),
+        ("manifest.json", "{", "manifest.json: expected JSON"),
+        ("manifest.json", "[]", "manifest.json: expected a JSON object"),
+        ("recipe.yaml", "a: [", "recipe.yaml is not YAML"),
     ],
 )
 def test_malformed_files_are_named(run, name, text, message):
@@ -175,7 +179,7 @@ def test_malformed_files_are_named(run, name, text, message):
 def test_unreadable_text_is_named(run):
     (run / "recipe.yaml").write_bytes(b"\xff\xfe\xfa")
 
-    with pytest.raises(RunError, match=r"recipe.yaml' cannot be read"):
+    with pytest.raises(RunError, match=r"recipe.yaml cannot be read"):
         summarize(run)
 
 

@@ -15,14 +15,11 @@ def main() -> None:
     """Entry point: mistakes that are explained exit with 2 and no traceback."""
     try:
         app()
-    except PerturnError as error:
-        notices.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        raise SystemExit(2) from None
-    except OSError as error:
-        if not is_storage_error(error):
-            raise
-        known = storage_error(error.filename or "a file", error)
-        notices.print(f"error: {known}", style="red", markup=False, soft_wrap=True)
+    except (PerturnError, OSError) as error:
+        if isinstance(error, OSError) and is_storage_error(error):
+            error = storage_error(error.filename or "a file", error)
+        said = f"error: {error}".encode("utf-8", "backslashreplace").decode()
+        notices.print(said, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         notices.print("stopped; the same command goes on from here")

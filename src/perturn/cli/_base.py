@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from perturn.reading import user_path
+
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
 
 app = typer.Typer(
@@ -31,8 +33,15 @@ app = typer.Typer(
 results = Console()
 """Where results go; notices and progress go to standard error."""
 
+
+def existing(path: Path | None) -> Path | None:
+    """A path of the command line, refused if there can be no such file."""
+    return None if path is None else user_path(path, "path")
+
+
 Source = Annotated[
-    Path, typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.")
+    Path,
+    typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.", callback=existing),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perturn.cli._base import AsJson, Overrides, command, results
+from perturn.cli._base import AsJson, Overrides, command, existing, results
 from perturn.progress import console as notices
 
 
@@ -21,7 +21,9 @@ from perturn.progress import console as notices
     panel="Prepare",
 )
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recipe to write; it must not exist.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
+    ],
     environment: Annotated[
         str, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results
 from perturn.errors import ConfigError
+from perturn.reading import user_path
 
 
 @command(
@@ -77,7 +79,9 @@ def collect(
 
 @command("import-expert", "fireact.json recipes/hotpotqa_tlm-dre.yaml", panel="The loop")
 def import_expert(
-    file: Annotated[Path, typer.Argument(help="Episodes that others recorded, such as FireAct's.")],
+    file: Annotated[
+        Path, typer.Argument(callback=existing, help="Episodes that others recorded, such as FireAct's.")
+    ],
     source: Source,
     overrides: Overrides = None,
 ) -> None:
@@ -131,8 +135,8 @@ def report(
     from perturn.report import write_report
     from perturn.workspace import refuse_other, resolve_recipe, run_folder
 
-    overrides = [word for word in sources if "=" in word and not Path(word).exists()]
-    paths = [Path(word) for word in sources if word not in overrides]
+    overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
+    paths = [user_path(word, "path") for word in sources if word not in overrides]
     if not paths:
         raise ConfigError("report needs a run folder or a recipe before its settings.")
     folders = []

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from perturn.cli._base import AsJson, command, results
+from perturn.cli._base import AsJson, command, existing, results
 from perturn.errors import ConfigError, did_you_mean
 
 
@@ -24,7 +24,10 @@ from perturn.errors import ConfigError, did_you_mean
     panel="Look",
 )
 def inspect(
-    data: Annotated[Path, typer.Argument(help="JSONL of trajectories, pairs or TRL rows; or a run folder.")],
+    data: Annotated[
+        Path,
+        typer.Argument(callback=existing, help="JSONL of trajectories, pairs or TRL rows; or a run."),
+    ],
     model: Annotated[
         str | None, typer.Option("--model", help="Hub id, local folder, or smollm2-135m; a run has its own.")
     ] = None,
@@ -71,7 +74,9 @@ def inspect(
     panel="Look",
 )
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", callback=existing, help="Folder of a run, finished or not.")
+    ],
     once: Annotated[bool, typer.Option("--once", help="Print the state and exit.")] = False,
     as_json: AsJson = False,
     every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,

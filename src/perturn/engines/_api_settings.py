@@ -33,7 +33,7 @@ class ApiSettings:
     max_retries: Annotated[int, Bound(least=0)] = 6
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
     timeout: Annotated[float, SECONDS] = 120.0
-    """Seconds to wait for the server each time."""
+    """Seconds for each request, from its sending to the last byte of its answer."""
     stop: list[str] | None = None
     """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
     max_tokens_total: Annotated[int, Bound(least=1)] | None = None

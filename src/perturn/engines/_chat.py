@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from perturn.errors import DataError
+from perturn.reading import parse_json
 from perturn.types import Message, Prompt
 
 
@@ -48,13 +50,18 @@ def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
     read = {key: value for key, value in call.items() if value is not None}
     function = call.get("function")
     if isinstance(function, Mapping):
-        read["function"] = {"name": function["name"], "arguments": _arguments(function.get("arguments"))}
+        read["function"] = {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
     return read
 
 
-def _arguments(text: Any) -> Any:
+def _arguments(given: Any) -> Any:
+    """The arguments as an object that JSON can hold, or else as they came, as text."""
+    if given is None:
+        return {}
+    text = given if isinstance(given, str) else json.dumps(given)
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = parse_json(text or "{}", "arguments", DataError)
+        json.dumps(arguments, allow_nan=False)
+    except (DataError, ValueError):
         return text
     return arguments if isinstance(arguments, dict) else text

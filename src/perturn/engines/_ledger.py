@@ -10,10 +10,30 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from perturn.errors import RunError
 from perturn.files import append_whole, writing
+from perturn.reading import check_shape, parse_object
+
+_REMEDY = "Remove the line, whose cost is then forgotten."
+_Tokens = Annotated[int, Field(ge=0)]
+
+
+class _Answer(TypedDict):
+    text: str
+    ended: bool
+    tool_calls: list[dict[str, Any]]
+
+
+class _Line(TypedDict):
+    request: str
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+    answer: _Answer | None
 
 
 class Ledger:
@@ -88,12 +108,9 @@ class Ledger:
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                self._count(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise RunError(
-                    f"{path}:{number} is malformed; remove the line, whose cost is then forgotten."
-                ) from error
+            where = f"{path}:{number}"
+            row = parse_object(line, where, RunError, _REMEDY)
+            self._count(check_shape(row, _Line, where, RunError, _REMEDY))
         if whole != content:
             os.ftruncate(file, len(whole))
 

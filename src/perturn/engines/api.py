@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from perturn.engines._api_settings import ApiSettings
 from perturn.engines._chat import read_call, to_chat
+from perturn.engines._completion import read_completion, read_usage
 from perturn.engines._ledger import Ledger
 from perturn.engines._loop import EventLoop
-from perturn.errors import BudgetError, ConfigError, EngineFailure, PerturnError, RunError
+from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
 from perturn.types import Action, Prompt, Sampling
 
 _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}
@@ -57,6 +58,8 @@ class ApiEngine:
             raise ConfigError('engine api needs openai; run: pip install "perturn[api]"')
         import openai
 
+        from perturn.engines._limited_client import LimitedClient, OversizedAnswer
+
         self.name = f"{model}@{settings.host}"
         self._model, self._settings = model, settings
         self._stop = list(stop if settings.stop is None else settings.stop)
@@ -64,14 +67,14 @@ class ApiEngine:
         self._ledger = Ledger(ledger)
         self._free = asyncio.Semaphore(settings.concurrency)
         self._unanswered = 0
-        self._openai = openai
+        self._openai, self._oversized = openai, OversizedAnswer
         pace = _Pace(settings.requests_per_minute)
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=settings.base_url,
             timeout=settings.timeout,
             max_retries=settings.max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [pace.wait]}),
+            http_client=LimitedClient(settings.timeout, pace.wait),
         )
         self._loop: EventLoop | None = EventLoop("perturn-api")
 
@@ -139,12 +142,14 @@ class ApiEngine:
             raise BudgetError(self._budget_message())
         messages = body.pop("messages")
         try:
-            completion = await self._client.chat.completions.create(
+            raw = await self._client.chat.completions.with_raw_response.create(
                 model=self._model, messages=messages, extra_body=body
             )
-        except (self._openai.OpenAIError, ValueError) as error:  # ValueError: an answer that is not JSON
+        except self._openai.OpenAIError as error:
             return self._failure(error)
-        return self._read(completion, digest)
+        except self._oversized as error:
+            return self._unanswerable(f"the answer was not read: {error}")
+        return self._read(raw.http_response.content, digest)
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         """The request."""
@@ -163,37 +168,36 @@ class ApiEngine:
             body["tools"] = [dict(tool) for tool in prompt.tools]
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}
 
-    def _read(self, completion: Any, digest: str) -> Action | EngineFailure:
+    def _read(self, body: bytes, digest: str) -> Action | EngineFailure:
         """Count what an answer cost, keep it, and make it an action."""
-        choice: Any = next(iter(getattr(completion, "choices", None) or ()), None)
-        message = getattr(choice, "message", None)
-        if message is None or not isinstance(message.content, str | None):
-            return self._unanswerable("what came is no chat completion; is engine.base_url right?")
+        try:
+            completion = read_completion(body)
+        except DataError as error:
+            said = self._redact(str(error))
+            return self._unanswerable(f"what came is no chat completion; is engine.base_url right? {said}")
         self._unanswered = 0
-        answer = None if choice.finish_reason == "content_filter" else self._keep(choice)
-        usage = completion.usage
+        choice = completion["choices"][0]
+        answer = None if choice.get("finish_reason") == "content_filter" else self._keep(choice)
+        usage = read_usage(completion)
         if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):
             raise RunError(
-                f"{self._settings.host} does not say how many tokens an answer cost, so no budget can be kept; "
+                f"{self._settings.host} does not say how many tokens an answer cost, or says what cannot be "
+                f"({completion.get('usage')!r:.100}), so no budget can be kept; "
                 "remove engine.max_tokens_total and engine.max_cost."
             )
-        self._ledger.add(
-            digest,
-            answer,
-            prompt_tokens=usage.prompt_tokens or 0 if usage else 0,
-            completion_tokens=usage.completion_tokens or 0 if usage else 0,
-        )
+        prompt_tokens, completion_tokens = usage or (0, 0)
+        self._ledger.add(digest, answer, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
         if answer is None:
             return EngineFailure(f"{self.name}: the server's content filter cut the answer.")
         return _action(answer)
 
-    def _keep(self, choice: Any) -> dict[str, Any]:
+    def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What is kept of a choice, without the key should the server have echoed it."""
-        message = choice.message
+        message = choice["message"]
         answer = {
-            "text": message.content or message.refusal or "",
-            "ended": choice.finish_reason != "length",
-            "tool_calls": [read_call(call.model_dump(mode="json")) for call in message.tool_calls or ()],
+            "text": message.get("content") or message.get("refusal") or "",
+            "ended": choice.get("finish_reason") != "length",
+            "tool_calls": [read_call(call) for call in message.get("tool_calls") or ()],
         }
         cleaned: dict[str, Any] = json.loads(self._redact(json.dumps(answer)))
         return cleaned
@@ -204,7 +208,7 @@ class ApiEngine:
         Raises:
             PerturnError: If no other prompt would fare better.
         """
-        status, code = getattr(error, "status_code", None), getattr(error, "code", None)
+        status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
         settings, said = self._settings, self._said(error)
         host, retries = settings.host, settings.max_retries
         fatal: PerturnError
@@ -309,8 +313,8 @@ class _Pace:
         self._gap = 60 / per_minute if per_minute else 0.0
         self._next = 0.0
 
-    async def wait(self, request: object) -> None:
-        """Wait for the request's turn."""
+    async def wait(self) -> None:
+        """Wait for a request's turn."""
         now = time.monotonic()
         turn = max(now, self._next)
         self._next = turn + self._gap

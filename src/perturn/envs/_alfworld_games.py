@@ -12,7 +12,6 @@ once: 3553 games in about a second.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import lzma
 import os
@@ -20,10 +19,14 @@ import re
 import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from perturn.errors import EnvironmentFailure, did_you_mean
+from perturn.reading import check_shape, lines_of, parse_object, read_text, user_path
 from perturn.types import Task
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ PANELS: Mapping[str, tuple[int, str | None]] = {
 
 _FOLDER = "json_2.1.1"
 _FILE = "game.tw-pddl"
-_TASK = re.compile(r"Your task is to: ([^\"]*)\.\"")
+_TASK = re.compile(r"Your task is to: ([^\"]{0,1000})\.\"")
 _LOCK = threading.Lock()
 _archives: dict[tuple[str, int, int], dict[str, bytes]] = {}
 """What archives hold, by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
@@ -67,11 +70,14 @@ class GameText:
     """A planner's solution, if the source has one; it looks into closed places."""
     logic: tuple[str, str] | None = None
     """The domain and grammar in the official file, if it came from one."""
+    source: str = field(default="", compare=False)
+    """The file it was read from."""
 
 
 def data_folder(given: str | None) -> Path:
     """Where the data is: as given, or in `$ALFWORLD_DATA`, or where `alfworld-download` puts it."""
-    return Path(given or os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld").expanduser()
+    default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+    return user_path(given or default, "environment.data")
 
 
 class Games:
@@ -172,46 +178,61 @@ def ids_digest(ids: Sequence[str]) -> str:
 
 def kind_of(game: str) -> str:
     """`split/kind-object-.../trial` -> the kind."""
-    return game.split("/")[1].partition("-")[0]
+    return game.partition("/")[2].partition("-")[0]
 
 
 def _is_solvable(path: Path) -> bool:
     """Whether the official package would play a game; its file is not parsed for that."""
-    data = path.read_bytes()
+    data = read_text(path, EnvironmentFailure, _FILE_REMEDY).encode()
     if not data.rstrip().endswith(b"}"):
-        raise EnvironmentFailure(
-            f"game file {path} is cut off after {len(data)} bytes. Delete it and run alfworld-download again."
-        )
+        raise EnvironmentFailure(f"game file {path} is cut off after {len(data)} bytes. {_FILE_REMEDY}")
     return re.search(rb'"solvable":\s*true', data) is not None
 
 
+class _File(TypedDict):
+    """What is read of a game file."""
+
+    pddl_domain: str
+    pddl_problem: str
+    grammar: str
+    walkthrough: NotRequired[list[str] | None]
+
+
+class _Line(TypedDict):
+    """What is read of an archive's line."""
+
+    id: str
+    task: str
+    pddl_problem: str
+    walkthrough: NotRequired[list[str] | None]
+
+
 def _read_file(path: Path, game: str) -> GameText:
-    try:
-        data = json.loads(path.read_bytes())
-        task = _TASK.search(data["grammar"])
-        if task is None:
-            raise ValueError("its grammar has no line 'Your task is to: ...'")
-        return GameText(
-            game,
-            task[1],
-            data["pddl_problem"],
-            tuple(data.get("walkthrough") or ()),
-            (data["pddl_domain"], data["grammar"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EnvironmentFailure(
-            f"game file {path} cannot be read: {_said(error)}. Delete it and run alfworld-download again."
-        ) from error
+    where = f"game file {path}"
+    text = read_text(path, EnvironmentFailure, _FILE_REMEDY)
+    data = parse_object(text, where, EnvironmentFailure, _FILE_REMEDY)
+    check_shape(data, _File, where, EnvironmentFailure, _FILE_REMEDY)
+    task = _TASK.search(data["grammar"])
+    if task is None:
+        raise EnvironmentFailure(f"{where}: its grammar has no line 'Your task is to: ...'. {_FILE_REMEDY}")
+    walkthrough = tuple(data.get("walkthrough") or ())
+    logic = (data["pddl_domain"], data["grammar"])
+    return GameText(game, task[1], data["pddl_problem"], walkthrough, logic, source=str(path))
 
 
 def _parse_line(line: bytes, where: str) -> GameText:
-    try:
-        data = json.loads(line)
-        return GameText(data["id"], data["task"], data["pddl_problem"], tuple(data.get("walkthrough") or ()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise EnvironmentFailure(f"{where}: {_said(error)}. {_ARCHIVE_REMEDY}") from error
+    data = _line_data(line, where)
+    walkthrough = tuple(data.get("walkthrough") or ())
+    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
 
 
+def _line_data(line: bytes, where: str) -> dict[str, Any]:
+    data = parse_object(line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
+    check_shape(data, _Line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
+    return data
+
+
+_FILE_REMEDY = "Delete it and run alfworld-download again."
 _ARCHIVE_REMEDY = "Copy the archive again; a line is {id, task, pddl_problem} as JSON."
 _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
@@ -231,20 +252,16 @@ def _decompress(path: Path) -> dict[str, bytes]:
     number = 0
     try:
         with lzma.open(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in lines_of(lines, str(path), EnvironmentFailure, _ARCHIVE_REMEDY):
                 head = _ID.match(line)
-                name = head[1].decode() if head else str(json.loads(line)["id"])
+                name = head[1].decode() if head else _line_data(line, f"archive {path}, line {number}")["id"]
                 if not line.rstrip().endswith(b"}") or kind_of(name) not in KINDS:
                     raise ValueError(f"line {number} is no game of the six kinds")
                 if name.partition("/")[0] != path.name.partition(".")[0]:
                     raise ValueError(f"line {number} has a game of another split, {name!r}")
                 found[name] = zlib.compress(line, 1)
-    except (EOFError, OSError, lzma.LZMAError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (EOFError, OSError, lzma.LZMAError, ValueError) as error:
         raise EnvironmentFailure(
-            f"archive {path} is damaged after {number} games: {_said(error)}. {_ARCHIVE_REMEDY}"
+            f"archive {path} is damaged after {number} games: {type(error).__name__}: {error}. {_ARCHIVE_REMEDY}"
         ) from error
     return found
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

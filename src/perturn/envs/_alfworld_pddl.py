@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.errors import DataError
+from perturn.reading import DEEPEST
 
 Literal = tuple[str, ...]
 """A predicate and its arguments; those with a `?` are variables, which are all existential."""
@@ -25,7 +26,18 @@ _TRUE_OF_ONE = """pickupable moveable openable cleanable heatable coolable toggl
     holdsanyreceptacleobject checked examined"""
 _TRUE_OF_TWO = """objecttype receptacletype cancontain atlocation receptacleatlocation objectatlocation inreceptacle
     inreceptacleobject wasinreceptacle holds"""
-_KNOWN = frozenset(f"{_TRUE_OF_ONE} {_TRUE_OF_TWO}".split())
+_ARITY = dict.fromkeys(_TRUE_OF_ONE.split(), 1) | dict.fromkeys(_TRUE_OF_TWO.split(), 2)
+_THINGS: dict[str, tuple[bool, ...]] = {
+    name: (True,) for name in _TRUE_OF_ONE.split() if not name.startswith(("holdsany", "checked", "examined"))
+}
+_THINGS |= {"objecttype": (True, False), "receptacletype": (True, False), "holds": (False, True)}
+_THINGS |= dict.fromkeys(
+    ("receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"), (True, True)
+)
+_THINGS["atlocation"] = (False, True)
+"""Predicate -> which arguments are things or places, whose ids hold `_bar_`; others are types and the agent."""
+_MOST_LITERALS, _MOST_VARIABLES = 16, 8
+"""Of a goal; ALFWorld's have up to 8 and 6."""
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
     pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
 _GOAL_ORDER = tuple(_TRIED.split())
@@ -68,14 +80,7 @@ def parse_problem(text: str, where: str) -> Problem:
             f"{'no (:init' if start < 0 else 'no (:goal' if goal < start else 'parentheses left open'}). "
             "Fetch the game again."
         )
-    facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for predicate, first, second in _FACT.findall(text, start, goal):
-        facts[predicate].append((first, second))
-    for predicate in facts.keys() - _KNOWN:
-        raise DataError(
-            f"{where}: the problem has a fact {predicate!r}, which ALFWorld's domain has not. "
-            "Play such a game with alfworld-official."
-        )
+    facts = _read_facts(text[start + len("(:init") : goal], where)
     if len(facts["atlocation"]) != 1:
         raise DataError(
             f"{where}: the problem must place one agent (atLocation), got {len(facts['atlocation'])}. "
@@ -84,13 +89,37 @@ def parse_problem(text: str, where: str) -> Problem:
     return Problem(facts, _parse_goal(text, goal, where))
 
 
+def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
+    """The facts by predicate; each must be one of ALFWorld's, about things that have a name where it names things."""
+    facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    rest = _FACT.sub(" ", text).split()
+    if rest != [")"]:
+        raise DataError(f"{where}: {' '.join(rest)[:80]!r} among the facts is no fact. Fetch the game again.")
+    for match in _FACT.finditer(text):
+        predicate, *arguments = match.groups(default="")
+        if predicate not in _ARITY:
+            raise DataError(
+                f"{where}: the problem has a fact {predicate!r}, which ALFWorld's domain has not. "
+                "Play such a game with alfworld-official."
+            )
+        things = [
+            name for name, is_thing in zip(arguments, _THINGS.get(predicate, ()), strict=False) if is_thing
+        ]
+        if bool(arguments[1]) is not (_ARITY[predicate] == 2) or not all("_bar_" in name for name in things):
+            raise DataError(
+                f"{where}: the fact {match[0][:200]!r} has other arguments than it must. Fetch the game again."
+            )
+        facts[predicate].append((arguments[0], arguments[1]))
+    return facts
+
+
 def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
     """The goal as literals, in the order in which they are best tried."""
     tokens = iter(_TOKEN.findall(text, start))
     next(tokens)
-    tree = _read_list(tokens)
     try:
-        literals = list(_flatten(tree[1], {}))
+        literals = list(_flatten(_read_list(tokens)[1], {}))
+        _check_goal(literals)
         ranked = [(_GOAL_ORDER.index(literal[0]), literal) for literal in literals]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -100,13 +129,25 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
     return tuple(literal for _, literal in sorted(ranked))
 
 
-def _read_list(tokens: Iterator[str]) -> list[Any]:
+def _check_goal(literals: Sequence[Literal]) -> None:
+    """Refuse what could not be tried, or not within reason."""
+    for literal in literals:
+        if len(literal) != 1 + _ARITY.get(literal[0], 2):
+            raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
+    variables = {word for literal in literals for word in literal[1:] if word.startswith("?")}
+    if not 0 < len(literals) <= _MOST_LITERALS or len(variables) > _MOST_VARIABLES:
+        raise ValueError(f"it has {len(literals)} conditions on {len(variables)} things")
+
+
+def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
     """Nested lists up to the parenthesis that closes the one just opened."""
+    if level > DEEPEST:
+        raise ValueError(f"it has more than {DEEPEST} levels")
     found: list[Any] = []
     for token in tokens:
         if token == ")":
             break
-        found.append(_read_list(tokens) if token == "(" else token)
+        found.append(_read_list(tokens, level + 1) if token == "(" else token)
     return found
 
 

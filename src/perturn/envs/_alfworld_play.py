@@ -31,7 +31,7 @@ class TextGame:
     def reset(self, game: GameText) -> Observation:
         """Start a game."""
         self._world = None
-        world = World(parse_problem(game.problem, f"game {game.id!r}"), self._grammar)
+        world = World(parse_problem(game.problem, game.source or f"game {game.id!r}"), self._grammar)
         self._world = world
         return self._observe(f"{WELCOME}\n\n{world.opening()}\n\nYour task is to: {game.task}.")
 

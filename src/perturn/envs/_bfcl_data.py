@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.reading import check_shape, parse_object, read_lines
 from perturn.tools import ToolCall
 
 INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
@@ -31,6 +33,42 @@ _DOCS = {
 }
 """Simulator -> the name of its module and of its file of tool descriptions."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
+
+
+_LONGEST_CALL = 20_000
+_REMEDY = (
+    "Correct it; environment.data must be a folder as bfcl_eval/data, with BFCL_v4_multi_turn_*.json and "
+    "possible_answer/."
+)
+
+
+class _Gold(TypedDict):
+    """A line of possible answers."""
+
+    id: str
+    ground_truth: list[list[str]]
+
+
+class _Said(TypedDict):
+    content: Any
+
+
+class _Task(TypedDict):
+    """A line of tasks."""
+
+    id: str
+    question: list[list[_Said]]
+    initial_config: dict[str, Any]
+    involved_classes: list[str]
+    excluded_function: NotRequired[list[str]]
+
+
+class _Doc(TypedDict):
+    """A line of tool descriptions."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -70,34 +108,21 @@ def read_entries(folder: Path, category: str) -> dict[str, Entry]:
         DataError: Naming file and line of what is missing or malformed.
     """
     name = f"BFCL_v4_multi_turn_{category}.json"
-    gold = {row["id"]: row for _, row in _rows(folder / "possible_answer" / name, ("id", "ground_truth"))}
+    gold = {row["id"]: row for _, row in _rows(folder / "possible_answer" / name, _Gold)}
     entries = {}
-    for where, row in _rows(folder / name, ("id", "question", "initial_config", "involved_classes")):
+    for where, row in _rows(folder / name, _Task):
         if row["id"] not in gold:
             raise DataError(f"{where}: task {row['id']!r} has no answer in possible_answer/{name}.")
         entries[row["id"]] = _entry(row, gold[row["id"]]["ground_truth"], where)
     return entries
 
 
-def _rows(file: Path, keys: Sequence[str]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbered objects of a file of JSON lines."""
-    try:
-        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{file} cannot be read: {error}; environment.data must be a folder as bfcl_eval/data, with "
-            "BFCL_v4_multi_turn_*.json and possible_answer/."
-        ) from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in read_lines(file, DataError, _REMEDY):
         where = f"{file}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: expected a JSON object, got {line[:40]!r} ({error}).") from error
-        missing = [key for key in keys if not isinstance(row, dict) or key not in row]
-        if missing:
-            raise DataError(f"{where}: expected the key {missing[0]!r}, got {line[:40]!r}.")
-        yield where, whole(row, line, where)
+        row = check_shape(parse_object(line, where, DataError, _REMEDY), shape, where, DataError, _REMEDY)
+        yield where, whole(row, line.decode(), where)
 
 
 def _entry(row: dict[str, Any], gold: Any, where: str) -> Entry:
@@ -129,7 +154,7 @@ def schemas(folder: Path, entry: Entry) -> tuple[dict[str, Any], ...]:
     found = []
     for class_name in entry.classes:
         file = folder / "multi_turn_func_doc" / f"{_DOCS[class_name]}.json"
-        for _, row in _rows(file, ("name", "description", "parameters")):
+        for _, row in _rows(file, _Doc):
             if row["name"] not in entry.excluded:
                 function = {key: _json_schema(row[key]) for key in ("name", "description", "parameters")}
                 found.append({"type": "function", "function": function})
@@ -154,6 +179,8 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
     Raises:
         DataError: If it is no call of a tool with literal arguments.
     """
+    if len(text) > _LONGEST_CALL:
+        raise DataError(f"gold call {text[:40]!r}… has more than {_LONGEST_CALL} characters. {_REMEDY}")
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -161,8 +188,8 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
         positional = [ast.literal_eval(each) for each in call.args]
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
         bound = inspect.signature(methods[call.func.id]).bind(*positional, **named)
-    except (SyntaxError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"gold call {text!r} cannot be read: {type(error).__name__}: {error}") from error
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise DataError(f"gold call {text!r:.200} cannot be read: {type(error).__name__}: {error}") from error
     return ToolCall(call.func.id, bound.arguments)
 
 

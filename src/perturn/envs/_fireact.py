@@ -6,7 +6,6 @@ Chen et al. 2023, "FireAct", arXiv:2310.05915. Fine-tuning rows have the questio
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,12 +15,12 @@ from typing import Any
 
 from perturn.envs._rows import refuse, text_of
 from perturn.errors import DataError
+from perturn.reading import parse_json, read_text
 
-_STEP = re.compile(
-    r"\s*Thought:[ \t]*(?P<thought>.*?)\s*\nAction:[ \t]*(?P<action>[^\n]+)"
-    r"(?:\nObservation:[ \t]*(?P<observation>.*?))?\s*(?=\nThought:|\Z)",
-    re.DOTALL,
-)
+_THOUGHT = re.compile(r"\s*Thought:[ \t]*")
+_ACTION = re.compile(r"\nAction:([^\n]+)")
+_OBSERVATION = re.compile(r"\nObservation:[ \t]*")
+_END = re.compile(r"\s*(?=\nThought:|\Z)")
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,9 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
     Raises:
         DataError: If the file cannot be read or an entry is of neither form.
     """
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read: {error}. Correct the path or the file.") from error
+    entries = parse_json(read_text(file, DataError), str(file), DataError)
+    if not isinstance(entries, dict | list):
+        refuse(str(file), "a list or an object of episodes", entries)
     named = entries.items() if isinstance(entries, Mapping) else enumerate(entries, start=1)
     seen: Counter[str] = Counter()
     for name, entry in named:
@@ -84,8 +82,19 @@ def _from_messages(row: Mapping[str, Any], where: str) -> Recorded:
 def _steps(text: str) -> Iterator[Step]:
     """Steps from the beginning of a text, up to the first place where none follows."""
     at = 0
-    while match := _STEP.match(text, at):
-        yield Step(match["thought"], match["action"].strip(), match["observation"] or "")
-        at = match.end()
-        if match["observation"] is None:
+    while (opened := _THOUGHT.match(text, at)) and (action := _next_action(text, opened.end())):
+        thought = text[opened.end() : action.start()].rstrip()
+        observed = _OBSERVATION.match(text, action.end())
+        if observed is None:
+            yield Step(thought, action[1].strip(), "")
             return
+        begin = observed.end()
+        at = text.find("\nThought:", begin)
+        at = len(text) if at < 0 else at
+        yield Step(thought, action[1].strip(), text[begin:at].rstrip())
+
+
+def _next_action(text: str, at: int) -> re.Match[str] | None:
+    """The next line with an action that an observation, a thought or the end follows; each line is looked at once."""
+    ends = (match for match in _ACTION.finditer(text, at))
+    return next((m for m in ends if _OBSERVATION.match(text, m.end()) or _END.match(text, m.end())), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,16 @@ def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str
     """
     context = row.get("context")
     if isinstance(context, Mapping):
-        context = list(zip(context.get("title", ()), context.get("sentences", ()), strict=False))
-    if not isinstance(context, Sequence) or not context:
+        columns = [context.get(key) for key in ("title", "sentences")]
+        context = (
+            list(zip(*columns, strict=False)) if all(isinstance(each, list) for each in columns) else None
+        )
+    if not isinstance(context, list) or not context:
         raise DataError(
             f"{where}: expected paragraphs in 'context', got {context!r:.60}. "
             "Take a file of the distractor setting, such as hotpot_dev_distractor_v1.json."
         )
     for pair in context:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
             refuse(f"{where}: context", "pairs of title and sentences", pair)
         yield read_paragraph({"title": pair[0], "sentences": pair[1]}, f"{where}: context")

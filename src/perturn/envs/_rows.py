@@ -11,6 +11,7 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.plain import is_unicode, mended
+from perturn.reading import DEEPEST, is_too_deep
 
 _logger = logging.getLogger(__name__)
 
@@ -44,12 +45,12 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     inside, at = buffer[at] == "[", at + 1
                 elif buffer[at] == "{":
                     inside = inside or False
-                    row, end, buffer = _object(decoder, buffer[at:], opened, f"{file}:{line}")
+                    row, at, end, buffer = _object(decoder, buffer, at, opened, f"{file}:{line}")
                     yield f"{file}:{line}", row
-                    line, at = line + buffer.count("\n", 0, end), end
+                    line, at = line + buffer.count("\n", at, end), end
                 else:
                     refuse(f"{file}:{line}", "a JSON object", buffer[at : at + 40])
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read: {error}. Correct the path or the file.") from error
     if inside:
         raise DataError(f"{file}:{line}: the array does not end: the file was cut short. Get it again.")
@@ -97,19 +98,23 @@ def _gap_end(buffer: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _object(decoder: json.JSONDecoder, text: str, opened: Any, where: str) -> tuple[dict[str, Any], int, str]:
-    """The object that a text begins with, its end, and the text with as much more as that took to read."""
+def _object(
+    decoder: json.JSONDecoder, text: str, at: int, opened: Any, where: str
+) -> tuple[dict[str, Any], int, int, str]:
+    """The object at a place of a text, its place and end, and the text with as much more as that took to read."""
     while True:
         try:
-            row, end = decoder.raw_decode(text)
+            row, end = decoder.raw_decode(text, at)
         except RecursionError:
-            refuse(where, "fewer levels of lists and objects", text)
+            refuse(where, f"an object of at most {DEEPEST} levels", text[at : at + 40])
         except ValueError as error:
-            more = opened.read(max(_CHUNK, len(text))) if len(text) < _LONGEST else ""
+            more = opened.read(max(_CHUNK, len(text))) if len(text) - at < _LONGEST else ""
             if not more:
                 raise DataError(
                     f"{where}: the object that begins here is no JSON: {error}. Correct it, or get the file again."
                 ) from error
-            text += more
+            text, at = text[at:] + more, 0
         else:
-            return whole(row, text[:end], where), end, text
+            if is_too_deep(row):
+                refuse(where, f"an object of at most {DEEPEST} levels", text[at : at + 40])
+            return whole(row, text[at:end], where), at, end, text

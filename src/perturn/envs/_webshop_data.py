@@ -7,22 +7,50 @@ and `reviews.json`. What a task holds is a goal: a product to find, and what is 
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from perturn.envs._index import Document
 from perturn.envs._rows import read_rows, refuse, text_of
 from perturn.errors import DataError
+from perturn.reading import check_shape, parse_object, read_text, user_path
 
 _PRICE_STEPS = [10.0 * step for step in range(1, 100)]
 _NEAREST_STEPS = 4
 _NO_LIMIT = 1_000_000.0
 _LONGEST_ASIN = 10
+
+
+_MOST_COMBINATIONS = 100_000
+"""Of a product's options; each is a goal."""
+
+
+class _Known(TypedDict):
+    """What the file of attributes says of a product."""
+
+    attributes: NotRequired[list[str] | None]
+    instruction: NotRequired[str | None]
+    instruction_attributes: NotRequired[list[str] | None]
+
+
+class _Reviewed(TypedDict):
+    """What the file of reviews says of a product."""
+
+    reviews: NotRequired[list[dict[str, Any]] | None]
+
+
+class _Asked(TypedDict):
+    """A goal that somebody wrote."""
+
+    instruction_attributes: list[str]
+    instruction_options: NotRequired[list[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -89,7 +117,11 @@ class Files:
     @property
     def of_products(self) -> list[Path]:
         """Those that products are read from."""
-        return [Path(file).expanduser() for file in (self.products, self.attributes, self.reviews) if file]
+        return [
+            user_path(file, "environment.files")
+            for file in (self.products, self.attributes, self.reviews)
+            if file
+        ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +149,8 @@ class Catalogue:
             if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
                 continue
             seen.add(asin)
-            product = self._product(row, where, attributes.get(asin, {}), reviews.get(asin, {}))
+            known = check_shape(attributes.get(asin, {}), _Known, f"{described}: {asin}", DataError)
+            product = self._product(row, where, known, reviews.get(asin, {}))
             options = ", and ".join(
                 f"{name}: {', '.join(values)}" for name, values in product.options.items()
             )
@@ -152,7 +185,7 @@ class Catalogue:
             prices = [float(part) for part in parts]
         except ValueError:
             prices = []
-        if prices:
+        if prices and all(map(math.isfinite, prices)):
             return prices
         if not given and self.default_price is not None:
             return [float(self.default_price)]
@@ -175,10 +208,8 @@ def human_goals(file: Path, find: Any) -> list[Goal]:
     goals: list[tuple[int, Goal]] = []
     for asin, rows in read_object(file).items():
         found = find(asin)
-        for row in rows if found else ():
-            where = f"{file}: product {asin}"
-            if not isinstance(row, dict) or not isinstance(row.get("instruction_attributes"), list):
-                refuse(where, "goals with 'instruction_attributes'", row)
+        where = f"{file}: product {asin}"
+        for row in check_shape(rows, list[_Asked], where, DataError) if found else ():
             if row["instruction_attributes"]:
                 said = text_of(row, "instruction", where).strip(".")
                 options = [str(option) for option in row.get("instruction_options") or []]
@@ -193,6 +224,13 @@ def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
     for product in products:
         if product.instruction and product.instruction_attributes:
             names = sorted(product.options)
+            combinations = math.prod(len(product.options[name]) for name in names)
+            if combinations > _MOST_COMBINATIONS:
+                refuse(
+                    f"product {product.asin}",
+                    f"at most {_MOST_COMBINATIONS} combinations of options",
+                    combinations,
+                )
             for values in itertools.product(*(product.options[name] for name in names)):
                 wanted = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
                 said = f"{product.instruction} with {wanted}" if wanted else product.instruction
@@ -206,13 +244,7 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         DataError: If it is not.
     """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file}: cannot be read: {error}. Correct the path, or get the file again."
-        ) from error
-    return value if isinstance(value, dict) else refuse(str(file), "a JSON object by product", value)
+    return parse_object(read_text(file, DataError), str(file), DataError, "Get the file again.")
 
 
 def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
@@ -249,7 +281,10 @@ def _options(given: Any, where: str) -> dict[str, list[str]]:
 
 
 def _read_reviews(file: Path) -> dict[str, Any]:
-    return {text_of(row, "asin", where): row for where, row in read_rows(file)}
+    return {
+        text_of(row, "asin", where): check_shape(row, _Reviewed, where, DataError)
+        for where, row in read_rows(file)
+    }
 
 
 def _review(given: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from perturn.envs._bfcl_data import (
@@ -28,6 +27,7 @@ from perturn.envs._bfcl_data import (
     schemas,
 )
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.reading import user_path
 from perturn.tools import ToolAction, ToolCall, read_action, write_action
 from perturn.types import Observation, Task
 
@@ -69,7 +69,7 @@ class Bfcl:
         """
         self.category = check_category(category)
         installed = package_data()
-        self._folder = Path(data) if data is not None else installed
+        self._folder = user_path(data, "environment.data") if data is not None else installed
         self._entries = read_entries(self._folder, category)
         self.name = f"bfcl-multi-turn-{category}-{metadata.version('bfcl-eval')}"
         self._entry: Entry | None = None

@@ -18,6 +18,7 @@ from perturn.envs._hotpotqa_answer import exact_match, f1_score
 from perturn.envs._hotpotqa_data import question_id, read_documents, read_tasks
 from perturn.envs._index import DocumentIndex, check_installed, content_key, open_index
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.reading import user_path
 from perturn.types import Action, Observation, Task, Trajectory, Turn
 
 REWARDS: dict[str, Callable[[str, str], float]] = {
@@ -72,8 +73,10 @@ class HotpotQA:
             raise ConfigError(f"Unknown reward {reward!r} of hotpotqa.{did_you_mean(reward, REWARDS)}")
         if match not in MATCHES:
             raise ConfigError(f"Unknown match {match!r} of hotpotqa.{did_you_mean(match, MATCHES)}")
-        self.questions = {split: Path(file).expanduser() for split, file in questions.items()}
-        self.corpus = Path(corpus).expanduser()
+        self.questions = {
+            split: user_path(file, f"environment.questions.{split}") for split, file in questions.items()
+        }
+        self.corpus = user_path(corpus, "environment.corpus")
         self.reward = reward
         self.match = match
         self._tasks: dict[str, list[Task]] = {}

@@ -14,24 +14,25 @@ from __future__ import annotations
 import argparse
 import bz2
 import html
-import io
 import json
 import re
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from perturn.envs._hotpotqa_data import context_paragraphs
 from perturn.envs._rows import read_rows, text_of, whole
 from perturn.errors import DataError, PerturnError
 from perturn.files import replacing
+from perturn.reading import lines_of, parse_object
 
 Paragraph = tuple[str, list[str]]
 """Title and sentences."""
 
-_LINK = re.compile(r"</?a\b[^>]*>")
+_REMEDY = "Download it again."
+_LINK = re.compile(r"</?a\b[^<>]*>")
 
 
 def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
@@ -54,13 +55,9 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
         DataError: If a file cannot be read, or a line is no page.
     """
     for name, opened in _opened(files):
-        for number, line in enumerate(opened, start=1):
+        for number, line in _lines(opened, name):
             where = f"{name}:{number}"
-            try:
-                text = line.decode()
-                row = whole(json.loads(text), text, where)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: expected a JSON object: {error}. Download it again.") from error
+            row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)
             sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
             sentences = [part for part in sentences if part]
             if sentences:
@@ -95,6 +92,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _lines(opened: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a packed file, each unpacked when it is asked for."""
+    try:
+        yield from lines_of(opened, name, DataError, _REMEDY)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{name}: cannot be read: {error}. {_REMEDY}") from error
+
+
 def _opened(files: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     """The bz2 files of an archive or a folder, each opened."""
     for file in files:
@@ -106,12 +111,12 @@ def _opened(files: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
                     for member in archive:
                         content = archive.extractfile(member) if member.name.endswith(".bz2") else None
                         if content is not None:
-                            yield f"{file}/{member.name}", io.BytesIO(bz2.decompress(content.read()))
+                            yield f"{file}/{member.name}", cast(IO[bytes], bz2.BZ2File(content))
             else:
                 with bz2.open(file) as opened:
-                    yield str(file), io.BytesIO(opened.read())
-        except (OSError, EOFError, tarfile.TarError) as error:
-            raise DataError(f"{file}: cannot be read: {error}. Download it again.") from error
+                    yield str(file), cast(IO[bytes], opened)
+        except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+            raise DataError(f"{file}: cannot be read: {error}. {_REMEDY}") from error
 
 
 def _flat(text: Any) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from perturn.envs._outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.reading import parse_json
 from perturn.types import Observation, Task
 
 _HINT = "start the server, or correct environment.base_url"
@@ -96,8 +97,8 @@ class OpenEnv:
 
         try:
             self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(self._socket.recv(timeout=self._timeout))
-        except (OSError, WebSocketException, TimeoutError, ValueError) as error:
+            answer = parse_json(self._socket.recv(timeout=self._timeout), self._url, EnvironmentFailure)
+        except (OSError, WebSocketException, TimeoutError, EnvironmentFailure, ValueError) as error:
             self.close()
             said = str(error) or type(error).__name__
             raise WorldLost(f"the session with {self._url} was lost in {kind}: {said}; {_HINT}.") from error
@@ -116,7 +117,8 @@ class OpenEnv:
                 "environment.text_field to the one the policy shall read."
             )
         reward, done = as_number(body.get("reward"), "the reward"), bool(body.get("done"))
-        said = {**(body.get("metadata") or {}), **fields}
+        metadata = body.get("metadata")
+        said = {**(metadata if isinstance(metadata, Mapping) else {}), **fields}
         success = said.get("success", done and reward > 0)
         text = as_text(fields[self._text_field], f"observation.{self._text_field}")
         return Observation(text, reward=reward, terminated=done, success=bool(success))

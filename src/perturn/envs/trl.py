@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from perturn.envs._outside import as_number, load_object
 from perturn.envs._rows import whole
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.reading import parse_object, read_lines, user_path
 from perturn.tools import ToolCall, read_action
 from perturn.types import Observation, Task
 
@@ -62,7 +62,10 @@ class TrlFactory:
         _check_class(self._env)
         self._tools = {name: getattr(self._env, name) for name in _tool_names(self._env)}
         self._schemas = tuple(_schema(tool) for tool in self._tools.values())
-        self._rows = {split: _read_rows(Path(file), split) for split, file in rows.items()}
+        self._rows = {
+            split: _read_rows(user_path(file, f"environment.rows.{split}"), split)
+            for split, file in rows.items()
+        }
         self._paid = 0.0
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -173,23 +176,11 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 
 def _read_rows(file: Path, split: str) -> list[Task]:
     """Rows of a file as tasks, named by their line."""
-    try:
-        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not at U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{file} cannot be read: {error}; environment.rows names a JSON-lines file a split."
-        ) from error
     tasks = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{file}:{number}: expected a JSON object, got {line[:40]!r} ({error})."
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: expected a JSON object, got {type(row).__name__}.")
-        tasks.append(Task(f"{split}/{number}", split=split, data=whole(row, line, f"{file}:{number}")))
+    for number, line in read_lines(file, DataError, "environment.rows names a JSON-lines file a split."):
+        where = f"{file}:{number}"
+        row = whole(parse_object(line, where, DataError), line.decode(), where)
+        tasks.append(Task(f"{split}/{number}", split=split, data=row))
     return tasks
 
 

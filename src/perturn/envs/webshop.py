@@ -11,7 +11,6 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from perturn.envs._index import DocumentIndex, check_installed, content_key, open_index
@@ -30,6 +29,7 @@ from perturn.envs._webshop_pages import (
 )
 from perturn.envs._webshop_reward import purchase_reward
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.reading import user_path
 from perturn.types import Observation, Task
 
 __all__ = ["SPLITS", "Files", "WebShop"]
@@ -108,7 +108,7 @@ class WebShop:
         self.splits = splits
         catalogue = Catalogue(files, num_products, default_price)
         key = content_key(files.of_products, "webshop", bool(files.reviews), num_products, default_price)
-        self._goals_file = Path(files.goals).expanduser() if files.goals else None
+        self._goals_file = user_path(files.goals, "environment.files.goals") if files.goals else None
         stamp = content_key([self._goals_file] if self._goals_file else [], key)
         self.name = f"{_VERSION}-{observation}-{stamp[:8]}"
         self._index: DocumentIndex = open_index(key, catalogue.documents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from perturn.policy.examples import Example, encode_example
 from perturn.policy.models import resolve_model
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.preferences import pair_with_expert
+from perturn.run_files import Confidences, read_sides
 from perturn.store import read_trajectories
 from perturn.types import Action, PreferencePair, Trajectory
 
@@ -238,7 +238,7 @@ def _weights(run: Path) -> dict[str, dict[str, float]] | None:
     file = run / "metrics" / "confidence.jsonl"
     if not file.is_file():
         return None
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = read_sides(file, Confidences)
     found = {}
     for side in ("chosen", "rejected"):
         weights = [weight for row in rows for weight in row[side]["weight"]]

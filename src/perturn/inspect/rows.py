@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from perturn.errors import DataError
+from perturn.reading import parse_object, read_lines
 from perturn.store import read_pairs, read_trajectories, trajectory_from_dict
 from perturn.trl_format import from_trl
 from perturn.types import PreferencePair, Trajectory
@@ -36,20 +36,8 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
 
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The numbered JSON objects of a file."""
-    number = 0
-    try:
-        with data.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                row = json.loads(line.decode("utf-8"))
-                if not isinstance(row, dict):
-                    raise DataError(f"{data}:{number}: expected a JSON object, got {type(row).__name__}.")
-                yield number, row
-    except OSError as error:
-        raise DataError(
-            f"{data} cannot be read: {error.strerror}; give a JSONL file or a run folder."
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{data}:{number}: expected JSON, got something else ({error}).") from error
+    for number, line in read_lines(data, DataError, "Give a JSONL file or a run folder."):
+        yield number, parse_object(line, f"{data}:{number}", DataError)
 
 
 def read_each(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair | DataError]]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perturn.credit import Credit
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, ModelError
 from perturn.inspect.rows import read_rows
 from perturn.inspect.view import View, view_of
 from perturn.policy.examples import Example, encode_example
@@ -46,8 +46,8 @@ def _encoded(data: Path, view: View) -> Iterator[Example]:
     for number, row in enumerate(read_rows(data), start=1):
         try:
             yield encode_example(row, view.renderer, view.max_length, view.shared_prefix)
-        except DataError as error:
-            raise DataError(f"{data}: row {number}: {error}") from error
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{data}: row {number}: {error}") from error
 
 
 def _check_limit(limit: int | None) -> None:
@@ -104,6 +104,11 @@ def inspect(
 
 def _weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
     """(confidence, weight) of each turn that carries loss, by side; computed as training computes them."""
+    known, largest = model.get_input_embeddings().num_embeddings, max(max(side.ids) for side in example.sides)
+    if largest >= known:
+        raise DataError(
+            f"token id {largest} is none of the model, which knows {known}; name the model that sampled the rows."
+        )
     with torch.no_grad():
         example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
     example = weigh(example, credit)

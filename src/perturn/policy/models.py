@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from perturn.cache import cache_folder
 from perturn.errors import ModelError
 from perturn.files import writing
+from perturn.reading import user_path
 from perturn.rope import too_long, usable_length
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     """
     if name in BUNDLED:
         return str(convert_bundled(name, say))
-    folder = Path(name).expanduser()
+    folder = user_path(name, "model.name")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(

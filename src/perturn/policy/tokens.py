@@ -7,7 +7,7 @@ training sees what was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ class Renderer:
                 f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
             )
         for index, turn in enumerate(trajectory.turns):
+            _check_action(turn.action, f"task {trajectory.task.id!r}: turns[{index}].action")
             if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
                 raise DataError(
                     f"task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
@@ -258,6 +259,10 @@ class Renderer:
         )
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
+        if any("\ud800" <= each <= "\udfff" for each in text):
+            raise DataError(
+                "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
+            )
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -381,3 +386,18 @@ def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Length of the beginning that both have in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _check_action(action: Action, where: str) -> None:
+    """Refuse ids that no tensor holds, and calls that no template reads."""
+    for index, token in enumerate(action.token_ids or ()):
+        if not 0 <= token < 2**31:
+            raise DataError(
+                f"{where}.token_ids[{index}]: expected a token id, got {token:.4g}; remove the row."
+            )
+    for index, call in enumerate(action.tool_calls):
+        function = call.get("function", call)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
+            )

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from perturn.errors import RunError
+from perturn.reading import read_text
+from perturn.run_files import (
+    Confidences,
+    Loss,
+    Metrics,
+    Reference,
+    Stamp,
+    TurnNumbers,
+    parse_settings,
+    read_note,
+    read_notes,
+    read_sides,
+)
 from perturn.seals import read_manifest, refuse_damage
 from perturn.store import read_pairs, read_trajectories
 from perturn.types import PreferencePair, Status, Trajectory
@@ -93,17 +103,18 @@ def read_run(path: Path) -> Run:
     if len(notes) == len(_EXPECTED) + 1:
         raise RunError(f"{str(path)!r} holds nothing of a run, such as manifest.json or evaluation/.")
     pairs = read_pairs(path / "pairs.jsonl") if (path / "pairs.jsonl").exists() else []
-    recipe = _text(path / "recipe.yaml")
-    settings = _settings(recipe, path / "recipe.yaml")
-    loss = _json(path / "metrics" / "loss.json") or {}
-    confidence = _sides(path / "metrics" / "confidence.jsonl", ("confidence", "weight"))
+    file = path / "recipe.yaml"
+    recipe = read_text(file, RunError) if file.exists() else None
+    settings = parse_settings(recipe or "", str(file))
+    loss = read_note(path / "metrics" / "loss.json", Loss) or {}
+    confidence = read_sides(path / "metrics" / "confidence.jsonl", Confidences)
     if confidence and len(confidence) != len(pairs):
         notes.append(
             f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
             "confidences are left out. Run the alignment again to write them anew."
         )
         confidence = []
-    reference = _sides(path / "metrics" / "reference.jsonl", ("ids", "turn", "logprobs"))
+    reference = read_sides(path / "metrics" / "reference.jsonl", Reference)
     return Run(
         path=path,
         recipe=recipe,
@@ -111,18 +122,18 @@ def read_run(path: Path) -> Run:
         pivot=_pivot(settings, loss),
         loss=loss,
         manifest=manifest,
-        protocol=_json(path / "evaluation" / "protocol.json"),
+        protocol=read_note(path / "evaluation" / "protocol.json", Stamp),
         expert=_trajectories(path / "trajectories" / "expert.jsonl"),
         explored=_trajectories(path / "trajectories" / "explore.jsonl"),
         pairs=pairs,
         confidence=confidence,
-        sft=_rows(path / "metrics" / "sft.jsonl"),
-        align=_rows(path / "metrics" / "align.jsonl"),
+        sft=read_notes(path / "metrics" / "sft.jsonl", Metrics),
+        align=read_notes(path / "metrics" / "align.jsonl", Metrics),
         evaluation=evaluation,
         notes=notes + _panel_notes(evaluation),
         reference=reference if len(reference) == len(pairs) else [],
-        turns=_rows(path / "metrics" / "turns.jsonl"),
-        texts=_json(path / "tokens.json") or {},
+        turns=read_notes(path / "metrics" / "turns.jsonl", TurnNumbers),
+        texts=read_note(path / "tokens.json", dict[str, str]) or {},
     )
 
 
@@ -171,69 +182,9 @@ def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
     return ["The policies were not evaluated on the same tasks; only the paired comparison allows for that."]
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{str(path)!r} cannot be read: {error}.") from error
-
-
 def _trajectories(path: Path) -> list[Trajectory]:
     """In one order, whatever the order in which they ended, so that resampling draws the same."""
     return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
-
-
-def _json(path: Path) -> Row | None:
-    text = _text(path)
-    if text is None:
-        return None
-    try:
-        value = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON, and says nothing
-    except ValueError as error:
-        raise RunError(f"{str(path)!r} is not JSON: {error}. Run the stage that writes it again.") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{str(path)!r} must hold a JSON object, got {type(value).__name__}.")
-    return value
-
-
-def _rows(path: Path) -> list[Row]:
-    """Rows of a metrics file. A last line without its end is one being written, and left out."""
-    rows = []
-    for number, line in enumerate((_text(path) or "").split("\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise RunError(f"line {number} of {str(path)!r} is not JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise RunError(f"line {number} of {str(path)!r} must be a JSON object, got {line[:40]!r}.")
-        rows.append(row)
-    return rows
-
-
-def _sides(path: Path, keys: Sequence[str]) -> list[Row]:
-    """Rows that give each side of a pair lists of equal length."""
-    rows = _rows(path)
-    for number, row in enumerate(rows, start=1):
-        if not all(_is_side(row.get(side), keys) for side in ("chosen", "rejected")):
-            raise RunError(
-                f"line {number} of {str(path)!r} must give chosen and rejected {' and '.join(keys)}, lists of "
-                "one length. Run the alignment again to write it anew."
-            )
-    return rows
-
-
-def _is_side(value: Any, keys: Sequence[str]) -> bool:
-    lists = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
-    lengths = [len(each) for each in lists if isinstance(each, list)]
-    return len(lengths) == len(keys) and len(set(lengths)) == 1
-
-
-def _settings(recipe: str | None, path: Path) -> Mapping[str, Any]:
-    try:
-        settings = yaml.safe_load(recipe or "")
-    except yaml.YAMLError as error:
-        raise RunError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from error
-    return settings if isinstance(settings, Mapping) else {}
 
 
 def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None:

@@ -14,9 +14,7 @@ from perturn.types import Message, Trajectory, Turn
 LONGEST = 20_000
 """Characters of one text that the page holds; what is cut is counted."""
 
-_REACT = re.compile(r"\s*Thought:[ \t]*(?P<thought>.*?)\n[ \t]*Action:[ \t]*(?P<action>.*)", re.DOTALL)
-_BARE = re.compile(r"\s*Action:[ \t]*(?P<action>.*)", re.DOTALL)
-_THINK = re.compile(r"\s*<think>(?P<thought>.*?)</think>\s*(?P<action>.*)", re.DOTALL)
+_ACTION = re.compile(r"\n[ \t]*Action:")
 
 
 @dataclass(frozen=True)
@@ -112,13 +110,19 @@ def tokens(trajectory: Trajectory, notes: Notes) -> dict[str, Any] | None:
 
 def split_action(text: str) -> tuple[str, str]:
     """A policy's text -> (thought, action), as ReAct or a reasoning model writes them; one may be empty."""
-    for pattern in (_THINK, _REACT, _BARE):
-        match = pattern.fullmatch(text)
-        if match:
-            thought, action = match.groupdict().get("thought") or "", match["action"].strip()
-            inner = split_action(action) if pattern is _THINK else ("", action)
-            return "\n".join(part for part in (thought.strip(), inner[0]) if part), inner[1]
-    return "", text
+    said, thoughts = text.strip(), []
+    while said.startswith("<think>") and "</think>" in said:
+        thought, _, said = (part.strip() for part in said.removeprefix("<think>").partition("</think>"))
+        thoughts.append(thought)
+    action = _ACTION.search(said)
+    if said.startswith("Thought:") and action:
+        thoughts.append(said[len("Thought:") : action.start()].strip())
+        said = said[action.end() :].strip()
+    elif said.startswith("Action:"):
+        said = said.removeprefix("Action:").strip()
+    elif not thoughts:
+        return "", text
+    return "\n".join(part for part in thoughts if part), said
 
 
 def message_text(message: Message) -> str:

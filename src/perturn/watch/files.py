@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NotRequired, TypeVar
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from perturn.errors import RunError
+from perturn.reading import check_shape, lines_of, parse_json
+from perturn.run_files import REMEDY
 
 T = TypeVar("T")
+
+
+_Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Episode:
 
 def read_episode(row: dict[str, Any]) -> Episode:
     """The numbers of one stored trajectory."""
+    check_shape(row, _Row, "row", RunError)
     failed = row.get("status") == "failed"
     sampled = [logprob for turn in row["turns"] for logprob in (turn["action"].get("logprobs") or ())]
     return Episode(
@@ -36,6 +44,38 @@ def read_episode(row: dict[str, Any]) -> Episode:
         failed=failed,
         surprise=-sum(sampled) / len(sampled) if sampled else None,
     )
+
+
+class _Task(TypedDict):
+    id: str
+
+
+class _Action(TypedDict):
+    logprobs: NotRequired[list[_Number] | None]
+
+
+class _Turn(TypedDict):
+    action: _Action
+
+
+class _Row(TypedDict):
+    """What is read of a stored trajectory."""
+
+    task: _Task
+    turns: list[_Turn]
+    status: NotRequired[str]
+    total_reward: NotRequired[_Number]
+    success: NotRequired[bool]
+
+
+def read_metrics(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a line of metrics; those that are not finite too, which an alarm looks for."""
+    check_shape(row, dict[str, Any], "row", RunError)
+    return {key: value for key, value in row.items() if isinstance(value, float) or _is_count(value)}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
 
 
 class Tail(Generic[T]):
@@ -63,7 +103,7 @@ class Tail(Generic[T]):
             self._identity = (status.st_dev, status.st_ino)
         with self._file.open("rb") as file:
             file.seek(self._offset)
-            for raw in file:
+            for _, raw in lines_of(file, str(self._file), RunError, REMEDY):
                 if not raw.endswith(b"\n"):
                     break
                 self._line += 1
@@ -72,12 +112,12 @@ class Tail(Generic[T]):
         return self.rows
 
     def _parse(self, raw: bytes) -> T:
+        where = f"{self._file}:{self._line}"
+        row = parse_json(raw, where, RunError, REMEDY)
         try:
-            return self._read(json.loads(raw))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{self._file}:{self._line}: not a row of this file ({type(error).__name__}: {error})."
-            ) from error
+            return self._read(row)
+        except RunError as error:
+            raise RunError(f"{where}: not a row of this file: {error}") from error
 
     def _reset(self) -> None:
         self._identity, self._offset, self._line, self.rows = None, 0, 0, []

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import psutil
-import yaml
 
 from perturn.alarms import Alarm, Vitals, alarms
 from perturn.errors import RunError
-from perturn.watch.files import Episode, Tail, read_episode
+from perturn.reading import read_text
+from perturn.run_files import Manifest, Progress, parse_settings, read_note, section
+from perturn.watch.files import Episode, Tail, read_episode, read_metrics
 from perturn.workspace import HEARTBEAT_SECONDS, PROGRESS, is_run
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
@@ -104,14 +105,15 @@ class Watcher:
                 f"{str(folder)!r} is no run folder: it has no recipe.yaml; give the folder of a run."
             )
         self.folder = folder
-        self._recipe: dict[str, Any] = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        file = folder / "recipe.yaml"
+        self._recipe = parse_settings(read_text(file, RunError), str(file))
         self._episodes: dict[Path, Tail[Episode]] = {}
         self._metrics: dict[Path, Tail[dict[str, float]]] = {}
 
     def look(self) -> State:
         """The run as it is now."""
-        manifest = _read(self.folder / "manifest.json")
-        progress = _read(self.folder / PROGRESS)
+        manifest = read_note(self.folder / "manifest.json", Manifest) or {}
+        progress = read_note(self.folder / PROGRESS, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
         now = self._current(progress) if progress else None
         stages = self._stages(done, progress, now)
@@ -138,7 +140,7 @@ class Watcher:
         except OSError:
             return 0.0
 
-    def _current(self, progress: dict[str, Any]) -> Stage:
+    def _current(self, progress: Mapping[str, Any]) -> Stage:
         """The stage that ran last, as its own process tells it."""
         ended = progress.get("ended")
         state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
@@ -160,17 +162,17 @@ class Watcher:
 
     def _tail(self, file: Path) -> Tail[Any]:
         if file.parent.name == "metrics":
-            return self._metrics.setdefault(file, Tail(file, dict))
+            return self._metrics.setdefault(file, Tail(file, read_metrics))
         return self._episodes.setdefault(file, Tail(file, read_episode))
 
-    def _stages(self, done: dict[str, Any], progress: dict[str, Any], now: Stage | None) -> list[Stage]:
+    def _stages(self, done: dict[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
         """What the manifest has, what runs, and what the running call will still do."""
         found = []
         for name, entry in done.items():
             counts = entry.get("counts") or {}
             unit = "episodes" if "episodes" in counts else ""
             state = "done" if entry.get("done") else "stopped"
-            items = counts.get("episodes")
+            items = counts.get("episodes") if isinstance(counts.get("episodes"), int) else None
             found.append(
                 Stage(
                     name,
@@ -210,20 +212,25 @@ class Watcher:
         for one in explored:
             if not one.failed:
                 groups[one.task].append(one.score)
-        sampling = (self._recipe.get("explore") or {}).get("sampling") or {}
         surprises = [one.surprise for one in explored if one.surprise is not None]
-        loss = (self._recipe.get("align") or {}).get("loss") or {}
         return Vitals(
             scores={policy: [one.score for one in episodes] for policy, episodes in scores.items()},
-            surprise={"explore": surprises} if sampling.get("temperature", 0) > 0 else {},
+            surprise={"explore": surprises}
+            if self._number("temperature", 0.0, "explore", "sampling") > 0
+            else {},
             metrics=metrics,
             groups=list(groups.values()),
             failed={
                 name: [one.failed for one in rows]
                 for name, rows in [("expert", expert), *scores.items(), ("explore", explored)]
             },
-            max_log_ratio=float(loss.get("max_log_ratio", Vitals.max_log_ratio)),
+            max_log_ratio=self._number("max_log_ratio", Vitals.max_log_ratio, "align", "loss"),
         )
+
+    def _number(self, key: str, default: float, *names: str) -> float:
+        """A number of the recipe; the default where it has none."""
+        value = section(self._recipe, *names).get(key)
+        return float(value) if isinstance(value, int | float) else default
 
 
 def _score(policy: str, episodes: list[Episode]) -> Score:
@@ -237,12 +244,15 @@ def _score(policy: str, episodes: list[Episode]) -> Score:
 
 
 def _verdict(
-    folder: Path, stages: list[Stage], now: Stage | None, progress: dict[str, Any]
+    folder: Path, stages: list[Stage], now: Stage | None, progress: Mapping[str, Any]
 ) -> tuple[str, str]:
     """The run's state, and what it means."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state == "died":
-        return "died", f"died in {now.name}: its process {progress['pid']} is gone without a word. {again}"
+        return (
+            "died",
+            f"died in {now.name}: its process {progress.get('pid')} is gone without a word. {again}",
+        )
     if now is not None and now.state == "failed":
         return "failed", f"failed in {now.name}: {progress.get('error')} After the remedy, {again}"
     if now is not None and now.state == "stopped":
@@ -260,14 +270,14 @@ def _verdict(
     )
 
 
-def _is_alive(progress: dict[str, Any], silence: float) -> bool:
+def _is_alive(progress: Mapping[str, Any], silence: float) -> bool:
     """Whether the process that wrote the file is there; of another machine, whether it has shown a sign of life."""
     if progress.get("host") == platform.node():
         return _process_lives(progress)
     return silence < _SILENT_SECONDS
 
 
-def _process_lives(progress: dict[str, Any]) -> bool:
+def _process_lives(progress: Mapping[str, Any]) -> bool:
     """Whether that very process runs here; a process id is used again, its start is not."""
     if progress.get("host") != platform.node():
         return False
@@ -277,14 +287,3 @@ def _process_lives(progress: dict[str, Any]) -> bool:
         return alive and abs(process.create_time() - float(progress["process_started"])) < 1.0
     except (psutil.Error, KeyError, ValueError):
         return False
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object that is written whole; empty if it is not there."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read ({error}); restore it or remove it.") from error
-    return found if isinstance(found, dict) else {}
