@@ -24,7 +24,9 @@ def held():
 
 @BOTH
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(0,), (1,), (1, 5), (9,), (1, 17), (2, 3, 7), (64,), (65,), (1, 300), (1, 0)])
+@pytest.mark.parametrize(
+    "shape", [(0,), (1,), (1, 5), (9,), (1, 17), (2, 3, 7), (64,), (65,), (1, 300), (1, 0)]
+)
 @torch.inference_mode()
 def test_any_number_of_rows_is_multiplied_as_by_the_plain_weight(dtype, bias, shape):
     layer = linear(dtype, bias=bias)

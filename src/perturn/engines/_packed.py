@@ -5,8 +5,8 @@ float32: a plain weight is rearranged in each product. Compiled models do the sa
 weights.
 
 oneDNN keeps a program of about half a megabyte for each shape it has multiplied, a thousand and more of them, and the
-rows of a call are ever others. So they are padded to one of a few numbers, and left to the plain product where that keeps
-nothing and is as fast. A new shape takes a millisecond besides, so this costs no time.
+rows of a call are ever others. So they are padded to one of a few numbers, and left to the plain product where that
+keeps nothing and is as fast.
 """
 
 from __future__ import annotations
