@@ -113,8 +113,15 @@ class Played:
 
 
 def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
-    """Perturn's local engine; each conversation goes on as soon as it is answered."""
+    """Perturn's local engine."""
     engine = LocalEngine(model, Words(), cache_gigabytes=8.0)
+    found = play_with(engine, scripts, shape)
+    engine.close()
+    return found
+
+
+def play_with(engine: LocalEngine, scripts: Sequence[Script], shape: Shape) -> Played:
+    """Conversations on an engine; each goes on as soon as it is answered."""
     waiting, open_ = deque(enumerate(scripts)), 0
     turns: dict[str, list[Turn]] = {}
     answers: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -145,7 +152,6 @@ def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
                 engine.forget(prompt.conversation)
                 open_ -= 1
     seconds = time.perf_counter() - began
-    engine.close()
     return Played(seconds, len(answers), _tokens(scripts), [max(each) for each in counts], answers)
 
 

@@ -28,6 +28,7 @@ transformers.utils.logging.set_verbosity_error()
 logging.disable(logging.WARNING)
 
 SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without embeddings
+    "0.9M": (128, 4, 384, 4, 4),
     "5M": (256, 6, 688, 4, 4),
     "15M": (384, 8, 1024, 6, 6),
     "135M": (576, 30, 1536, 9, 3),

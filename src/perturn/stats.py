@@ -1,7 +1,8 @@
 """Means, rates and comparisons of scores, each with its interval.
 
-Pure functions on plain numbers. Randomness comes from a generator of their own with a fixed seed,
-so that the same scores always give the same interval and no global state is touched.
+Pure functions on plain numbers. The flips of the sign test come from a generator of their own with a fixed seed, so
+that the same scores always give the same p-value and no global state is touched. How often the intervals hold,
+`benchmarks/intervals.py` measures.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 10_000
+FLIPS = 10_000
 SEED = 20_240_101
-FEWEST_TO_RESAMPLE = 20
-"""Below this many values, resampling shows too little of the tails: Student's t is used instead."""
 MOST_TO_ENUMERATE = 16
 """Up to this many tasks with a difference, all 2^16 sign flips are tried and the p-value is exact."""
 _CHUNK = 2_000_000  # numbers drawn at a time, to bound memory
@@ -48,7 +47,10 @@ class PairedComparison:
     low: float
     high: float
     p_value: float
-    """Two-sided: how often chance alone gives a mean difference at least this far from zero."""
+    """Two-sided: how often flipped signs give a mean difference at least this far from zero. Holds if the differences
+    are as likely to lie on either side, the same distance from zero, were `a` and `b` alike."""
+    mcnemar_p_value: float | None
+    """Two-sided and exact, of wins against losses alone; None unless all scores are the lowest or the highest."""
     wins: int
     """Tasks on which `a` scores higher."""
     losses: int
@@ -60,16 +62,18 @@ def mean_interval(
 ) -> Estimate:
     """Mean of independent values, with an interval for the mean they were drawn around.
 
-    - From 20 values on: percentile bootstrap whose tails are widened for the sample size, which
-      stays inside the range of the data and follows its skew.
-      Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; the widening is
-      the "expanded percentile" of Hesterberg 2015, "What teachers should know about the bootstrap",
-      arXiv:1411.5279. Differs: nothing.
-    - Below 20: Student's t, cut at the bounds. Source: Student 1908, "The probable error of a mean".
-    - One value, or all values equal: the data has no spread, yet the mean is not known exactly. See
+    - Values that are all the lowest or the highest possible: the score interval of a rate. See `rate_interval`.
+    - Others between bounds: the score interval of a rate, for as many trials as would have the standard error
+      found, and Student's t in place of the normal quantile. It leans away from the nearer bound as the rate's does.
+      Source: Korn and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
+      counts", with Wilson's interval as in Franco, Little, Louis and Slud 2019, "Comparative study of confidence
+      intervals for proportions in complex sample surveys". Differs: for any mean, not for rates alone.
+    - Without bounds: Student's t. Source: Student 1908, "The probable error of a mean".
+    - One value, or all values equal within the bounds: the data has no spread, yet the mean is not known exactly. See
       `_interval_without_spread`. Source: Clopper and Pearson 1934; Hanley and Lippman-Hand 1983.
 
-    With few values of which nearly all are alike, every such interval is too narrow now and then.
+    With few values of which nearly all are alike, every such interval is too narrow now and then: `docs/methods.md`
+    has the figures.
 
     Args:
         values: Independent values, such as the scores of the tasks of a panel.
@@ -85,13 +89,14 @@ def mean_interval(
     sample = _checked(values, "values", bounds)
     _check_confidence(confidence)
     mean = float(sample.mean())
-    if _no_spread(sample):
+    if bounds is not None and _at_bounds(sample, bounds):
+        rate = rate_interval(int((sample == bounds[1]).sum()), len(sample), confidence)
+        low, high = (bounds[0] + end * (bounds[1] - bounds[0]) for end in (rate.low, rate.high))
+    elif _no_spread(sample):
         low, high = _interval_without_spread(mean, len(sample), confidence, bounds)
-    elif len(sample) < FEWEST_TO_RESAMPLE:
-        error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
-        low, high = _student(mean, error, len(sample) - 1, confidence, bounds)
     else:
-        low, high = _expanded_percentile(sample, confidence)
+        error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
+        low, high = _interval_with_spread(mean, error, len(sample) - 1, confidence, bounds)
     return Estimate(mean, min(low, mean), max(high, mean), len(sample))
 
 
@@ -118,10 +123,8 @@ def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
         raise ValueError(f"successes must be between 0 and n = {n}, got {successes}.")
     _check_confidence(confidence)
     rate = successes / n
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
-    centre = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
-    return Estimate(rate, max(0.0, min(centre - half, rate)), min(1.0, max(centre + half, rate)), n)
+    low, high = _score_interval(rate, n, float(stats.norm.ppf(0.5 + confidence / 2)))
+    return Estimate(rate, max(0.0, min(low, rate)), min(1.0, max(high, rate)), n)
 
 
 def paired_comparison(
@@ -133,13 +136,17 @@ def paired_comparison(
 ) -> PairedComparison:
     """Compare two sets of scores task by task.
 
-    The interval is `mean_interval` of the differences, which resamples tasks, so both scores of a task
-    stay together. The p-value comes from flipping signs: were `a` and `b` alike, each difference
-    could as well have had the other sign. It is exact for up to 16 tasks that differ, and otherwise
-    counts 10 000 random flips, the observed one included.
+    The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
+    lowest or the highest, that of a difference of paired rates. The p-value comes from flipping signs: were `a` and
+    `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
+    differences are symmetric around it: rare large gains against many small losses can be significant either way. It
+    is exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
+    scores are the lowest or the highest, McNemar's exact test stands beside it, which assumes nothing of the kind.
 
     Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
-    "Permutation p-values should never be zero" (counting the observed flip). Differs: nothing.
+    "Permutation p-values should never be zero" (counting the observed flip); Bonett and Price 2012, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data" (the interval); McNemar
+    1947, "Note on the sampling error of the difference between correlated proportions". Differs: nothing.
 
     Args:
         a: Score of each task id.
@@ -160,17 +167,26 @@ def paired_comparison(
     second = _checked([b[task] for task in shared], "scores of b", bounds)
     difference = first - second
     difference[np.isclose(first, second, rtol=1e-12, atol=1e-12)] = 0.0
-    width = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
-    estimate = mean_interval(difference.tolist(), confidence, bounds=width)
+    wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
+    mean, width = float(difference.mean()), None if bounds is None else bounds[1] - bounds[0]
+    binary = _at_bounds(first, bounds) and _at_bounds(second, bounds)
+    if width is not None and binary:
+        low, high = _interval_of_paired_rates(difference, confidence, width)
+    else:
+        estimate = mean_interval(
+            difference.tolist(), confidence, bounds=None if width is None else (-width, width)
+        )
+        low, high = estimate.low, estimate.high
     return PairedComparison(
-        n=estimate.n,
-        mean_difference=estimate.mean,
-        low=estimate.low,
-        high=estimate.high,
+        n=len(shared),
+        mean_difference=mean,
+        low=min(low, mean),
+        high=max(high, mean),
         p_value=_sign_flip_p_value(difference),
-        wins=int((difference > 0).sum()),
-        losses=int((difference < 0).sum()),
-        ties=int((difference == 0).sum()),
+        mcnemar_p_value=_mcnemar_p_value(wins, losses) if binary else None,
+        wins=wins,
+        losses=losses,
+        ties=len(shared) - wins - losses,
     )
 
 
@@ -185,12 +201,12 @@ def cluster_interval(
 
     Turns of one trajectory are not independent; trajectories are. With m the mean of all N values and
     e_g the sum of (value - m) in cluster g of G, the standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
-    and the interval m +- t(G-1) times that, cut at the bounds. One cluster alone, or clusters with no
-    spread between them, count as that many equal values (see `mean_interval`).
+    and the interval the one that `mean_interval` makes of such an error, with t(G-1). One cluster alone, or
+    clusters with no spread between them, count as that many equal values (see `mean_interval`).
 
     Source: Liang and Zeger 1986, "Longitudinal data analysis using generalized linear models"; the G/(G-1)
     and t(G-1) are CR1 of Cameron and Miller 2015, "A practitioner's guide to cluster-robust inference",
-    Section II. Differs: nothing for a mean.
+    Section II. Differs: nothing for a mean without bounds; with them, see `mean_interval`.
 
     Args:
         values: One value a unit, such as a turn.
@@ -219,7 +235,7 @@ def cluster_interval(
         low, high = _interval_without_spread(mean, count, confidence, bounds)
     else:
         error = math.sqrt(count / (count - 1) * float((residuals**2).sum())) / len(sample)
-        low, high = _student(mean, error, count - 1, confidence, bounds)
+        low, high = _interval_with_spread(mean, error, count - 1, confidence, bounds)
     return Estimate(mean, min(low, mean), max(high, mean), count)
 
 
@@ -263,33 +279,43 @@ def _interval_without_spread(
     return mean - unseen * (mean - bounds[0]), mean + unseen * (bounds[1] - mean)
 
 
-def _student(
+def _interval_with_spread(
     mean: float, error: float, freedom: int, confidence: float, bounds: tuple[float, float] | None
 ) -> tuple[float, float]:
-    half = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error
-    low, high = bounds or (-math.inf, math.inf)
-    return max(low, mean - half), min(high, mean + half)
+    quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
+    if bounds is None:
+        return mean - quantile * error, mean + quantile * error
+    low, width = bounds[0], bounds[1] - bounds[0]
+    rate = (mean - low) / width
+    ends = _score_interval(rate, rate * (1 - rate) * (width / error) ** 2, quantile)
+    return low + width * max(0.0, ends[0]), low + width * min(1.0, ends[1])
 
 
-def _expanded_percentile(sample: Floats, confidence: float) -> tuple[float, float]:
-    n = len(sample)
-    quantile = math.sqrt(n / (n - 1)) * float(stats.t.ppf(0.5 + confidence / 2, n - 1))
-    tail = float(stats.norm.sf(quantile))
-    low, high = np.quantile(_resampled_means(sample), [tail, 1 - tail])
-    return float(low), float(high)
+def _score_interval(rate: float, trials: float, quantile: float) -> tuple[float, float]:
+    """Wilson's interval; scipy's takes whole trials alone."""
+    centre = (rate + quantile**2 / (2 * trials)) / (1 + quantile**2 / trials)
+    spread = math.sqrt(rate * (1 - rate) / trials + quantile**2 / (4 * trials**2))
+    half = quantile / (1 + quantile**2 / trials) * spread
+    return centre - half, centre + half
 
 
-def _resampled_means(sample: Floats) -> Floats:
-    """Mean of each resample with replacement [resamples]."""
-    generator = np.random.default_rng(SEED)
-    n = len(sample)
-    return np.concatenate(
-        [sample[generator.integers(0, n, (rows, n))].mean(axis=1) for rows in _chunks(RESAMPLES, n)]
-    )
+def _interval_of_paired_rates(difference: Floats, confidence: float, width: float) -> tuple[float, float]:
+    """Interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
+    seen = np.append(difference, [width, -width])
+    mean = float(seen.mean())
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
+    return max(-width, mean - half), min(width, mean + half)
+
+
+def _mcnemar_p_value(wins: int, losses: int) -> float:
+    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def _sign_flip_p_value(difference: Floats) -> float:
-    """Share of sign flips whose sum is at least as far from zero as the observed one."""
+    """Share of sign flips whose sum is at least as far from zero as the observed one.
+
+    As scipy's `permutation_test`, but fifty times as fast where all flips are tried.
+    """
     moving = np.abs(difference[difference != 0])
     if moving.size == 0:
         return 1.0
@@ -299,10 +325,10 @@ def _sign_flip_p_value(difference: Floats) -> float:
         return float((np.abs((1.0 - 2.0 * codes) @ moving) >= observed).mean())
     generator = np.random.default_rng(SEED)
     extreme = 1
-    for rows in _chunks(RESAMPLES - 1, moving.size):
+    for rows in _chunks(FLIPS - 1, moving.size):
         signs = 1.0 - 2.0 * generator.integers(0, 2, (rows, moving.size))
         extreme += int((np.abs(signs @ moving) >= observed).sum())
-    return extreme / RESAMPLES
+    return extreme / FLIPS
 
 
 def _chunks(total: int, width: int) -> Iterator[int]:
@@ -311,6 +337,11 @@ def _chunks(total: int, width: int) -> Iterator[int]:
     yield from repeat(rows, total // rows)
     if total % rows:
         yield total % rows
+
+
+def _at_bounds(sample: Floats, bounds: tuple[float, float] | None) -> bool:
+    """Whether every value is the lowest or the highest possible."""
+    return bounds is not None and bool(((sample == bounds[0]) | (sample == bounds[1])).all())
 
 
 __all__ = [

@@ -20,9 +20,10 @@ def test_policy_numbers_by_hand(run):
     assert sft["success_rate"] == 0.25
     assert sft["mean_turns"] == 2.0
     assert sft["invalid_rate"] == 0.25
-    assert sft["interval"] == pytest.approx([0.0, 1.0])  # t(3) = 3.18, sd 0.408: half 0.65, cut at 0 and 1
+    # t(3) = 3.18245, error 0.408/2 as of 6 trials: half 3.18245/2.688 * sqrt(0.25/6 + 10.128/144) = 0.39622
+    assert sft["interval"] == pytest.approx([0.10378, 0.89622], abs=1e-4)
     assert sft["success_interval"] == pytest.approx([0.0456, 0.6994], abs=1e-4)
-    assert summary["policies"][0]["interval"] == pytest.approx([0.0, 0.60236], abs=1e-5)  # 1 - 0.025^(1/4)
+    assert summary["policies"][0]["interval"] == pytest.approx([0.0, 0.48989], abs=1e-5)  # z^2/(4 + z^2)
 
 
 def test_comparison_by_hand(run):
@@ -45,12 +46,14 @@ def test_summary_has_the_agreed_keys(run):
         "invalid_rate", "failed",
     }  # fmt: skip
     assert set(summary["comparison"]) == {
-        "a", "b", "n", "mean_difference", "interval", "p_value", "wins", "losses", "ties",
+        "a", "b", "n", "mean_difference", "interval", "p_value", "mcnemar_p_value", "wins", "losses", "ties",
     }  # fmt: skip
     assert summary["seconds"] == 7302.5
     assert summary["protocol"] == {"name": "toy-protocol", "panel_sha256": "ab" * 32, "n": 4}
     assert summary["by_kind"]["melt"]["sft"]["mean_score"] == 0.75
-    assert summary["by_kind"]["boil"]["sft"] == {"n": 2, "mean_score": 0.25, "interval": [0.0, 1.0]}
+    assert summary["by_kind"]["boil"]["sft"] == {
+        "n": 2, "mean_score": 0.25, "interval": pytest.approx([0.00115, 0.98973], abs=1e-5),
+    }  # fmt: skip
 
 
 def test_summary_file_is_what_summarize_returns(run):

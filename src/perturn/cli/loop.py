@@ -174,8 +174,10 @@ def _print_summary(folder: Path) -> None:
     found = summary["comparison"]
     if found:
         low, high = found["interval"]
+        mcnemar = found["mcnemar_p_value"]
+        exact = "" if mcnemar is None else f" (McNemar's exact test {mcnemar:.3f})"
         results.print(
             f"{found['a']} against {found['b']}, paired over {found['n']} tasks: {found['mean_difference']:+.3f} "
-            f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}; "
+            f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}{exact}; "
             f"{found['wins']} better, {found['losses']} worse, {found['ties']} equal"
         )

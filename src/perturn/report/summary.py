@@ -40,6 +40,7 @@ def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
         "mean_difference": result.mean_difference,
         "interval": [_finite(result.low), _finite(result.high)],
         "p_value": result.p_value,
+        "mcnemar_p_value": result.mcnemar_p_value,
         "wins": result.wins,
         "losses": result.losses,
         "ties": result.ties,

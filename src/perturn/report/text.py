@@ -54,9 +54,11 @@ def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
     low, high = comparison["interval"]
     record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"
+    exact = comparison["mcnemar_p_value"]
+    mcnemar = "" if exact is None else f"; McNemar's exact p {_p_value(exact)}"
     facts = (
         f"Task by task, {a} differs from {b} by {difference:+.3f} on average "
-        f"(95\u00a0% interval {_signed(low)} to {_signed(high)}; p {_p_value(comparison['p_value'])}; "
+        f"(95\u00a0% interval {_signed(low)} to {_signed(high)}; p {_p_value(comparison['p_value'])}{mcnemar}; "
         f"{n} {'task' if n == 1 else 'tasks'}: {record})."
     )
     return _verdict(a, b, low, high, comparison["p_value"]), facts

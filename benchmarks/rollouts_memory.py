@@ -1,0 +1,90 @@
+r"""Memory of the local engine while it answers ever more conversations, which add up to ever other numbers of tokens.
+
+    python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json      half an hour on one core
+    python benchmarks/rollouts_memory.py --quick                                    a tenth of the episodes
+
+Llamas of random weights and 8192 words; 16 conversations at once, whose turns, observations and greedy actions vary by
+half of their mean. Each row is one engine in a process of its own: the memory of that process after each part of the
+episodes, less what it held when the engine was ready, and turns a second of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from rollouts_sides import Shape, Words, load, make_scripts, play_with
+
+from perturn.engines import LocalEngine
+
+SHAPE = Shape(conversations=500, turns=4, observation=24, action=4, spread=0.5, at_once=16)
+"""One part; the parts differ in their seed."""
+CASES = [
+    ("0.9M", "float32", True, 8000),
+    ("0.9M", "float32", False, 2000),
+    ("0.9M", "bfloat16", True, 8000),
+    ("15M", "float32", True, 3000),
+    ("15M", "float32", False, 1000),
+    ("15M", "bfloat16", True, 2000),
+]
+"""Size, type, whether weights are packed, and episodes."""
+
+
+def measure(size: str, dtype: str, pack: bool, episodes: int) -> dict[str, Any]:
+    """One row."""
+    engine = LocalEngine(load(size, dtype), Words(), pack=pack)
+    ready, curve, turns, began = _held(), [], 0, time.process_time()
+    for part in range(-(-episodes // SHAPE.conversations)):
+        turns += play_with(engine, make_scripts(SHAPE, seed=part), SHAPE).turns
+        curve.append(round((_held() - ready) / 1e6))
+    return {
+        "size": size,
+        "dtype": dtype,
+        "pack": pack,
+        "episodes": len(curve) * SHAPE.conversations,
+        "megabytes": curve,
+        "turns_per_second": round(turns / (time.process_time() - began), 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _held() -> int:
+    """Bytes of memory that are this process's own."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+def main() -> None:
+    """Parse, run each case in a process of its own, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, help="file for the rows")
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.case is not None:
+        *case, episodes = CASES[words.case]
+        print(json.dumps(measure(*case, episodes // 10 if words.quick else episodes)))
+        return
+    rows = []
+    for number in range(len(CASES)):
+        command = [sys.executable, __file__, "--case", str(number), *["--quick"] * words.quick]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(found))
+        print(found.strip(), flush=True)
+    if words.out:
+        words.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
