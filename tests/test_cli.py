@@ -94,7 +94,10 @@ def assert_refused(result, says):
         (["align.shared_prefix=drop"], "shared_prefix must be one of keep, mask, got 'drop'"),
         (["model.name=./nowhere"], "model folder './nowhere' does not exist. Give a Hugging Face Hub id"),
         (["model.dtype=float8"], "model.dtype must be one of"),
-        (["model.chat_template=nowhere.jinja"], "model.chat_template 'nowhere.jinja' cannot be read"),
+        (
+            ["model.chat_template=nowhere.jinja"],
+            "'nowhere.jinja'. Correct model.chat_template.",
+        ),
         (["protocol.name=scienceworld-et", "protocol.system=null"], "Did you mean 'scienceworld-eto'?"),
         (["protocol.format=recat"], "unknown protocol.format 'recat'. Did you mean 'react'?"),
         (

@@ -245,16 +245,3 @@ def test_a_damaged_policy_is_an_error_for_the_user(tiny_folder, tmp_path, file):
 
     with pytest.raises(ModelError, match=r"cannot be loaded"):
         (load_tokenizer if file == "tokenizer.json" else load_model)(str(folder))
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00" * 100])
-def test_damaged_reference_logprobs_are_computed_anew(tmp_path, content, caplog):
-    """The cache holds what can be made again; that it is, is said."""
-    file = tmp_path / "cache.safetensors"
-    reference._save(file, [torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
-    whole = [each.tolist() for each in reference._load(file)]
-    file.write_bytes(content)
-
-    assert whole == [[1.0, 2.0], [3.0]]
-    assert reference._load(file) is None
-    assert "is damaged and made anew" in caplog.text

@@ -382,3 +382,13 @@ def test_a_row_for_training_is_refused_by_its_number(content, says):
         from_trl(row, task_id="t", index=3)
 
     assert str(caught.value).startswith(says)
+
+
+def test_a_message_of_any_length_is_cut_in_its_middle():
+    """Its place and its remedy stay; one of usual length is left as it is."""
+    said = str(DataError(f"rows.jsonl:3: got {'9' * 100_000}. Correct it."))
+
+    assert len(said) < 2000
+    assert said.startswith("rows.jsonl:3: got 99")
+    assert said.endswith("99. Correct it.")
+    assert str(DataError("short")) == "short"

@@ -8,6 +8,7 @@ import typing
 import pytest
 
 from perturn.config import Recipe, Section, build, parse
+from perturn.credit import CREDITS
 from perturn.engines import ENGINES
 from perturn.errors import ConfigError, ModelError
 from perturn.losses import LOSSES
@@ -26,7 +27,7 @@ FREE = {
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
-    *("model.dtype", "sft.shared_prefix", "align.shared_prefix"),
+    *("model.dtype", "sft.shared_prefix", "align.shared_prefix", "credit", "worlds.pass_env"),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
 
@@ -83,7 +84,7 @@ def with_value(path, value):
 NUMBERS = [path for path, hint in fields(Recipe) if {int, float} & set(parts(hint))]
 IN_TABLES = [
     (table, name, path)
-    for table in (ENGINES, LOSSES)
+    for table in (ENGINES, LOSSES, CREDITS)
     for name, kind in table.items()
     for path, hint in fields(kind)
     if {int, float} & set(parts(hint))

@@ -3,9 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 2000
+"""Characters of a message; what it quotes from a file or a world may have any length."""
+
 
 class PerturnError(Exception):
     """Base of all errors raised for the user's eyes; the command line prints it and exits with 2."""
+
+    def __init__(self, message: str = "") -> None:
+        """Say what is wrong. What is far too long is cut in its middle: a place comes first, a remedy last."""
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
+        super().__init__(message)
 
 
 class ConfigError(PerturnError):

@@ -316,7 +316,7 @@ def test_rollouts_become_trajectories_too(world, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[", "cannot be read"),
+        ("[", "expected JSON, got '['"),
         ("[7]", "entry 1: expected an object, got 7"),
         ('[{"instruction": "Why?"}]', "entry 1: expected a text in 'output', got the keys instruction"),
         ('{"9": {"traj": "x"}}', "entry 9: traj: expected a list of messages, got 'x'"),

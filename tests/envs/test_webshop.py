@@ -334,8 +334,12 @@ def test_a_product_without_a_price_is_named_with_its_remedy(shop):
         ),
         ("products", lambda rows: ["x"], "products.json:2: expected a JSON object, got '\"x\"\\n]'"),
         ("products", lambda rows: rows.clear(), "there is no document to search"),
-        ("attributes", lambda rows: [1], "attributes.json: expected a JSON object by product, got [1]"),
-        ("goals", lambda rows: {"SHOP000001": [{}]}, "goals.json: product SHOP000001: expected goals with"),
+        ("attributes", lambda rows: [1], "attributes.json: expected a JSON object, got [1]"),
+        (
+            "goals",
+            lambda rows: {"SHOP000001": [{}]},
+            "goals.json: product SHOP000001: 0.instruction_attributes: expected a value",
+        ),
         ("goals", lambda rows: rows["SHOP000003"][0].pop("instruction"), "expected a text in 'instruction'"),
     ],
 )

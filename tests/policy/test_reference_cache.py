@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, StorageError
 from perturn.policy import reference
 from perturn.policy.reference import reference_logprobs
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -111,7 +111,7 @@ def test_a_write_that_fails_leaves_nothing(compute, tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(reference, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StorageError, match="No space left"):
         compute(identity="a")
 
     assert not list(tmp_path.iterdir())
