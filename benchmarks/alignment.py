@@ -21,13 +21,13 @@ from typing import Any
 
 import yaml
 
-from perturn.config import Recipe, Train, parse, read_recipe
-from perturn.evaluate import evaluate
-from perturn.run import loop
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.run.evaluate import evaluate
+from perturn.run.loop import loop
+from perturn.run.train import train_align
+from perturn.settings.recipe import Recipe, Train, parse, read_recipe
 from perturn.stats import paired_comparison
-from perturn.store import read_trajectories
-from perturn.train import train_align
-from perturn.workspace import Run
 
 
 def prepare(recipe: Recipe) -> Run:

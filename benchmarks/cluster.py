@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.cluster_settings import Cluster
-from perturn.config import Worlds
 from perturn.envs.process import ProcessWorlds
-from perturn.rollout import Job, play
+from perturn.episodes.play import Job, play
+from perturn.settings.cluster import Cluster
+from perturn.settings.recipe import Worlds
 from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 48

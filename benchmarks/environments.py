@@ -25,10 +25,10 @@ from typing import Any
 
 import psutil
 
-from perturn.envs._alfworld_games import KINDS, GameText
-from perturn.envs.alfworld import ALFWorld
-from perturn.envs.alfworld_like import ALFWorldLike
-from perturn.envs.alfworld_official import ALFWorldOfficial, OfficialGame
+from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.official import ALFWorldOfficial, OfficialGame
 from perturn.errors import EnvironmentFailure
 from perturn.types import Environment, Task
 

@@ -34,7 +34,7 @@ from rollouts_vllm import time_vllm
 from worlds import Sleeping
 
 from perturn.engines import LocalEngine
-from perturn.rollout import Job, play
+from perturn.episodes.play import Job, play
 from perturn.types import EpisodeProtocol, Sampling
 
 VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")

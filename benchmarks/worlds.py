@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from perturn.config import Section, Worlds
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorld, ProcessWorlds
-from perturn.rollout import Job, play
+from perturn.episodes.play import Job, play
+from perturn.settings.recipe import Section, Worlds
 from perturn.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
 
 TURNS = 10

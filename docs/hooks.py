@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 
-from perturn.alarms import RULES
+from perturn.watch.alarms import RULES
 
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)[^)#\s]*)(#[^)\s]*)?\)")
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.data.store import read_pairs
 from perturn.policy.models import load_tokenizer
 from perturn.policy.tokens import Renderer
-from perturn.store import read_pairs
 
 torch.set_num_threads(1)
 

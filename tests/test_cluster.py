@@ -16,12 +16,12 @@ import pytest
 
 from perturn.cluster import ClusterWorlds, Replicas
 from perturn.cluster.connect import connect
-from perturn.cluster_settings import Cluster
-from perturn.config import Worlds, parse
+from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
-from perturn.rollout import Job, play
-from perturn.run import open_run, run_steps
-from perturn.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.run.loop import open_run, run_steps
+from perturn.settings.cluster import Cluster
+from perturn.settings.recipe import Worlds, parse
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Status, Task
 
 ray = pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from perturn.cli import app
 from perturn.cli._base import EXIT_CODES
-from perturn.config import Recipe, parse, read_recipe
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
-from perturn.stage import engine_settings
+from perturn.run.session import engine_settings
+from perturn.settings.recipe import Recipe, parse, read_recipe
 
 ROOT = Path(__file__).parents[1]
 

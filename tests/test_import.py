@@ -14,8 +14,8 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
         "perturn",
         "perturn.cli",
         "perturn.cluster",
-        "perturn.envs._child",
-        "perturn.store",
+        "perturn.envs.child",
+        "perturn.data.store",
         "perturn.watch",
     ],
 )
@@ -34,7 +34,7 @@ def test_the_trainer_is_found_in_the_package():
     """Names that are loaded when they are asked for."""
     import perturn
 
-    assert perturn.TurnConfig.__module__ == "perturn.trainer_config"
-    assert perturn.TurnTrainer.__module__ == "perturn.trainer"
+    assert perturn.TurnConfig.__module__ == "perturn.policy.config"
+    assert perturn.TurnTrainer.__module__ == "perturn.policy.trainer"
     with pytest.raises(AttributeError, match="has no attribute 'TurnTrane'"):
         perturn.TurnTrane  # noqa: B018

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from perturn.types import Action, Observation, PreferencePair, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from perturn.trainer import TurnTrainer
-    from perturn.trainer_config import TurnConfig
+    from perturn.policy.config import TurnConfig
+    from perturn.policy.trainer import TurnTrainer
 
 __all__ = [
     "Action",
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Load the trainer only when it is asked for: it brings torch and transformers."""
     if name in ("TurnConfig", "TurnTrainer"):
-        from perturn import trainer
+        from perturn.policy import trainer
 
         return getattr(trainer, name)
     raise AttributeError(f"module 'perturn' has no attribute {name!r}")

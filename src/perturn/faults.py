@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 
-from perturn.plain import fault
+from perturn.io.plain import fault
 from perturn.types import Observation, Task
 
 _MOST = 1e100

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from perturn.bounds import Bound, check_bounds
 from perturn.errors import DataError, EngineFailure
-from perturn.plain import fault
+from perturn.io.plain import fault
 
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
@@ -268,7 +268,7 @@ class Observation:
     """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
-    form. A world that offers some is sent its actions as `perturn.tools.read_action` reads them."""
+    form. A world that offers some is sent its actions as `perturn.episodes.tool_calls.read_action` reads them."""
     results: tuple[str, ...] = ()
     """What the calls of the action returned, one text a call in their order; `text` is then what the user says next,
     if anything."""

@@ -3,7 +3,7 @@
 import pytest
 
 from perturn.engines.check import check_engine
-from perturn.engines.local import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.errors import EngineFailure
 from perturn.types import Action
 

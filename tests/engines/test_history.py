@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from perturn.engines import _history
-from perturn.engines._history import History, Span, _attend, attending
-from perturn.engines._shelves import Shelves
+from perturn.engines.local import history as _history
+from perturn.engines.local.blocks import Shelves
+from perturn.engines.local.history import History, Span, _attend, attending
 
 HEADS, FEATURES = 4, 8
 LAYER = SimpleNamespace(layer_idx=0)

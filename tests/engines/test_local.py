@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from perturn.engines.local import LocalEngine
+from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.play import Job, play
 from perturn.errors import EngineFailure, RunError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN
-from perturn.rollout import Job, play
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Turn
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
@@ -239,7 +239,7 @@ def test_a_long_prompt_is_fed_in_parts(ends_turns, renderer, monkeypatch):
     """Seven tokens a pass at most; the answers are those of one pass."""
     asked = [prompt(name, heard=heard) for name, heard in zip(NAMES, OPENINGS, strict=True)]
     whole = LocalEngine(ends_turns, renderer).generate(asked, SAMPLED)
-    monkeypatch.setattr("perturn.engines.local._PASS", 7)
+    monkeypatch.setattr("perturn.engines.local.engine._PASS", 7)
     engine = LocalEngine(ends_turns, renderer)
     with fed(ends_turns) as seen:
         parts = engine.generate(asked, SAMPLED)

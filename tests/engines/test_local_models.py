@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from perturn.engines.local import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.errors import ModelError
 from perturn.policy.models import load_model
 from perturn.types import Action, Prompt, Sampling, Turn

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from perturn.engines._packed import _rounded, pack_linears
+from perturn.engines.local.packed import _rounded, pack_linears
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from perturn.engines._sampling import choose
+from perturn.engines.local.sampling import choose
 from perturn.types import Sampling
 
 

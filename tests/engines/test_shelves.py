@@ -3,8 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from perturn.engines._history import History
-from perturn.engines._shelves import Shelves, room_for
+from perturn.engines.local.blocks import Shelves, room_for
+from perturn.engines.local.history import History
 
 
 def written(place, value, tokens=3):

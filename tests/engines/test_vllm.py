@@ -17,15 +17,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.data.store import read_trajectories
 from perturn.engines import LocalEngine, VllmEngine, VllmSettings
-from perturn.engines._vllm_worker import EXTENSION
 from perturn.engines.check import check_engine
+from perturn.engines.vllm.worker import EXTENSION
+from perturn.episodes.play import Job, play
 from perturn.errors import EngineFailure, RunError
 from perturn.policy.agreement import agreement
 from perturn.policy.models import load_model, load_tokenizer, resolve_model
 from perturn.policy.tokens import Renderer
-from perturn.rollout import Job, play
-from perturn.store import read_trajectories
 from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
 
 pytestmark = [
@@ -313,8 +313,8 @@ from pathlib import Path
 from perturn.engines import VllmEngine, VllmSettings
 from perturn.policy.models import load_tokenizer
 from perturn.policy.tokens import Renderer
-from perturn.rollout import Job, play
-from perturn.store import TrajectoryStore
+from perturn.episodes.play import Job, play
+from perturn.data.store import TrajectoryStore
 from perturn.types import EpisodeProtocol, Sampling
 
 sys.path.insert(0, sys.argv[3])

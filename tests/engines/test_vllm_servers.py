@@ -10,11 +10,11 @@ import pytest
 
 from perturn.engines import VllmEngine, VllmSettings
 from perturn.engines.check import check_engine
-from perturn.engines.vllm import check_vllm
+from perturn.engines.vllm.engine import check_vllm
 from perturn.errors import EngineFailure, RunError
 from perturn.policy.models import weights_digest
-from perturn.run import open_run
-from perturn.stage import open_engine
+from perturn.run.loop import open_run
+from perturn.run.session import open_engine
 from perturn.types import Action, Prompt, Sampling, UpdatableEngine
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)

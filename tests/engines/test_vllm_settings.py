@@ -1,9 +1,9 @@
 import pytest
 
-from perturn.config import build
 from perturn.engines import ENGINES, VllmSettings
-from perturn.engines.vllm import check_vllm
+from perturn.engines.vllm.engine import check_vllm
 from perturn.errors import ConfigError
+from perturn.settings.recipe import build
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs.scienceworld import ScienceWorld
+from perturn.envs.scienceworld.environment import ScienceWorld
 from perturn.types import Action
 
 SHORT_KINDS = (

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs._alfworld_games import KINDS, GameText
-from perturn.envs._alfworld_pddl import parse_problem
-from perturn.envs._alfworld_play import TextGame
-from perturn.envs._alfworld_text import GRAMMARS, describe, listed, name_entities
-from perturn.envs._alfworld_world import World
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.pddl import parse_problem
+from perturn.envs.alfworld.play import TextGame
+from perturn.envs.alfworld.text import GRAMMARS, describe, listed, name_entities
+from perturn.envs.alfworld.world import World
 from perturn.errors import DataError, EnvironmentFailure
 
 PROBLEM = (Path(__file__).parent / "alfworld_book.pddl").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs._alfworld_games import KINDS, PANELS, GameText, ids_digest
-from perturn.envs.alfworld import ALFWorld
-from perturn.envs.alfworld_like import ALFWorldLike
+from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.games import KINDS, PANELS, GameText, ids_digest
+from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.envs.check import check_environment
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs._alfworld_games import KINDS
-from perturn.envs._alfworld_play import TextGame
-from perturn.envs._alfworld_text import GRAMMARS
-from perturn.envs.alfworld import ALFWorld
-from perturn.envs.alfworld_like import ALFWorldLike
-from perturn.envs.alfworld_official import ALFWorldOfficial, OfficialGame
+from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.games import KINDS
+from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.official import ALFWorldOfficial, OfficialGame
+from perturn.envs.alfworld.play import TextGame
+from perturn.envs.alfworld.text import GRAMMARS
 from perturn.envs.check import check_environment
 from perturn.errors import EnvironmentFailure
 

@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.collect import demonstrate
-from perturn.config import Worlds
 from perturn.envs import ENVIRONMENTS
-from perturn.envs._alfworld_expert import Player
-from perturn.envs._alfworld_expert import demonstrate as explore
-from perturn.envs._alfworld_games import KINDS
-from perturn.envs._alfworld_text import GRAMMARS
-from perturn.envs.alfworld import ALFWorld
-from perturn.envs.alfworld_like import SPLITS, ALFWorldLike
+from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.expert import Player
+from perturn.envs.alfworld.expert import demonstrate as explore
+from perturn.envs.alfworld.games import KINDS
+from perturn.envs.alfworld.like import SPLITS, ALFWorldLike
+from perturn.envs.alfworld.text import GRAMMARS
 from perturn.envs.check import check_environment
 from perturn.envs.process import ProcessWorld
 from perturn.envs.protocols import PROTOCOLS
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.formats import FORMATS
-from perturn.rollout import Job
+from perturn.run.collect import demonstrate
+from perturn.settings.recipe import Worlds
 from perturn.types import Observation, Status, Task
 
 

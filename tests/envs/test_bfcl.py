@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perturn.collect import demonstrate
-from perturn.envs._bfcl_data import package_data, read_call
-from perturn.envs.bfcl import STEP_LIMIT, Bfcl
+from perturn.envs.bfcl.data import package_data, read_call
+from perturn.envs.bfcl.environment import STEP_LIMIT, Bfcl
 from perturn.envs.check import check_environment
 from perturn.envs.protocols import PROTOCOLS
-from perturn.episode import Job
+from perturn.episodes.episode import Job
+from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.tools import ToolAction, ToolCall, write_action
+from perturn.run.collect import demonstrate
 from perturn.types import Status, Task
 
 checker = pytest.importorskip(
@@ -245,7 +245,7 @@ def test_broken_data_is_refused_with_file_and_line(tmp_path, name, change, says)
 
 def test_without_the_simulators_the_command_is_told(monkeypatch):
     """An extra cannot say --no-deps, so the error does."""
-    monkeypatch.setattr("perturn.envs._bfcl_data.find_spec", lambda name: None)
+    monkeypatch.setattr("perturn.envs.bfcl.data.find_spec", lambda name: None)
 
     with pytest.raises(EnvironmentFailure, match=r"pip install --no-deps bfcl-eval==2026\.3\.23"):
         Bfcl()

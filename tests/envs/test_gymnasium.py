@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from perturn.collect import play_script
-from perturn.config import Worlds
 from perturn.envs.check import check_environment
 from perturn.envs.gymnasium import Gymnasium
 from perturn.envs.process import ProcessWorld
-from perturn.episode import Job, episode
+from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.run.collect import play_script
+from perturn.settings.recipe import Worlds
 from perturn.types import Action, EpisodeProtocol, Task
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/gymnasium_environment.py") + ":Maze"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from perturn.envs.check import check_environment
-from perturn.envs.hotpotqa import HotpotQA
+from perturn.envs.hotpotqa.environment import HotpotQA
 from perturn.envs.protocols import PROTOCOLS
+from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.rollout import Job, play
 from perturn.types import Sampling, Status, Task
 
 DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -355,7 +355,7 @@ def test_real_rollouts_are_scored_as_they_were(wiki):
 @pytest.mark.skipif(not (DATA / "fireact").is_dir(), reason="needs shared/data/fireact (or PERTURN_DATA)")
 def test_real_training_episodes_are_read_whole(tmp_path):
     """500 rows, 1385 steps, each with its observation and ended by an answer."""
-    from perturn.envs._fireact import read_recorded
+    from perturn.envs.hotpotqa.fireact import read_recorded
 
     found = [recorded for _, recorded in read_recorded(DATA / "fireact" / "hotpotqa.json")]
 
@@ -368,7 +368,7 @@ def test_real_training_episodes_are_read_whole(tmp_path):
 @pytest.mark.skipif(not (DATA / "hotpotqa").is_dir(), reason="needs shared/data/hotpotqa (or PERTURN_DATA)")
 def test_real_questions_find_their_paragraphs(tmp_path):
     """100 dev questions over their 991 paragraphs: for 99 a supporting page is among the 10 best, for 81 both are."""
-    from perturn.envs.hotpotqa_corpus import distractor_paragraphs, write_corpus
+    from perturn.envs.hotpotqa.corpus import distractor_paragraphs, write_corpus
 
     file = DATA / "hotpotqa" / "hotpot_dev_distractor_100.json"
     corpus = tmp_path / "corpus.jsonl"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs._hotpotqa_data import read_documents, split_sentences
-from perturn.envs.hotpotqa_corpus import main
+from perturn.envs.hotpotqa.corpus import main
+from perturn.envs.hotpotqa.data import read_documents, split_sentences
 
 HOLM = ["Holm", ["Holm is a lake.", " It has no islands."]]
 SARN = ["Sarn", ["Sarn is an island."]]

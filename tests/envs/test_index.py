@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from perturn.envs import _index
-from perturn.envs._index import Document, DocumentIndex, content_key, open_index
+from perturn.envs import index as _index
+from perturn.envs.index import Document, DocumentIndex, content_key, open_index
 from perturn.errors import DataError, EnvironmentFailure
 
 TEXTS = ["tea mug", "a mug for the running man", "runs and mugs", "nothing of the kind", "tea mug"]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from websockets.sync.server import serve
 
-from perturn.collect import play_script
 from perturn.envs.check import check_environment
 from perturn.envs.openenv import OpenEnv
-from perturn.episode import Job, episode
+from perturn.episodes.episode import Job, episode
+from perturn.episodes.play import play
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.rollout import play
+from perturn.run.collect import play_script
 from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"

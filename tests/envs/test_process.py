@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from perturn import errors
-from perturn.config import Worlds, parse
+from perturn.data.store import read_trajectories
 from perturn.envs import process
-from perturn.envs._child import told
 from perturn.envs.check import check_environment
+from perturn.envs.child import told
 from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, value_of, world_count
+from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.rollout import Job, play
-from perturn.store import read_trajectories
+from perturn.settings.recipe import Worlds, parse
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
@@ -431,7 +431,7 @@ def test_a_forgotten_world_ends():
 
 PARENT = """
 import sys, threading, time
-from perturn.config import Worlds
+from perturn.settings.recipe import Worlds
 from perturn.envs.process import ProcessWorld
 from perturn.types import Task
 world = ProcessWorld({section}, Worlds())
@@ -481,7 +481,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import test_process as t
-from perturn.store import TrajectoryStore
+from perturn.data.store import TrajectoryStore
 with TrajectoryStore(Path({file!r})) as store:
     held = store.keys()
     jobs = [t.Job(t.Task(f"up/{{n}}"), n) for n in range(40)]
@@ -521,7 +521,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     """Spawned by multiprocessing, a child would run this script again."""
     (tmp_path / "script.py").write_text(
         "print('once')\n"
-        "from perturn.config import Worlds\n"
+        "from perturn.settings.recipe import Worlds\n"
         "from perturn.envs.process import ProcessWorld\n"
         f"ProcessWorld({section()!r}, Worlds()).close()\n"
     )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from perturn.envs import _rows
-from perturn.envs._rows import read_rows
+from perturn.envs import rows as _rows
+from perturn.envs.rows import read_rows
 from perturn.errors import DataError
 
 ROWS = [{"a": 1, "text": 'x ] } \\ " [ {'}, {"b": [{"c": "é"}, []]}, {}]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs import ENVIRONMENTS, _scienceworld_jvm
+from perturn.envs import ENVIRONMENTS
 from perturn.envs.check import check_environment
-from perturn.envs.scienceworld import ETO_MAX_TURNS, ScienceWorld
+from perturn.envs.scienceworld import jvm as _scienceworld_jvm
+from perturn.envs.scienceworld.environment import ETO_MAX_TURNS, ScienceWorld
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from perturn.envs import _scienceworld_jvm
-from perturn.envs.scienceworld import ScienceWorld
+from perturn.envs.scienceworld import jvm as _scienceworld_jvm
+from perturn.envs.scienceworld.environment import ScienceWorld
+from perturn.episodes.play import Job, play
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
-from perturn.rollout import Job, play
 from perturn.types import Action, EpisodeProtocol, Sampling, Status, Task
 
 PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
@@ -227,7 +227,7 @@ def test_jvm_ends_with_the_interpreter(end, tmp_path):
     """Leaving without closing, and being killed."""
     program = (
         "import os\n"
-        "from perturn.envs.scienceworld import ScienceWorld\n"
+        "from perturn.envs.scienceworld.environment import ScienceWorld\n"
         "from perturn.types import Task\n"
         "world = ScienceWorld()\n"
         "world.reset(Task('find-plant/1', 'find-plant', data={'variation': 1}), 0)\n"

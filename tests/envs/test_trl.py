@@ -12,15 +12,15 @@ import trl
 from datasets import Dataset
 
 from perturn import TurnConfig, TurnTrainer
-from perturn.collect import play_script
 from perturn.engines import LocalEngine
 from perturn.envs.check import check_environment
 from perturn.envs.trl import TrlFactory
-from perturn.episode import Job, episode
+from perturn.episodes.episode import Job, episode
+from perturn.episodes.play import play
+from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action, write_text
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.policy.tokens import Renderer
-from perturn.rollout import play
-from perturn.tools import ToolAction, ToolCall, write_action, write_text
+from perturn.run.collect import play_script
 from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/trl_environment.py"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from perturn.config import parse
-from perturn.envs import _index
-from perturn.envs._webshop_data import Files
+from perturn.envs import index as _index
 from perturn.envs.check import check_environment
 from perturn.envs.protocols import PROTOCOLS
-from perturn.envs.webshop import WebShop
+from perturn.envs.webshop.data import Files
+from perturn.envs.webshop.environment import WebShop
+from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.rollout import Job, play
+from perturn.settings.recipe import parse
 from perturn.types import Sampling, Status, Task
 
 DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
@@ -80,7 +80,7 @@ def test_the_buyer_earns_everything(shop, synthetic):
 
 def test_the_buyer_turns_pages(shop, monkeypatch):
     """Where the product is not among the first results."""
-    monkeypatch.setattr("perturn.envs._webshop_buyer._queries", lambda goal, meant: ["tea mug"])
+    monkeypatch.setattr("perturn.envs.webshop.buyer._queries", lambda goal, meant: ["tea mug"])
     world = parse(WebShop, shop)
     task = task_of(world, "SHOP000107")
     task = replace(task, data={**task.data, "asin": "SHOP000111"})
@@ -90,7 +90,7 @@ def test_the_buyer_turns_pages(shop, monkeypatch):
 
 def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):
     """The expert says so; its episode is stored as failed."""
-    monkeypatch.setattr("perturn.envs._webshop_buyer._queries", lambda goal, meant: ["zebra"])
+    monkeypatch.setattr("perturn.envs.webshop.buyer._queries", lambda goal, meant: ["zebra"])
 
     with pytest.raises(EnvironmentFailure, match=r"no search lists product SHOP000004 .Harbour Oat"):
         world.expert(task_of(world, "SHOP000004"))
@@ -242,7 +242,8 @@ def test_goals_keep_the_order_of_the_original(shop):
 def test_goals_and_prices_are_the_same_in_every_process(shop):
     """Also where a price is a range: nothing is drawn from the global generator."""
     code = (
-        "import json, sys; from perturn.config import parse; from perturn.envs.webshop import WebShop; "
+        "import json, sys; from perturn.settings.recipe import parse; "
+        "from perturn.envs.webshop.environment import WebShop; "
         "w = parse(WebShop, json.loads(sys.argv[1])); "
         "print(json.dumps([[t.data for t in w.tasks('train')], w._find('SHOP000002')[1].price]))"
     )

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.envs._webshop_data import Goal, Product
-from perturn.envs._webshop_reward import color_of, has_option, purchase_reward, similar, type_factor
+from perturn.envs.webshop.data import Goal, Product
+from perturn.envs.webshop.reward import color_of, has_option, purchase_reward, similar, type_factor
 
 MUG = Product(
     asin="M",

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
-from perturn.engines._chat import read_call
-from perturn.engines._completion import read_completion, read_usage
-from perturn.engines._ledger import Ledger
+from perturn.audit.rows import read_each, read_rows
+from perturn.data.store import read_pairs, read_trajectories, trajectory_to_dict
+from perturn.engines.api.chat import read_call
+from perturn.engines.api.completion import read_completion, read_usage
+from perturn.engines.api.ledger import Ledger
 from perturn.errors import DataError, PerturnError
-from perturn.inspect.rows import read_each, read_rows
 from perturn.policy.examples import encode_example
-from perturn.store import read_pairs, read_trajectories, trajectory_to_dict
 from perturn.types import Action, Task, Trajectory, Turn
 
 CALL = {"id": "1", "type": "function", "function": {"name": "find", "arguments": {"room": "hall"}}}

@@ -8,14 +8,14 @@ from pathlib import Path
 from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines, scrambled
-from perturn.envs._alfworld_games import Games
-from perturn.envs._alfworld_play import TextGame, check_grammar
-from perturn.envs._bfcl_data import read_call, read_entries, schemas
-from perturn.envs._fireact import read_recorded
-from perturn.envs._hotpotqa_data import read_documents, read_tasks
-from perturn.envs._webshop_data import Catalogue, Files, Product, human_goals, synthetic_goals
-from perturn.envs.hotpotqa_corpus import abstract_paragraphs, distractor_paragraphs
+from perturn.envs.alfworld.games import Games
+from perturn.envs.alfworld.play import TextGame, check_grammar
+from perturn.envs.bfcl.data import read_call, read_entries, schemas
+from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragraphs
+from perturn.envs.hotpotqa.data import read_documents, read_tasks
+from perturn.envs.hotpotqa.fireact import read_recorded
 from perturn.envs.trl import _read_rows as read_trl_rows
+from perturn.envs.webshop.data import Catalogue, Files, Product, human_goals, synthetic_goals
 
 PROBLEM = (Path(__file__).parents[1] / "envs" / "alfworld_book.pddl").read_text()
 GAME = "valid_seen/pick_and_place_simple-Book-None-Desk-301/trial_1"

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perturn.envs._alfworld_games import KINDS, GameText
-from perturn.envs._alfworld_like import make_game
-from perturn.envs.alfworld_official import OfficialGame
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.generate import make_game
+from perturn.envs.alfworld.official import OfficialGame
 from perturn.types import Observation
 
 FILE = Path(__file__).with_name("alfworld.json")

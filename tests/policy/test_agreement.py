@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from perturn.engines.local import LocalEngine
+from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.play import Job, play
 from perturn.errors import DataError
 from perturn.policy.agreement import agreement
-from perturn.rollout import Job, play
 from perturn.types import EpisodeProtocol, Sampling, Status, Trajectory
 
 PROTOCOL = EpisodeProtocol("guess", "react", "Guess the number.", max_turns=4)

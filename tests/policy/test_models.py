@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturn.cache import cache_folder
+from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
 from perturn.policy import models
 from perturn.policy.models import (

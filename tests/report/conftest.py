@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.report import write_report
-from perturn.store import TrajectoryStore, write_pairs
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 HOSTILE = "</script><script>alert('x')</script><!-- \"' \u2028 <img src=http://evil.example/a.png> ${7*7}"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.data.store import write_pairs
 from perturn.report import write_report
-from perturn.store import write_pairs
 from perturn.types import Action, PreferencePair, Turn
 
 VIEWS = {

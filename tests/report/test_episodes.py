@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from perturn.store import write_pairs
+from perturn.data.store import write_pairs
 from perturn.types import PreferencePair
 
 

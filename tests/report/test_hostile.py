@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from perturn.data.store import write_pairs
 from perturn.report import write_report
-from perturn.store import write_pairs
 from perturn.types import Action, PreferencePair, Turn
 
 PAYLOADS = [

@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from perturn.texts import note_tokens
+from perturn.data.token_texts import note_tokens
 
 
 def test_the_text_of_each_token_is_noted_once(tokenizer, tmp_path):

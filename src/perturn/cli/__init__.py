@@ -5,8 +5,8 @@ from __future__ import annotations
 from perturn.cli import begin, loop, see
 from perturn.cli._base import app
 from perturn.errors import PerturnError
-from perturn.files import is_storage_error, storage_error
-from perturn.progress import console as notices
+from perturn.io.writing import is_storage_error, storage_error
+from perturn.run.progress import console as notices
 
 __all__ = ["app", "begin", "loop", "main", "see"]
 

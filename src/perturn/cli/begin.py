@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perturn.cli._base import AsJson, Overrides, command, existing, results
-from perturn.progress import console as notices
+from perturn.run.progress import console as notices
 
 
 @command(
@@ -33,7 +33,7 @@ def init(
     overrides: Overrides = None,
 ) -> None:
     """Write a recipe with a comment at every setting, for an environment and a model."""
-    from perturn.starter import write_recipe
+    from perturn.run.starter import write_recipe
 
     write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
     results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)

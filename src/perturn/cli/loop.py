@@ -13,7 +13,7 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results
 from perturn.errors import ConfigError
-from perturn.reading import user_path
+from perturn.io.reading import user_path
 
 
 @command(
@@ -27,7 +27,7 @@ def run(
     source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Do the whole loop of a recipe; a second call goes on where the first one stopped."""
-    from perturn.run import open_run, run_all
+    from perturn.run.loop import open_run, run_all
 
     if dry_run:
         _show_plan(source, overrides, None, as_json)
@@ -44,7 +44,7 @@ def run(
 
 def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
     """Do the steps of one command, or say what they would be."""
-    from perturn.run import loop, open_run, run_steps
+    from perturn.run.loop import loop, open_run, run_steps
 
     if dry_run:
         _show_plan(source, overrides, name, as_json)
@@ -58,7 +58,7 @@ def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, 
 
 
 def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
-    from perturn.plan import make_plan, print_plan
+    from perturn.run.plan import make_plan, print_plan
 
     plan = make_plan(source, overrides or [], name)
     if as_json:
@@ -86,8 +86,8 @@ def import_expert(
     overrides: Overrides = None,
 ) -> None:
     """Bring episodes that others recorded into a run, as those of its expert; collect goes on from there."""
-    from perturn.collect import import_expert as bring
-    from perturn.run import open_run
+    from perturn.run.collect import import_expert as bring
+    from perturn.run.loop import open_run
 
     with open_run(source, overrides or [], "collect") as run:
         counts = bring(run, file)
@@ -132,8 +132,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one page of one run or several, and the summary.json of each, from the run folders alone."""
+    from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
     from perturn.report import write_report
-    from perturn.workspace import refuse_other, resolve_recipe, run_folder
 
     overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
     paths = [user_path(word, "path") for word in sources if word not in overrides]

@@ -47,8 +47,8 @@ def inspect(
     limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
 ) -> None:
     """Show which token carries which weight, and what training would drop, cut or refuse, before it is paid for."""
-    from perturn.inspect import audit, inspect_json, model_of, print_audit
-    from perturn.inspect import inspect as show
+    from perturn.audit import audit, inspect_json, model_of, print_audit
+    from perturn.audit import inspect as show
 
     name = model_of(data, model)
     if check:
@@ -108,8 +108,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Hash every finished file of a run folder and say which is damaged, and what to do. Writes nothing."""
-    from perturn.verify import print_verified
-    from perturn.verify import verify as check
+    from perturn.run.verify import print_verified
+    from perturn.run.verify import verify as check
 
     found = check(run)
     if as_json:

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perturn.cluster_settings import Cluster
 from perturn.errors import ConfigError, RunError
+from perturn.settings.cluster import Cluster
 
 _CONNECT_S = 5.0
 """Seconds that a machine may take to accept a connection."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from perturn.cluster.connect import cause, check_identity, connect, last_line, losses, nodes, reached
 from perturn.cluster.servers import EngineServer
-from perturn.cluster_settings import Cluster
 from perturn.errors import ConfigError, EngineFailure, PerturnError, RunError
+from perturn.settings.cluster import Cluster
 from perturn.types import Action, Engine, Prompt, Sampling
 
 _logger = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from perturn.cluster.connect import identity
-from perturn.config import Section, Worlds
-from perturn.envs._child import PlainWorld, told
+from perturn.envs.child import PlainWorld, told
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
+from perturn.settings.recipe import Section, Worlds
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]

@@ -27,10 +27,10 @@ from perturn.cluster.connect import (
     reached,
 )
 from perturn.cluster.servers import WorldServer
-from perturn.cluster_settings import Cluster
-from perturn.config import Section, Worlds
 from perturn.envs.process import observation_of, plain_task, value_of
 from perturn.errors import BystanderLost, ConfigError, EnvironmentFailure, PerturnError, RunError
+from perturn.settings.cluster import Cluster
+from perturn.settings.recipe import Section, Worlds
 from perturn.types import Observation, Task
 
 _logger = logging.getLogger(__name__)

@@ -1,10 +1,10 @@
 """Adapters to inference engines, one file each. Add yours to ENGINES."""
 
-from perturn.engines._api_settings import ApiSettings
-from perturn.engines._vllm_settings import VllmSettings
-from perturn.engines.api import ApiEngine
-from perturn.engines.local import LocalEngine, LocalSettings
-from perturn.engines.vllm import VllmEngine
+from perturn.engines.api.engine import ApiEngine
+from perturn.engines.api.settings import ApiSettings
+from perturn.engines.local.engine import LocalEngine, LocalSettings
+from perturn.engines.vllm.engine import VllmEngine
+from perturn.engines.vllm.settings import VllmSettings
 
 __all__ = [
     "ENGINES",

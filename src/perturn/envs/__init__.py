@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from perturn.envs.alfworld import ALFWorld
-from perturn.envs.alfworld_like import ALFWorldLike
-from perturn.envs.alfworld_official import ALFWorldOfficial
-from perturn.envs.bfcl import Bfcl
+from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.official import ALFWorldOfficial
+from perturn.envs.bfcl.environment import Bfcl
 from perturn.envs.gymnasium import Gymnasium
-from perturn.envs.hotpotqa import HotpotQA
+from perturn.envs.hotpotqa.environment import HotpotQA
 from perturn.envs.openenv import OpenEnv
-from perturn.envs.scienceworld import ScienceWorld
+from perturn.envs.scienceworld.environment import ScienceWorld
 from perturn.envs.trl import TrlFactory
-from perturn.envs.webshop import WebShop
+from perturn.envs.webshop.environment import WebShop
 from perturn.types import Environment
 
 ENVIRONMENTS: dict[str, type[Environment]] = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.faults import observation_faults
-from perturn.tools import ToolAction, ToolCall, write_action
 from perturn.types import Environment, Observation, Task
 
 _METHODS = ("tasks", "reset", "step", "close")
@@ -198,7 +198,7 @@ def _check_tools(problems: list[str], environment: Environment, task: Task, firs
         if len(answer.results) != len(calls) and not answer.terminated:
             problems.append(
                 f"{problem} returned {len(answer.results)} results. Remedy: read the action with "
-                "perturn.tools.read_action and return one text a call, in their order."
+                "perturn.episodes.tool_calls.read_action and return one text a call, in their order."
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.envs._outside import as_number, as_text, check_seeds, load_object, seed_tasks, task_seed
+from perturn.envs.outside import as_number, as_text, check_seeds, load_object, seed_tasks, task_seed
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 

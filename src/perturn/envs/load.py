@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perturn.config import Section, build
 from perturn.envs import ENVIRONMENTS
-from perturn.envs._outside import load_object as load_object
+from perturn.envs.outside import load_object as load_object
 from perturn.errors import EnvironmentFailure, PerturnError
+from perturn.settings.recipe import Section, build
 from perturn.types import Environment
 
 

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
-from perturn.envs._outside import as_number, as_text, check_seeds, seed_tasks, task_seed
+from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.reading import parse_json
+from perturn.io.reading import parse_json
 from perturn.types import Observation, Task
 
 _HINT = "start the server, or correct environment.base_url"

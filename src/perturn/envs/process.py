@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 
 import psutil
 
-from perturn.config import Section, Worlds
 from perturn.envs import SELF_CONTAINED
-from perturn.envs._child import RAISED
-from perturn.envs._pipe import Garbled, Pipe
-from perturn.envs._secrets import without_secrets
+from perturn.envs.child import RAISED
+from perturn.envs.pipe import Garbled, Pipe
+from perturn.envs.secrets import without_secrets
 from perturn.errors import EnvironmentFailure, WorldLost
+from perturn.settings.recipe import Section, Worlds
 from perturn.types import Observation, Task
 
 _MEMORY = 512 * 2**20
@@ -45,7 +45,7 @@ _LINES = 3
 """Lines of them that are quoted."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from perturn.envs._child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from perturn.envs.child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 

@@ -1,10 +1,10 @@
 """Named protocols: the rules under which published scores were made."""
 
-from perturn.envs._alfworld_protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
-from perturn.envs._hotpotqa_react import HOTPOTQA_REACT, REACT_PROTOCOL
-from perturn.envs._scienceworld_eto import ETO_MAX_TURNS, ETO_PROTOCOL
-from perturn.envs._webshop_eto import WEBSHOP_ETO, WEBSHOP_PROTOCOL
-from perturn.envs.bfcl import BFCL_PROTOCOL
+from perturn.envs.alfworld.protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
+from perturn.envs.bfcl.environment import BFCL_PROTOCOL
+from perturn.envs.hotpotqa.react import HOTPOTQA_REACT, REACT_PROTOCOL
+from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_PROTOCOL
+from perturn.envs.webshop.eto import WEBSHOP_ETO, WEBSHOP_PROTOCOL
 from perturn.types import EpisodeProtocol, Sampling
 
 _SCIENCEWORLD = (

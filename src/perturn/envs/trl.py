@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturn.envs._outside import as_number, load_object
-from perturn.envs._rows import whole
+from perturn.envs.outside import as_number, load_object
+from perturn.envs.rows import whole
+from perturn.episodes.tool_calls import ToolCall, read_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
-from perturn.reading import parse_object, read_lines, user_path
-from perturn.tools import ToolCall, read_action
+from perturn.io.reading import parse_object, read_lines, user_path
 from perturn.types import Observation, Task
 
 _NO_ACTION = "That is no action: call tools, or write your answer."

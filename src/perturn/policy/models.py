@@ -16,10 +16,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from perturn.cache import cache_folder
+from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
-from perturn.files import writing
-from perturn.reading import user_path
+from perturn.io.reading import user_path
+from perturn.io.writing import writing
 from perturn.rope import too_long, usable_length
 
 _logger = logging.getLogger(__name__)

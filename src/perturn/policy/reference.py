@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturn.cache import evict, reference_bytes, remove_abandoned
-from perturn.files import replacing
+from perturn.data.cache import evict, reference_bytes, remove_abandoned
+from perturn.io.writing import replacing
 from perturn.policy.logprobs import action_logprobs, exact_length
 from perturn.policy.models import config_digest, tensors_digest, weights_digest
 from perturn.policy.packing import by_budget, lay_out
@@ -76,7 +76,7 @@ def reference_logprobs(
         model: The reference, on the device to compute on.
         sequences: Trajectories as tokens.
         folder: Where results are kept; a second call with the same content reads them back. Files that are damaged are
-            made again, and those used longest ago go where all take more than `perturn.cache.reference_bytes`.
+            made again, and those used longest ago go where all take more than `perturn.data.cache.reference_bytes`.
         identity: From `reference_identity`.
         token_budget: Tokens of one pass.
         precision: That it is to run in, as the identity was made.

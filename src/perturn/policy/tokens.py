@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
-from perturn.tools import ToolCall, chat_call, parse_text
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 NO_TURN = -1

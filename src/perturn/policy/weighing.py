@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.config import build
 from perturn.credit import CREDITS, Credit
 from perturn.errors import ConfigError
 from perturn.losses import Loss
 from perturn.policy.examples import Example
 from perturn.policy.tokens import NO_TURN
+from perturn.settings.recipe import build
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:

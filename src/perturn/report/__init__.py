@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perturn.files import write_whole
+from perturn.io.writing import write_whole
 from perturn.report.folder import read_run
 from perturn.report.page import page
 from perturn.report.summary import summary_of

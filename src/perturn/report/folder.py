@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturn.errors import RunError
-from perturn.reading import read_text
-from perturn.run_files import (
+from perturn.data.run_files import (
     Confidences,
     Loss,
     Metrics,
@@ -21,8 +19,10 @@ from perturn.run_files import (
     read_notes,
     read_sides,
 )
-from perturn.seals import read_manifest, refuse_damage
-from perturn.store import read_pairs, read_trajectories
+from perturn.data.seals import read_manifest, refuse_damage
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.errors import RunError
+from perturn.io.reading import read_text
 from perturn.types import PreferencePair, Status, Trajectory
 
 Row = dict[str, Any]

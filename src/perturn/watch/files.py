@@ -10,9 +10,9 @@ from typing import Annotated, Any, Generic, NotRequired, TypeVar
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from perturn.data.run_files import REMEDY
 from perturn.errors import RunError
-from perturn.reading import check_shape, lines_of, parse_json
-from perturn.run_files import REMEDY
+from perturn.io.reading import check_shape, lines_of, parse_json
 
 T = TypeVar("T")
 

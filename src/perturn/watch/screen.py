@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from perturn.alarms import RULES
+from perturn.watch.alarms import RULES
 from perturn.watch.state import Stage, State, Watcher
 
 _COLOURS = {

@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 
-from perturn.alarms import Alarm, Vitals, alarms
+from perturn.data.run_files import Manifest, Progress, parse_settings, read_note, section
+from perturn.data.run_folder import HEARTBEAT_SECONDS, PROGRESS, is_run
 from perturn.errors import RunError
-from perturn.reading import read_text
-from perturn.run_files import Manifest, Progress, parse_settings, read_note, section
+from perturn.io.reading import read_text
+from perturn.watch.alarms import Alarm, Vitals, alarms
 from perturn.watch.files import Episode, Tail, read_episode, read_metrics
-from perturn.workspace import HEARTBEAT_SECONDS, PROGRESS, is_run
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Without a sign of life for so long, a process on another machine counts as dead."""

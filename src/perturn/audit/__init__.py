@@ -1,0 +1,9 @@
+"""Look at training data before it is paid for: what each token carries, and what training would drop or refuse."""
+
+from perturn.audit.check import audit
+from perturn.audit.print import print_audit
+from perturn.audit.rows import read_rows
+from perturn.audit.show import inspect, inspect_json
+from perturn.audit.view import model_of
+
+__all__ = ["audit", "inspect", "inspect_json", "model_of", "print_audit", "read_rows"]

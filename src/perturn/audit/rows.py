@@ -1,0 +1,79 @@
+"""Rows of training data from a file, in any of the forms that training takes: all or none, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from perturn.data.store import read_pairs, read_trajectories, trajectory_from_dict
+from perturn.data.trl import from_trl
+from perturn.errors import DataError
+from perturn.io.reading import parse_object, read_lines
+from perturn.types import PreferencePair, Trajectory
+
+
+def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
+    """Rows of a JSONL file: Perturn trajectories or pairs, or TRL's conversational formats.
+
+    Raises:
+        DataError: Naming file and line.
+    """
+    if data.is_dir():
+        data = data / "pairs.jsonl"
+    first = next(_objects(data), (0, {}))[1]
+    if "turns" in first:
+        yield from read_trajectories(data)
+    elif isinstance(first.get("chosen"), dict):
+        yield from read_pairs(data)
+    else:
+        for number, row in _objects(data):
+            try:
+                yield from_trl(row, task_id=f"row-{number}")
+            except DataError as error:
+                raise DataError(f"{data}:{number}: {error}") from error
+
+
+def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbered JSON objects of a file."""
+    for number, line in read_lines(data, DataError, "Give a JSONL file or a run folder."):
+        yield number, parse_object(line, f"{data}:{number}", DataError)
+
+
+def read_each(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair | DataError]]:
+    """Each line's number, and its row or what is wrong with it; a bad row does not end the reading.
+
+    Raises:
+        DataError: If the file cannot be read, or a line is no JSON object.
+    """
+    seen: dict[tuple[str, int], int] = {}
+    for number, record in _objects(data):
+        try:
+            row = _parse(record, number)
+            if isinstance(row, Trajectory) and "turns" in record:
+                first = seen.setdefault(row.key, number)
+                if first != number:
+                    raise DataError(f"has the task and sample of line {first}; delete one of the two lines.")
+            yield number, row
+        except DataError as error:
+            yield number, error
+
+
+def _parse(record: dict[str, Any], number: int) -> Trajectory | PreferencePair:
+    """One line's object -> a row."""
+    if "turns" in record:
+        return trajectory_from_dict(record)
+    if not isinstance(record.get("chosen"), dict):
+        return from_trl(record, task_id=f"row-{number}")
+    sides = {}
+    for name in ("chosen", "rejected"):
+        if not isinstance(record.get(name), dict):
+            raise DataError(f"{name}: expected a trajectory, got none. Add it.")
+        sides[name] = trajectory_from_dict(record[name])
+    pair = PreferencePair(**sides)
+    if pair.chosen.task.id != pair.rejected.task.id:
+        raise DataError(
+            f"rejected.task.id: expected the task of chosen ({pair.chosen.task.id!r}), "
+            f"got {pair.rejected.task.id!r}. Correct the value."
+        )
+    return pair

@@ -1,0 +1,168 @@
+"""Show which token carries which weight: the audit of masks before a GPU hour is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from perturn.audit.rows import read_rows
+from perturn.audit.view import View, view_of
+from perturn.credit import Credit
+from perturn.errors import ConfigError, DataError, ModelError
+from perturn.policy.examples import Example, encode_example
+from perturn.policy.models import load_model
+from perturn.policy.reference import compute_logprobs
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.weighing import turn_logprobs, weigh
+
+_STYLES = {
+    "high": "bold white on dark_red",
+    "low": "black on light_goldenrod2",
+    "one": "black on pale_green3",
+}
+
+
+def inspect_json(
+    data: Path, model: str, max_length: int | None = None, limit: int | None = None
+) -> Iterator[str]:
+    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
+    _check_limit(limit)
+    view = view_of(data, model, max_length=max_length)
+    for example in islice(_encoded(data, view), limit):
+        sides = {"chosen": example.chosen, "rejected": example.rejected}
+        tokenizer = view.renderer.tokenizer
+        yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
+
+
+def _encoded(data: Path, view: View) -> Iterator[Example]:
+    for number, row in enumerate(read_rows(data), start=1):
+        try:
+            yield encode_example(row, view.renderer, view.max_length, view.shared_prefix)
+        except (DataError, ModelError) as error:
+            raise type(error)(f"{data}: row {number}: {error}") from error
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit must be >= 0, got {limit}.")
+
+
+def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token,
+            "text": tokenizer.decode([token]),
+            "role": role,
+            "turn": None if turn == NO_TURN else turn,
+            "loss": turn != NO_TURN,
+        }
+        for token, role, turn in zip(side.ids, side.role, side.turn, strict=True)
+    ]
+
+
+def inspect(
+    data: Path,
+    model_name: str,
+    loss_name: str | None,
+    console: Console,
+    max_length: int | None = None,
+    limit: int = 3,
+) -> None:
+    """Print rows in colour, each turn with its confidence and weight, and totals.
+
+    Args:
+        data: JSONL file or run folder.
+        model_name: Reference policy and tokenizer.
+        loss_name: Loss whose turn weights are shown; None: the run's own, else tlm-dre.
+        console: Where to print.
+        max_length: As in training.
+        limit: Rows to print; totals count all rows.
+
+    Raises:
+        ConfigError: If there is no such loss.
+    """
+    _check_limit(limit)
+    view = view_of(data, model_name, loss_name, max_length)
+    examples = list(_encoded(data, view))
+    model = load_model(model_name) if limit else None
+    for number, example in enumerate(examples[:limit]):
+        weights = _weights(model, example, view.credit)
+        for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
+            console.rule(f"row {number} {name}")
+            console.print(_coloured(side, of_turns, view.renderer.tokenizer))
+    _legend(console)
+    _totals(console, examples)
+
+
+def _weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
+    """(confidence, weight) of each turn that carries loss, by side; computed as training computes them."""
+    known, largest = model.get_input_embeddings().num_embeddings, max(max(side.ids) for side in example.sides)
+    if largest >= known:
+        raise DataError(
+            f"token id {largest} is none of the model, which knows {known}; name the model that sampled the rows."
+        )
+    with torch.no_grad():
+        example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
+    example = weigh(example, credit)
+    found = []
+    for index, side in enumerate(example.sides):
+        turns = sorted(set(side.turn) - {NO_TURN})
+        confidence = [float(turn.mean().exp()) for turn in turn_logprobs(example, index)]
+        found.append(
+            dict(zip(turns, zip(confidence, example.weight[index].tolist(), strict=True), strict=True))
+        )
+    return found
+
+
+def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer: Any) -> Text:
+    text = Text()
+    values = [weight for _, weight in weights.values()]
+    highest, lowest = max(values), min(values)
+    last = NO_TURN
+    for token, turn in zip(side.ids, side.turn, strict=True):
+        piece = tokenizer.decode([token])
+        if turn == NO_TURN:
+            text.append(piece, style="dim")
+        else:
+            confidence, weight = weights[turn]
+            if turn != last:
+                text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}]", style="cyan")
+            kind = "one" if highest == lowest else "high" if weight == highest else "low"
+            text.append(piece.replace("\n", "⏎\n"), style=_STYLES[kind])
+        last = turn
+    return text
+
+
+def _legend(console: Console) -> None:
+    console.print(
+        Text.assemble(
+            ("no loss", "dim"),
+            "  ",
+            ("highest weight", _STYLES["high"]),
+            "  ",
+            ("lower weight", _STYLES["low"]),
+            "  ",
+            ("one weight for all", _STYLES["one"]),
+            "  [turn: p=confidence w=weight]",
+        )
+    )
+
+
+def _totals(console: Console, examples: list[Example]) -> None:
+    found = [side for example in examples for side in example.sides]
+    tokens = sum(len(side.ids) for side in found)
+    carrying = sum(turn != NO_TURN for side in found for turn in side.turn)
+    console.print(
+        f"{len(examples)} rows, {len(found)} trajectories, {sum(side.turns for side in found)} turns; "
+        f"{tokens} tokens, {carrying} carry loss ({carrying / max(tokens, 1):.1%}); "
+        f"longest {max((len(side.ids) for side in found), default=0)} tokens; "
+        f"{sum(side.dropped_turns for side in found)} turns dropped by the length limit"
+    )

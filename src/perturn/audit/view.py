@@ -1,0 +1,72 @@
+"""How data is looked at: as the training it is for would see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.credit import Credit
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.policy.models import load_tokenizer
+from perturn.policy.tokens import Renderer
+from perturn.policy.weighing import choose_credit
+from perturn.run.session import chat_template
+from perturn.settings.recipe import Recipe, build, read_recipe
+
+
+@dataclass(frozen=True)
+class View:
+    """What turns rows into tokens with weights."""
+
+    renderer: Renderer
+    max_length: int | None
+    shared_prefix: str
+    credit: Credit
+
+
+def view_of(data: Path, model: str, loss_name: str | None = None, max_length: int | None = None) -> View:
+    """A run's own settings, or those of a stranger's file.
+
+    Args:
+        data: JSONL file or run folder.
+        model: Whose tokenizer counts.
+        loss_name: Loss whose weights are shown; None: that of the run's alignment, else tlm-dre.
+        max_length: Length limit in tokens; None: the run's, else none.
+
+    Raises:
+        PerturnError: If there is no such loss or model, or its chat template cannot be used.
+    """
+    recipe = recipe_of(data)
+    align = recipe.align if recipe else None
+    named = align is not None and loss_name in (None, align.loss["name"])
+    section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
+    loss = build(LOSSES, section, "loss")
+    return View(
+        renderer=Renderer(load_tokenizer(model), chat_template(recipe.model) if recipe else None),
+        max_length=max_length or (recipe.model.max_length if recipe else None),
+        shared_prefix=align.shared_prefix if align else "keep",
+        credit=choose_credit(loss, section, recipe.credit if recipe and named else None),
+    )
+
+
+def recipe_of(data: Path) -> Recipe | None:
+    """The recipe of a run folder, if it is one."""
+    file = data / "recipe.yaml"
+    return read_recipe(file) if data.is_dir() and file.is_file() else None
+
+
+def model_of(data: Path, model: str | None) -> str:
+    """The model to inspect with: the one given, or else that of the run.
+
+    Raises:
+        ConfigError: If no model is given and the data is no run.
+    """
+    recipe = recipe_of(data)
+    if recipe is not None:
+        trained = data / "checkpoints" / "sft"
+        return model or (str(trained) if (trained / "config.json").is_file() else recipe.model.name)
+    if model is None:
+        raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
+    return model

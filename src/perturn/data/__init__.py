@@ -1,0 +1,1 @@
+"""Trajectories, pairs and groups on disk, TRL's format, and the run folder."""

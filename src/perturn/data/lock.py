@@ -1,0 +1,93 @@
+"""The lock of a run folder: one process at a time writes in it.
+
+It is an `flock` on an empty file, which the kernel releases when its holder dies, on NFS too. Who holds it stands in a
+file beside it, which is for messages alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import platform
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from perturn.errors import InUseError
+from perturn.io.writing import storage_error, write_whole
+
+LOCK, HOLDER = ".lock", ".holder"
+"""Files of a run folder: what is locked, and who has it."""
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system answers that keeps no locks."""
+_log = logging.getLogger(__name__)
+
+
+class RunLock:
+    """A run folder is ours, until `release`, until nobody refers to this object any more, or until we die.
+
+    A process that asks twice gets it twice. Of the processes that train together (`torchrun`, `accelerate launch`) the
+    first one asks for all.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder.
+
+        Raises:
+            InUseError: If another process has it.
+            StorageError: If the folder cannot be written.
+        """
+        self._holder = folder / HOLDER
+        self._lock: FileLock | None = None
+        if os.environ.get("RANK", "0") != "0":
+            return
+        lock = FileLock(
+            folder / LOCK, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False
+        )
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise InUseError(_in_use(folder)) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise storage_error(folder / LOCK, error) from error
+            _log.warning("%s: no lock (%s); see that nothing else writes in this folder.", folder, error)
+            return
+        self._lock = lock
+        if lock.lock_counter > 1:
+            return
+        facts = {"host": platform.node(), "pid": os.getpid(), "since": time.time()}
+        try:
+            write_whole(self._holder, json.dumps(facts) + "\n")
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            if self._lock.lock_counter == 1:
+                with suppress(OSError):  # a note that is left says nothing while nobody has the lock
+                    self._holder.unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
+
+
+def _in_use(folder: Path) -> str:
+    """Who has the folder, and what to do."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))
+        who = f"process {facts['pid']} on {facts['host']} has been at work in it since {since}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just come, or goes
+        who = "another process is at work in it"
+    return (
+        f"{folder} is in use: {who}; wait for its end, or stop it. `perturn watch {folder}` shows it; "
+        "name=... makes another run."
+    )

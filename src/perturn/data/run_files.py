@@ -1,0 +1,192 @@
+"""The files of a run folder that are not episodes: what each must hold for `report` and `watch` to read it.
+
+A run folder may come from another version, another machine or another person. Keys beyond these are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from perturn.errors import RunError
+from perturn.io.reading import check_shape, parse_json, parse_yaml, read_lines, read_text
+
+REMEDY = "Restore it, or run the stage that writes it again."
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""Seconds, gigabytes, moments."""
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300)] | None
+"""What JSON writes of a float; not a number where it was not finite."""
+
+
+def _inside(path: str) -> str:
+    parts = PurePath(path)
+    if parts.is_absolute() or ".." in parts.parts or "\0" in path or len(path) > 1000:
+        raise ValueError("must be a path inside the run folder")
+    return path
+
+
+class StageNote(TypedDict):
+    """What the manifest says of a stage."""
+
+    seconds: NotRequired[Amount | None]
+    peak_memory_gb: NotRequired[Amount | None]
+    counts: NotRequired[dict[str, Any] | None]
+    done: NotRequired[bool]
+
+
+class Seal(TypedDict):
+    """What a file was when the stage that made it ended."""
+
+    stage: str | None
+    bytes: Count
+    modified_ns: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """`manifest.json`."""
+
+    files: NotRequired[dict[str, Seal]]
+    stages: NotRequired[dict[str, StageNote]]
+
+
+class Progress(TypedDict):
+    """`progress.json`."""
+
+    stage: str
+    began: Amount
+    host: NotRequired[str]
+    pid: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
+    process_started: NotRequired[Amount]
+    steps: NotRequired[list[str]]
+    file: NotRequired[Annotated[str, AfterValidator(_inside)]]
+    total: NotRequired[Count | None]
+    done_before: NotRequired[Count]
+    unit: NotRequired[str]
+    counting_since: NotRequired[Amount]
+    ended: NotRequired[Literal["done", "failed", "stopped"]]
+    error: NotRequired[str]
+
+
+class Departure(TypedDict):
+    """A setting in which a run is not its protocol."""
+
+    here: Any
+    protocol: Any
+
+
+class Stamp(TypedDict):
+    """`evaluation/protocol.json`."""
+
+    panel_sha256: NotRequired[str]
+    max_turns: NotRequired[dict[str, Count] | None]
+    departures: NotRequired[dict[str, Departure] | None]
+
+
+class Loss(TypedDict):
+    """`metrics/loss.json`."""
+
+    pivot: NotRequired[Number]
+
+
+class Metrics(TypedDict):
+    """A line of `metrics/sft.jsonl` or `metrics/align.jsonl`."""
+
+    step: NotRequired[Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]]
+
+
+class Confidences(TypedDict):
+    """A side of a line of `metrics/confidence.jsonl`."""
+
+    confidence: list[Number]
+    weight: list[Number]
+    turn: NotRequired[list[Count]]
+
+
+class Reference(TypedDict):
+    """A side of a line of `metrics/reference.jsonl`."""
+
+    ids: list[Count]
+    turn: list[Count]
+    logprobs: list[Annotated[float, Field(ge=-1e300, le=1e300)] | None]
+
+
+class TurnNumbers(TypedDict):
+    """A line of `metrics/turns.jsonl`."""
+
+    set: NotRequired[str]
+    task: NotRequired[str]
+    sample: NotRequired[Count]
+    confidence: NotRequired[list[Number] | None]
+    weight: NotRequired[list[Number] | None]
+    advantage: NotRequired[list[Number] | None]
+    turn: NotRequired[list[Count] | None]
+
+
+def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
+    """A file that is one JSON object; None if it is not there. NaN is no JSON, and reads as null.
+
+    Raises:
+        RunError: If it cannot be read, or is not of its shape.
+    """
+    if not file.is_file():
+        return None
+    data = parse_json(read_text(file, RunError, REMEDY), str(file), RunError, REMEDY, nan_as_null=True)
+    found: dict[str, Any] = check_shape(data, shape, str(file), RunError, REMEDY)
+    return found
+
+
+def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line; none if it is not there. A last line that is being written is left out.
+
+    Raises:
+        RunError: If the file cannot be read, or a line is not of its shape.
+    """
+    rows = []
+    for number, line in read_lines(file, RunError, REMEDY) if file.is_file() else ():
+        if line.endswith(b"\n"):
+            where = f"{file}:{number}"
+            rows.append(
+                check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY)
+            )
+    return rows
+
+
+def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
+    """Rows that give each side of a pair lists of equal length.
+
+    Raises:
+        RunError: If the file cannot be read, or a line is not of this shape.
+    """
+    rows = read_notes(path, dict[str, Any])
+    for number, row in enumerate(rows, start=1):
+        for side in ("chosen", "rejected"):
+            where = f"{path}:{number}: {side}"
+            found = check_shape(row.get(side), shape, where, RunError, REMEDY)
+            if len({len(each) for each in found.values() if isinstance(each, list)}) > 1:
+                raise RunError(f"{where}: expected lists of one length, got several. {REMEDY}")
+    return rows
+
+
+def parse_settings(text: str, where: str) -> Mapping[str, Any]:
+    """The settings of a recorded recipe, whichever version wrote it; empty if it holds none.
+
+    Raises:
+        RunError: If it is no YAML.
+    """
+    settings = parse_yaml(text, where, RunError)
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def section(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """A section of settings, such as `explore.sampling`; empty where there is none."""
+    for name in names:
+        found = settings.get(name)
+        settings = found if isinstance(found, Mapping) else {}
+    return settings

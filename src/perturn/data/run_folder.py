@@ -1,0 +1,364 @@
+"""The run folder: resolved recipe, manifest, and where everything lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perturn.data.lock import HOLDER, LOCK, RunLock
+from perturn.data.provenance import commit, hardware, versions
+from perturn.data.seals import SHARED, own_digest, read_manifest, seal, without_removed
+from perturn.errors import RunError, StorageError
+from perturn.io.reading import user_path
+from perturn.io.writing import is_stray, remove_strays, write_whole, writing
+from perturn.settings.cluster import Cluster
+from perturn.settings.recipe import Recipe, Worlds, read_recipe, to_yaml
+
+_MAY_DIFFER = (
+    {"output", "name", "cluster", "report_to"}
+    | {
+        f"engine.{limit}"
+        for limit in (
+            "concurrency",
+            "requests_per_minute",
+            "max_retries",
+            "timeout",
+            "max_tokens_total",
+            "max_cost",
+            "prompt_price",
+            "completion_price",
+            "cache_gigabytes",
+        )
+    }
+    | {f"worlds.{each.name}" for each in dataclasses.fields(Worlds)}
+    | {f"cluster.{each.name}" for each in dataclasses.fields(Cluster)}
+)
+"""Keys that do not change what a run makes, only where, how fast and how far."""
+
+_log = logging.getLogger(__name__)
+
+PROGRESS = "progress.json"
+"""File of a run folder in which the running stage says who works at what."""
+HEARTBEAT_SECONDS = 5.0
+"""How often that file is touched while a stage runs."""
+
+
+class Run:
+    """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Open the recipe's run folder, making it if there is none.
+
+        Raises:
+            RunError: If the folder was made by another recipe, or another process works in it.
+        """
+        self.recipe = recipe
+        self.folder = run_folder(recipe)
+        self.steps: list[str] = []
+        """The steps that this call will do, for who watches it."""
+        self._pulse: _Pulse | None = None
+        refuse_other(recipe)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
+        self._lock = RunLock(self.folder)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Make what is missing, and read the manifest; the folder is ours."""
+        refuse_other(self.recipe)  # what another process made while we asked for the lock
+        remove_strays(self.folder)
+        if not is_run(self.folder):
+            write_whole(self.folder / "recipe.yaml", to_yaml(self.recipe))
+        with writing(self.folder):
+            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
+                (self.folder / name).mkdir(exist_ok=True)
+        self.manifest = read_manifest(self.folder) or {
+            "recipe": self.recipe.name,
+            "seed": self.recipe.seed,
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(),
+            "data": {},
+            "stages": {},
+        }
+        files, removed = without_removed(self.folder, self.manifest.get("files", {}))
+        self.manifest["files"] = files
+        for stage in removed:
+            self.reopen(stage)
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def trajectories(self, name: str) -> Path:
+        """File of the trajectories of a stage: `expert` or `explore`."""
+        return self.folder / "trajectories" / f"{name}.jsonl"
+
+    @property
+    def pairs(self) -> Path:
+        """File of the preference pairs."""
+        return self.folder / "pairs.jsonl"
+
+    def checkpoint(self, name: str) -> Path:
+        """Folder of a trained policy."""
+        return self.folder / "checkpoints" / name
+
+    def metrics(self, name: str) -> Path:
+        """File of a stage's metrics, one JSON object a line."""
+        return self.folder / "metrics" / f"{name}.jsonl"
+
+    def evaluation(self, policy: str) -> Path:
+        """File of a policy's episodes on the evaluation panel."""
+        return self.folder / "evaluation" / f"{policy}.jsonl"
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage has run to its end."""
+        return bool(self.manifest["stages"].get(stage, {}).get("done"))
+
+    def reopen(self, stage: str) -> None:
+        """A stage is to be done again, from what there is of it."""
+        if stage in self.manifest["stages"]:
+            self.manifest["stages"][stage]["done"] = False
+        files = self.manifest["files"].items()
+        self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
+
+    @contextmanager
+    def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
+        """Run a stage: measures it, and notes in the manifest that it is done and what its files are.
+
+        Args:
+            name: Of the stage.
+            makes: Files and folders that are finished when it ends.
+
+        Yields:
+            A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
+        """
+        counts: dict[str, Any] = {}
+        start = time.monotonic()
+        before = self.manifest["stages"].get(name, {})
+        self._unseal(name)
+        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
+        memory = _PeakMemory(also=pulse.beat)
+
+        def end(ended: str, error: str = "") -> None:
+            entry = {
+                "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
+                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
+                "counts": counts,
+                "done": ended == "done",
+            }
+            self._note(name, entry, makes)
+            pulse.note(ended=ended, error=error)
+
+        try:
+            yield counts
+        except BaseException as failure:
+            stopped = not isinstance(failure, Exception)  # Ctrl-C
+            try:
+                end(
+                    "stopped" if stopped else "failed",
+                    "" if stopped else f"{type(failure).__name__}: {failure}",
+                )
+            except StorageError as error:  # what stopped the stage is the news
+                _log.warning("%s", error)
+            raise
+        end("done")
+
+    def _unseal(self, stage: str) -> None:
+        """Files that a stage will write are nobody's to rely on until it ends."""
+        files = self.manifest["files"].items()
+        kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
+        kept |= seal(self.folder, [self.folder / "recipe.yaml"], None)
+        self._write_manifest({**self.manifest, "files": kept})
+
+    def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
+        """Write down how a stage ended, and seal its files if it is done."""
+        files = dict(self.manifest["files"])
+        if entry["done"]:
+            shared = [self.folder / file for file in SHARED]
+            files |= seal(self.folder, makes, stage) | seal(self.folder, shared, None)
+        data = {Path(file).name: one["sha256"] for file, one in files.items() if _is_data(file)}
+        stages = {**self.manifest["stages"], stage: entry}
+        self._write_manifest({**self.manifest, "data": data, "stages": stages, "files": files})
+
+    def _write_manifest(self, manifest: dict[str, Any]) -> None:
+        whole = {**manifest, "sha256": own_digest(manifest)}
+        write_whole(self.folder / "manifest.json", json.dumps(whole, indent=2) + "\n")
+        self.manifest = whole
+
+    def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
+        """Say what the running stage works towards: so many lines of a file, of which some are there already."""
+        if self._pulse:
+            where = str(file.relative_to(self.folder))
+            self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
+
+
+def _is_data(file: str) -> bool:
+    return file == "pairs.jsonl" or file.startswith("trajectories/")
+
+
+def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, or the recorded one of a run folder; nothing is written.
+
+    Raises:
+        ConfigError: If the recipe is wrong.
+        RunError: If the folder is no run folder.
+    """
+    path = user_path(path, "recipe or run folder")
+    if not path.is_dir():
+        return read_recipe(path, overrides)
+    if not is_run(path):
+        raise RunError(
+            f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
+        )
+    folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
+    place = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
+    return read_recipe(path / "recipe.yaml", [*place, *overrides])
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where a recipe's run lies."""
+    return Path(recipe.output) / recipe.name
+
+
+def read_stages(folder: Path) -> dict[str, Any]:
+    """What the manifest of a run folder says of each stage; empty if there is none."""
+    manifest = read_manifest(folder)
+    return dict(manifest["stages"]) if manifest else {}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (folder / "recipe.yaml").is_file()
+
+
+def refuse_other(recipe: Recipe) -> None:
+    """Refuse a folder that another recipe, or something else, made.
+
+    Raises:
+        RunError: Naming the first key that differs.
+    """
+    folder = run_folder(recipe)
+    if is_run(folder):
+        theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
+        ours = _flat(dataclasses.asdict(recipe))
+        for key in sorted(theirs.keys() | ours.keys()):
+            if key not in _MAY_DIFFER and theirs.get(key) != ours.get(key):
+                raise RunError(
+                    f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
+                    f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
+                )
+    elif folder.is_dir() and not all(_is_ours(each) for each in folder.iterdir()):
+        raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is what a run leaves that was killed before it had a recipe."""
+    return path.name in (LOCK, HOLDER) or is_stray(path)
+
+
+class _Pulse:
+    """What the running stage says of itself in `progress.json`; the age of that file is its sign of life."""
+
+    def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
+        self._file = file
+        self._facts: dict[str, Any] = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "process_started": psutil.Process().create_time(),
+            "steps": list(steps),
+            "stage": stage,
+            "began": time.time(),
+        }
+        self.note()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts and write all of them."""
+        self._facts |= facts
+        write_whole(self._file, json.dumps(self._facts) + "\n")
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Show that the process is alive, every few seconds."""
+        if time.monotonic() - self._last > HEARTBEAT_SECONDS:
+            self._last = time.monotonic()
+            with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
+                os.utime(self._file)
+
+
+class _PeakMemory:
+    """Samples the memory of this process and its children in the background."""
+
+    def __init__(self, every: float = 0.5, also: Callable[[], None] = lambda: None) -> None:
+        """Begin.
+
+        Args:
+            every: Seconds between samples.
+            also: Called at each sample.
+        """
+        self._peak = 0
+        self._also = also
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
+        self._thread.start()
+
+    def _watch(self, every: float) -> None:
+        while True:
+            self._peak = max(self._peak, memory_in_use())
+            self._also()
+            if self._stop.wait(every):
+                return
+
+    def stop(self) -> float:
+        """Peak so far, in GB."""
+        self._stop.set()
+        self._thread.join()
+        return self._peak / 1e9
+
+
+def memory_in_use() -> int:
+    """Resident memory of this process and its children, in bytes."""
+    total = 0
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return total
+
+
+def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: _listed(value)}
+    return flat
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

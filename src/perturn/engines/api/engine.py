@@ -1,0 +1,321 @@
+"""An engine that asks a server of the OpenAI-compatible chat-completions protocol: baselines and teacher models.
+
+Retries, their back-off with jitter, and `Retry-After` are the official client's. The key is read from the
+environment when the engine is made; it is in no setting, and what the server says is searched for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from perturn.engines.api.chat import read_call, to_chat
+from perturn.engines.api.completion import read_completion, read_usage
+from perturn.engines.api.ledger import Ledger
+from perturn.engines.api.settings import ApiSettings
+from perturn.engines.event_loop import EventLoop
+from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
+from perturn.types import Action, Prompt, Sampling
+
+_UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}
+"""Error codes that concern every request, whatever its prompt."""
+_OUTAGE = 3
+"""Prompts in a row that the server leaves without an answer before that is no longer laid to the prompts."""
+
+
+class ApiEngine:
+    """Answers prompts by a server; many requests are under way at once.
+
+    Actions have text and tool calls but no token ids and logprobs. What is wrong with one prompt is that prompt's
+    failure. What is wrong with all of them (key, model, rate, quota, budget, a server that is down) ends the run
+    with nothing recorded as failed, so that the same command goes on once it is put right.
+    """
+
+    SECRET_LENGTH: ClassVar[int] = 8
+    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
+
+    def __init__(
+        self, model: str, settings: ApiSettings, *, stop: Sequence[str] = (), ledger: Path | None = None
+    ) -> None:
+        """Make a client; nothing is sent yet.
+
+        Args:
+            model: Name of the model at the server.
+            settings: The server, and the limits to keep.
+            stop: Texts that end an answer, unless the settings have their own.
+            ledger: File of what was spent and answered, read first if it is there. None: in memory alone.
+
+        Raises:
+            ConfigError: If the client library or the key is missing.
+        """
+        if find_spec("openai") is None:
+            raise ConfigError('engine api needs openai; run: pip install "perturn[api]"')
+        import openai
+
+        from perturn.engines.api.client import LimitedClient, OversizedAnswer
+
+        self.name = f"{model}@{settings.host}"
+        self._model, self._settings = model, settings
+        self._stop = list(stop if settings.stop is None else settings.stop)
+        self._key = settings.read_key()
+        self._ledger = Ledger(ledger)
+        self._free = asyncio.Semaphore(settings.concurrency)
+        self._unanswered = 0
+        self._openai, self._oversized = openai, OversizedAnswer
+        pace = _Pace(settings.requests_per_minute)
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=settings.base_url,
+            timeout=settings.timeout,
+            max_retries=settings.max_retries,
+            http_client=LimitedClient(settings.timeout, pace.wait),
+        )
+        self._loop: EventLoop | None = EventLoop("perturn-api")
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, in order.
+
+        Raises:
+            BudgetError: If the budget is spent; requests under way have then been answered and counted.
+            PerturnError: If no prompt can be answered.
+        """
+        if self._loop is None:
+            raise RunError(f"engine {self.name} is closed; make another.")
+        return self._loop.run(self._answer_all(prompts, sampling))
+
+    def forget(self, conversation: str) -> None:
+        """Nothing is kept for a conversation."""
+
+    def close(self) -> None:
+        """Release the connections and the ledger."""
+        if self._loop is not None:
+            self._loop.run(self._client.close())
+            self._loop.close()
+            self._loop = None
+            self._ledger.close()
+
+    async def _answer_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> list[Action | EngineFailure]:
+        ends: list[PerturnError] = []
+        answers = await asyncio.gather(*(self._answer(prompt, sampling, ends) for prompt in prompts))
+        if ends:  # what a budget says is said anew, with what was still under way
+            raise BudgetError(self._budget_message()) if isinstance(ends[0], BudgetError) else ends[0]
+        return [answer for answer in answers if answer is not None]
+
+    async def _answer(
+        self, prompt: Prompt, sampling: Sampling, ends: list[PerturnError]
+    ) -> Action | EngineFailure | None:
+        """The answer to one prompt.
+
+        Args:
+            prompt: What to answer.
+            sampling: How.
+            ends: Grows by what must end the run, and the answer is None; no request is sent after that, but those
+                under way are answered, since they are paid for.
+        """
+        body = self._body(prompt, sampling)
+        identity = json.dumps(
+            [prompt.conversation, prompt.seed, self._settings.base_url, body], sort_keys=True
+        )
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        known = self._ledger.find(digest)
+        if known is not None:
+            return _action(known)
+        async with self._free:
+            if ends:
+                return None
+            try:
+                return await self._ask(body, digest)
+            except PerturnError as error:
+                ends.append(error)
+                return None
+
+    async def _ask(self, body: dict[str, Any], digest: str) -> Action | EngineFailure:
+        if self._budget_is_spent():
+            raise BudgetError(self._budget_message())
+        messages = body.pop("messages")
+        try:
+            raw = await self._client.chat.completions.with_raw_response.create(
+                model=self._model, messages=messages, extra_body=body
+            )
+        except self._openai.OpenAIError as error:
+            return self._failure(error)
+        except self._oversized as error:
+            return self._unanswerable(f"the answer was not read: {error}")
+        return self._read(raw.http_response.content, digest)
+
+    def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+        """The request."""
+        body = {
+            "model": self._model,
+            "messages": to_chat(prompt),
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_new_tokens,
+            "seed": prompt.seed % 2**31,  # what servers that read it into 32 bits can hold
+        }
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if self._stop:
+            body["stop"] = self._stop
+        if prompt.tools:
+            body["tools"] = [dict(tool) for tool in prompt.tools]
+        return {key: value for key, value in (body | self._settings.request).items() if value is not None}
+
+    def _read(self, body: bytes, digest: str) -> Action | EngineFailure:
+        """Count what an answer cost, keep it, and make it an action."""
+        try:
+            completion = read_completion(body)
+        except DataError as error:
+            said = self._redact(str(error))
+            return self._unanswerable(f"what came is no chat completion; is engine.base_url right? {said}")
+        self._unanswered = 0
+        choice = completion["choices"][0]
+        answer = None if choice.get("finish_reason") == "content_filter" else self._keep(choice)
+        usage = read_usage(completion)
+        if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):
+            raise RunError(
+                f"{self._settings.host} does not say how many tokens an answer cost, or says what cannot be "
+                f"({completion.get('usage')!r:.100}), so no budget can be kept; "
+                "remove engine.max_tokens_total and engine.max_cost."
+            )
+        prompt_tokens, completion_tokens = usage or (0, 0)
+        self._ledger.add(digest, answer, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        if answer is None:
+            return EngineFailure(f"{self.name}: the server's content filter cut the answer.")
+        return _action(answer)
+
+    def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """What is kept of a choice, without the key should the server have echoed it."""
+        message = choice["message"]
+        answer = {
+            "text": message.get("content") or message.get("refusal") or "",
+            "ended": choice.get("finish_reason") != "length",
+            "tool_calls": [read_call(call) for call in message.get("tool_calls") or ()],
+        }
+        cleaned: dict[str, Any] = json.loads(self._redact(json.dumps(answer)))
+        return cleaned
+
+    def _failure(self, error: Exception) -> EngineFailure:
+        """What an error of the client means: returned if it concerns one prompt, raised if it concerns all.
+
+        Raises:
+            PerturnError: If no other prompt would fare better.
+        """
+        status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
+        settings, said = self._settings, self._said(error)
+        host, retries = settings.host, settings.max_retries
+        fatal: PerturnError
+        if status in (401, 403):
+            source = (
+                f"environment variable {settings.api_key_env}"
+                if settings.api_key_env
+                else "engine.api_key_env"
+            )
+            fatal = ConfigError(f"{host} refuses the key ({status}: {said}); check {source}.")
+        elif status == 404:
+            fatal = ConfigError(
+                f"{host} has no model {self._model!r} ({status}: {said}); check model.name and engine.base_url."
+            )
+        elif status in (400, 422) and code in _UNSUPPORTED:
+            fatal = ConfigError(
+                f"{host} does not take a parameter of ours ({status}: {said}); leave it out or replace it with "
+                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024}, or engine.stop=[]."
+            )
+        elif status == 402 or code == "insufficient_quota":
+            fatal = RunError(
+                f"the account at {host} has no credit left ({status}: {said}); add some, then go on."
+            )
+        elif status == 429:
+            fatal = RunError(
+                f"{host} still limits the rate after {retries} retries ({status}: {said}); set "
+                "engine.requests_per_minute or lower engine.concurrency, then run the same command to go on."
+            )
+        elif status is not None and status < 500 and status not in (408, 409):
+            return EngineFailure(f"{self.name} refused the prompt ({status}: {said}).")
+        elif isinstance(error, self._openai.APIConnectionError) and not isinstance(
+            error, self._openai.APITimeoutError
+        ):
+            fatal = RunError(
+                f"{host} cannot be reached ({said}, {retries} retries); check engine.base_url and the network, "
+                "then run the same command to go on."
+            )
+        else:
+            return self._unanswerable(f"{said} after {retries} retries")
+        raise fatal from None
+
+    def _unanswerable(self, what: str) -> EngineFailure:
+        """The failure of a prompt that got no answer, as long as others do.
+
+        Raises:
+            RunError: If several in a row got none: the server is at fault, and the episodes shall not suffer.
+        """
+        self._unanswered += 1
+        if self._unanswered >= _OUTAGE:
+            raise RunError(
+                f"{self._settings.host} left {self._unanswered} prompts in a row without an answer, the last with: "
+                f"{what}. Run the same command later to go on."
+            )
+        return EngineFailure(f"{self.name} did not answer: {what}")
+
+    def _said(self, error: Exception) -> str:
+        """The text of an error on one line, without the key and not too long."""
+        body = getattr(error, "body", None)
+        text = body.get("message") if isinstance(body, dict) else None
+        line = self._redact(" ".join(str(text or error).split()))
+        return line if len(line) <= 300 else f"{line[:300]}…"
+
+    def _redact(self, text: str) -> str:
+        if self._key is None or len(self._key) < self.SECRET_LENGTH:
+            return text
+        return text.replace(self._key, "[API key]")
+
+    def _budget_is_spent(self) -> bool:
+        return any(spent >= limit for _, spent, limit in self._budgets())
+
+    def _budgets(self) -> list[tuple[str, float, float]]:
+        """Name, spent and limit of each budget there is."""
+        settings, ledger = self._settings, self._ledger
+        cost = settings.cost(ledger.prompt_tokens, ledger.completion_tokens)
+        budgets = (
+            ("max_tokens_total", ledger.tokens, settings.max_tokens_total),
+            ("max_cost", cost, settings.max_cost),
+        )
+        return [(name, spent, limit) for name, spent, limit in budgets if limit is not None]
+
+    def _budget_message(self) -> str:
+        over = [
+            (f"{spent:.10g} of engine.{name}={limit:.10g}", f"engine.{name}={2 * max(spent, limit):.10g}")
+            for name, spent, limit in self._budgets()
+            if spent >= limit
+        ]
+        facts, raised = (" and ".join(part) for part in zip(*over, strict=True))
+        return (
+            f"the budget is spent: {facts} after {self._ledger.requests} requests; what was answered is kept, and "
+            f"the same command with a higher limit goes on, such as {raised}."
+        )
+
+
+def _action(answer: dict[str, Any]) -> Action:
+    return Action(answer["text"], ended=answer["ended"], tool_calls=tuple(answer["tool_calls"]))
+
+
+class _Pace:
+    """Spaces requests evenly."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        """Wait for a request's turn."""
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._gap
+        await asyncio.sleep(turn - now)

@@ -1,0 +1,122 @@
+"""What a paid engine has spent, and the answers it was spent on: a file that only grows.
+
+A run that was stopped plays its unfinished episodes again from their beginning. The answers that were already
+paid for are read from here, so neither the budget is forgotten nor an answer bought twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from perturn.errors import RunError
+from perturn.io.reading import check_shape, parse_object
+from perturn.io.writing import append_whole, writing
+
+_REMEDY = "Remove the line, whose cost is then forgotten."
+_Tokens = Annotated[int, Field(ge=0)]
+
+
+class _Answer(TypedDict):
+    text: str
+    ended: bool
+    tool_calls: list[dict[str, Any]]
+
+
+class _Line(TypedDict):
+    request: str
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+    answer: _Answer | None
+
+
+class Ledger:
+    """Tokens spent, and answers by the digest of their request; in memory alone if there is no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, making it if there is none; a line that a kill cut short is dropped.
+
+        Raises:
+            RunError: If another process has it open, or it cannot be read or written.
+        """
+        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._file: int | None = None
+        self._path = path or Path()
+        if path is None:
+            return
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read(path, self._file)
+        except BlockingIOError as error:
+            self.close()
+            raise RunError(
+                f"{path} is in use: another process of this run asks the API; wait for its end."
+            ) from error
+        except OSError as error:
+            self.close()
+            raise RunError(
+                f"{path} cannot be opened: {error}; correct the path or its permissions."
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tokens(self) -> int:
+        """Tokens spent, of prompts and completions together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def find(self, digest: str) -> dict[str, Any] | None:
+        """The answer to a request, if it was paid for before."""
+        return self._answers.get(digest)
+
+    def add(
+        self, digest: str, answer: dict[str, Any] | None, *, prompt_tokens: int, completion_tokens: int
+    ) -> None:
+        """Count a request, and keep its answer if it has one that can be used.
+
+        Raises:
+            StorageError: If the file cannot be written.
+        """
+        line = {
+            "request": digest,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "answer": answer,
+        }
+        self._count(line)
+        if self._file is None:
+            return
+        with writing(self._path):
+            append_whole(self._file, json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _read(self, path: Path, file: int) -> None:
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            where = f"{path}:{number}"
+            row = parse_object(line, where, RunError, _REMEDY)
+            self._count(check_shape(row, _Line, where, RunError, _REMEDY))
+        if whole != content:
+            os.ftruncate(file, len(whole))
+
+    def _count(self, line: dict[str, Any]) -> None:
+        self.prompt_tokens += line["prompt_tokens"]
+        self.completion_tokens += line["completion_tokens"]
+        self.requests += 1
+        if line["answer"] is not None:
+            self._answers[line["request"]] = line["answer"]

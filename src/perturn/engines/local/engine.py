@@ -1,0 +1,355 @@
+"""The default engine: a transformers model in this process, with each conversation's keys and values kept.
+
+A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its
+turns, up to a budget; what was evicted is computed again. Prompts join the batch when they come and leave it when they
+are answered, at any token; a batch is a row of new tokens without padding (see `_history.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.engines.local.blocks import Shelves, room_for
+from perturn.engines.local.history import NAME, History, Span, attending
+from perturn.engines.local.packed import pack_linears
+from perturn.engines.local.sampling import choose
+from perturn.errors import EngineFailure, ModelError, RunError
+from perturn.memory import return_waste
+from perturn.rope import steady_length
+from perturn.types import Action, Prompt, Sampling
+
+_PASS = 2048
+"""Most tokens in one pass through the model; longer prompts are fed in several."""
+_PLACES = 16
+"""Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
+_CHECK = 24
+"""Tokens on which the engine is compared with the model's own forward pass."""
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+"""Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
+
+    serves_checkpoints: ClassVar[bool] = True
+    """Whether it can serve policies that we trained."""
+
+    cache_gigabytes: Annotated[float, Bound(least=0, most=10**9)] = 2.0
+    """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
+    prompt may."""
+    pack: bool = True
+    """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
+    about 0.6 of the time. Weights take twice the memory."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class Tokens(Protocol):
+    """What the engine asks about tokens; `policy.tokens.Renderer` answers."""
+
+    end_id: int
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens to continue."""
+        ...
+
+    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """Sampled tokens as an action."""
+        ...
+
+
+@dataclass(eq=False)
+class _Row:
+    """One prompt, and its answer as it grows."""
+
+    prompt: Prompt
+    sampling: Sampling
+    ids: list[int]
+    longest: int
+    """Tokens of prompt and answer, at most."""
+    draw: random.Random
+    history: History
+    answer: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def fresh(self) -> list[int]:
+        """Tokens that have not been through the model."""
+        done = len(self.history.ids)
+        return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
+
+
+class LocalEngine:
+    """Continuous batching with a transformers model whose layers attend to earlier tokens."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tokens,
+        *,
+        name: str = "policy",
+        context: int | None = None,
+        cache_gigabytes: float = 2.0,
+        pack: bool = True,
+    ) -> None:
+        """Serve a model that is already on its device and in its dtype; it is ours to change until `close`.
+
+        Args:
+            model: A causal language model.
+            tokens: Conversation -> tokens.
+            name: Identity of the policy, stamped on the trajectories.
+            context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure. It is less
+                where a longer conversation would have other positions than its turns were sampled with.
+            cache_gigabytes: Memory for keys and values.
+            pack: On a CPU, multiply by a packed copy of the weights.
+
+        Raises:
+            ModelError: If a layer keeps something else than keys and values of tokens, or a few tokens get other
+                log-probabilities from the engine than from the model alone.
+        """
+        self.name = name
+        self._model = model.eval()
+        self._tokens = tokens
+        self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
+        self._budget = int(cache_gigabytes * 1e9)
+        self._waiting: deque[_Row] = deque()
+        self._running: list[_Row] = []
+        self._kept: OrderedDict[str, History] = OrderedDict()
+        self._refused: list[_Row] = []
+        self._token_bytes = 0
+        self._shelves = Shelves(_PLACES if model.device.type == "cpu" else 1)
+        check_layers(model)
+        words = _check_words(model)
+        alone = [self._alone(ids) for ids in words]
+        self._attention = model.config._attn_implementation
+        self._pack = pack
+        self._unpack = pack_linears(model) if pack else _nothing
+        model.set_attn_implementation(NAME)
+        try:
+            self._compare(words, alone)
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on; `advance` answers them.
+
+        Each answer is drawn with a generator of its prompt's own seed, so it depends on the other prompts through
+        rounding alone.
+        """
+        for prompt in prompts:
+            ids = self._tokens.prompt_ids(prompt)
+            longest = min(len(ids) + sampling.max_new_tokens, self._limit)
+            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._shelves))
+            (self._waiting if len(ids) < self._limit else self._refused).append(row)
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Feed the model once; returns the prompts that are answered with that, and their answers."""
+        ended, self._refused = self._refused, []
+        self._admit()
+        if self._running:
+            ended += self._pass()
+        for row in ended:
+            self._keep(row)
+        return [(row.prompt, self._answer(row)) for row in ended]
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, when all are answered."""
+        self.submit(prompts, sampling)
+        answers: dict[int, Action | EngineFailure] = {}
+        while len(answers) < len(prompts):
+            answers |= {id(prompt): answer for prompt, answer in self.advance()}
+        return [answers[id(prompt)] for prompt in prompts]
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights of the same model from now on.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered.
+        """
+        if busy := len(self._waiting) + len(self._running):
+            raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
+        other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
+        self._unpack()
+        self._model.load_state_dict(other.state_dict())
+        self._unpack = pack_linears(self._model) if self._pack else _nothing
+        self._kept.clear()
+        self.name = name
+
+    def forget(self, conversation: str) -> None:
+        """Free the keys and values of a conversation."""
+        self._kept.pop(conversation, None)
+        return_waste()
+
+    def close(self) -> None:
+        """Drop all prompts, free all keys and values, and give the model its attention back."""
+        self._waiting.clear()
+        self._running.clear()
+        self._kept.clear()
+        self._unpack()
+        self._model.set_attn_implementation(self._attention)
+
+    def _admit(self) -> None:
+        """Let prompts join, in their order, as far as their keys and values have room."""
+        while self._waiting:
+            row = self._waiting[0]
+            own = self._kept.pop(row.prompt.conversation, None)
+            if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
+                row.history = own
+            wanted = self._token_bytes * sum(room_for(each.longest) for each in [*self._running, row])
+            held = sum(history.nbytes for history in self._kept.values())
+            while wanted + held > self._budget and self._kept:
+                held -= self._kept.popitem(last=False)[1].nbytes
+            if wanted > self._budget and self._running:
+                return
+            self._running.append(self._waiting.popleft())
+
+    def _pass(self) -> list[_Row]:
+        """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
+        parts: list[tuple[_Row, list[int]]] = []
+        left = _PASS
+        for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first
+            if left > 0:
+                parts.append((row, row.fresh[:left]))
+                left -= len(parts[-1][1])
+        ready = [
+            row for row, part in parts if len(row.history.ids) + len(part) == len(row.ids) + len(row.answer)
+        ]
+        logits = self._forward(parts, [row in ready for row, _ in parts])
+        self._sample(ready, logits)
+        ended = [row for row in ready if self._has_ended(row)]
+        self._running = [row for row in self._running if row not in ended]
+        return ended
+
+    @torch.inference_mode()
+    def _forward(self, parts: list[tuple[_Row, list[int]]], wanted: list[bool]) -> Tensor:
+        """Feed new tokens.
+
+        Args:
+            parts: Rows and their new tokens.
+            wanted: Of which rows the next token is to be chosen.
+
+        Returns:
+            Logits of the next token, float32 [wanted rows, vocabulary].
+        """
+        ids: list[int] = []
+        positions: list[int] = []
+        places: list[int] = []
+        for (row, part), want in zip(parts, wanted, strict=True):
+            old = len(row.history.ids)
+            ids += part
+            positions += range(old, old + len(part))
+            places += [len(ids) - 1] if want else []
+        device = self._model.device
+        with attending([Span(row.history, len(part)) for row, part in parts], device):
+            logits = self._model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=torch.tensor([positions], device=device),
+                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # not read
+                use_cache=False,
+                logits_to_keep=torch.tensor(places, dtype=torch.long, device=device),
+            ).logits[0]
+        for row, part in parts:
+            row.history.ids += part
+        found: Tensor = logits.float()
+        return found
+
+    def _sample(self, rows: list[_Row], logits: Tensor) -> None:
+        """Lengthen each answer by one token.
+
+        Args:
+            rows: Whose answers.
+            logits: Of the next token [rows, vocabulary].
+        """
+        logprobs = logits.log_softmax(-1)
+        for sampling in {row.sampling for row in rows}:
+            places = [place for place, row in enumerate(rows) if row.sampling == sampling]
+            chosen = choose(logits[places], sampling, [rows[place].draw for place in places])
+            likely = logprobs[places].gather(-1, chosen[:, None]).squeeze(-1)
+            for place, token, logprob in zip(places, chosen.tolist(), likely.tolist(), strict=True):
+                rows[place].answer.append(token)
+                rows[place].logprobs.append(logprob)
+
+    def _has_ended(self, row: _Row) -> bool:
+        return row.answer[-1] == self._tokens.end_id or len(row.ids) + len(row.answer) >= row.longest
+
+    def _keep(self, row: _Row) -> None:
+        """Keep what was computed for the conversation's next turn; evicted when others need the room."""
+        if row.history.ids and row.history.nbytes <= self._budget:
+            self._kept[row.prompt.conversation] = row.history
+
+    def _answer(self, row: _Row) -> Action | EngineFailure:
+        if row.answer:
+            return self._tokens.action(row.answer, row.logprobs)
+        return EngineFailure(
+            f"the conversation has {len(row.ids)} tokens, which leaves no room for an answer in the model's "
+            f"{self._limit}; lower the turn limit or take a model with a longer context."
+        )
+
+    @torch.inference_mode()
+    def _alone(self, ids: list[int]) -> Tensor:
+        """Log-probabilities of the token after these, as the model computes them itself [vocabulary]."""
+        inputs = torch.tensor([ids], device=self._model.device)
+        found: Tensor = self._model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)
+        return found
+
+    def _compare(self, words: Sequence[list[int]], alone: Sequence[Tensor]) -> None:
+        """Feed a few tokens in two conversations and two passes; learns what a token takes.
+
+        Args:
+            words: Tokens of each conversation.
+            alone: What the model gave for them before it was changed.
+
+        Raises:
+            ModelError: If the log-probabilities differ by more than rounding.
+        """
+        asked = Prompt((), (), (), 0, "")
+        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._shelves)) for ids in words]
+        self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
+        found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
+        difference = float((found - torch.stack(list(alone))).abs().mean(-1).max())
+        if not difference <= _TOLERANCE.get(self._model.dtype, 0.0):
+            raise ModelError(
+                f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
+                f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
+            )
+        self._token_bytes = rows[0].history.nbytes // room_for(len(rows[0].ids))
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+def _check_words(model: Any) -> list[list[int]]:
+    """Tokens of two conversations to compare on."""
+    size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
+    words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
+    return [words, words[5:]]
+
+
+def check_layers(model: Any) -> None:
+    """Refuse what attends in a way of its own, or keeps something else than keys and values.
+
+    Raises:
+        ModelError: If the engine cannot serve the model; weights are not looked at.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if strange or not getattr(model, "_supports_attention_backend", False):
+        why = f"it has layers of type {', '.join(sorted(strange))}" if strange else "its attention is its own"
+        raise ModelError(f"the local engine cannot serve {name}: {why}; take another model or engine.")

@@ -1,0 +1,1 @@
+"""The engine that is vLLM, in this process or as servers."""

@@ -1,0 +1,276 @@
+"""vLLM as an engine, in this process or as servers: token ids in, token ids and log-probabilities out.
+
+Prompts are taken on as they come, and vLLM batches them. A conversation stays with one replica, whose prefix cache
+has its history. Each answer says by which weights it was sampled, so a server that was restarted or given
+other weights meanwhile ends the run and does not spoil it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from perturn.engines.event_loop import EventLoop
+from perturn.engines.local.engine import Tokens
+from perturn.engines.vllm.backend import Backend, Sampled
+from perturn.engines.vllm.process import InProcess, require_vllm
+from perturn.engines.vllm.servers import Servers
+from perturn.engines.vllm.settings import VllmSettings
+from perturn.errors import EngineFailure, RunError
+from perturn.types import Action, Prompt, Sampling
+
+_MOMENT = 0.005
+"""Seconds that `advance` waits for a first answer."""
+
+
+class VllmEngine:
+    """Answers prompts by vLLM; close it, or what it started stays until this process ends."""
+
+    def __init__(
+        self,
+        model: str,
+        tokens: Tokens,
+        settings: VllmSettings,
+        *,
+        name: str = "policy",
+        dtype: str = "float32",
+        context: int | None = None,
+        steady: int | None = None,
+    ) -> None:
+        """Start vLLM with a model, or give the servers its weights.
+
+        Args:
+            model: Folder or Hub id; servers must be able to read it too.
+            tokens: Conversation -> tokens.
+            settings: Where vLLM runs and how.
+            name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
+            dtype: Type to compute in, float32 or bfloat16; servers have their own.
+            context: Longest sequence in tokens that the model was made for; None: what its folder says.
+            steady: From `perturn.rope.steady_length`.
+
+        Raises:
+            PerturnError: If vLLM is missing, cannot start, or cannot be reached, or has a longer context than `steady`.
+        """
+        self.name = name
+        self.reused_tokens = 0
+        """Tokens of prompts that were answered whose keys and values were there already."""
+        self._tokens = tokens
+        self._open: set[Future[Any]] = set()
+        self._answered: SimpleQueue[tuple[Prompt, Future[Any]]] = SimpleQueue()
+        self._homes: dict[str, int] = {}
+        if not settings.servers:
+            require_vllm()
+        self._loop: EventLoop | None = EventLoop("perturn-vllm")
+        try:
+            start = _start(_absolute(model), settings, name, dtype, settings.context or context)
+            self._backend: Backend = self._loop.run(start)
+            if steady is not None and self._backend.limit > steady:
+                self._loop.run(self._backend.close())
+                raise _longer(self._backend.limit, steady)
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on; `advance` hands out their answers."""
+        for prompt in prompts:
+            future = self._start(prompt, sampling)
+            future.add_done_callback(partial(_put, self._answered, prompt))
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Wait for a moment; the prompts that were answered, and their answers.
+
+        Raises:
+            RunError: If vLLM can answer no more.
+        """
+        found: list[tuple[Prompt, Future[Any]]] = []
+        try:
+            found.append(self._answered.get(timeout=_MOMENT))
+            while True:
+                found.append(self._answered.get_nowait())
+        except Empty:
+            pass
+        return [(prompt, self._answer(future)) for prompt, future in found]
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt, when all are answered.
+
+        Raises:
+            RunError: If vLLM can answer no more.
+        """
+        futures = [self._start(prompt, sampling) for prompt in prompts]
+        try:
+            return [self._answer(future) for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights of the same model from now on, without a restart.
+
+        Args:
+            folder: What `save_pretrained` wrote; each replica reads it.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered, or the weights cannot be read.
+        """
+        if self._open:
+            raise RunError(
+                f"{len(self._open)} prompts are being answered; update weights between the batches."
+            )
+        self._running().run(self._backend.load(_absolute(str(folder)), name))
+        self.name = name
+
+    def forget(self, conversation: str) -> None:
+        """The conversation's replica is free; its keys and values leave the cache when others need room."""
+        self._homes.pop(conversation, None)
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            for future in list(self._open):
+                future.cancel()
+            try:
+                loop.run(self._backend.close())
+            finally:
+                loop.close()
+
+    def _running(self) -> EventLoop:
+        if self._loop is None:
+            raise RunError(f"engine {self.name} is closed; make another.")
+        return self._loop
+
+    def _start(self, prompt: Prompt, sampling: Sampling) -> Future[Any]:
+        """Begin an answer: `Sampled` tokens, or the failure of the prompt."""
+        loop = self._running()
+        ids, limit = self._tokens.prompt_ids(prompt), self._backend.limit
+        if len(ids) >= limit:
+            full: Future[Any] = Future()
+            full.set_result(
+                EngineFailure(
+                    f"the conversation has {len(ids)} tokens, which leaves no room for an answer in the model's "
+                    f"{limit}; lower the turn limit or take a model with a longer context."
+                )
+            )
+            return full
+        room = min(sampling.max_new_tokens, limit - len(ids))
+        wanted = sampling_params(prompt, sampling, room, self._tokens.end_id)
+        future = loop.start(_ask(self._backend, self._home(prompt.conversation), ids, wanted))
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        return future
+
+    def _home(self, conversation: str) -> int:
+        """The replica of a conversation: at first the one that has the fewest."""
+        if conversation not in self._homes:
+            held = Counter(self._homes.values())
+            self._homes[conversation] = min(range(self._backend.replicas), key=lambda one: held[one])
+        return self._homes[conversation]
+
+    def _answer(self, future: Future[Any]) -> Action | EngineFailure:
+        """What became of a prompt, once it is known."""
+        found: Sampled | EngineFailure = future.result()
+        self._open.discard(future)
+        if isinstance(found, EngineFailure):
+            return found
+        if strange := found.versions - {self.name}:
+            raise RunError(
+                f"vLLM answered by the weights {', '.join(sorted(strange))}, not {self.name}: a server was restarted, "
+                "or another run gave it weights. Give each run its servers; the same command goes on."
+            )
+        self.reused_tokens += found.reused
+        return self._tokens.action(found.ids, found.logprobs)
+
+
+def sampling_params(prompt: Prompt, sampling: Sampling, room: int, end_id: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`.
+
+    The model's own list of ends and its default decoding are left aside, as in the other engines.
+
+    Args:
+        prompt: Whose seed draws the tokens.
+        sampling: How to decode.
+        room: Most tokens of the answer.
+        end_id: The token that ends a turn; if it is negative, none does.
+    """
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": room,
+        "seed": prompt.seed % 2**63,
+        "stop_token_ids": [end_id] if end_id >= 0 else [],
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
+def check_vllm(settings: VllmSettings) -> None:
+    """Find out whether vLLM is there, without starting a model or changing a server.
+
+    Raises:
+        PerturnError: If it is missing, or a server does not answer or cannot be given weights.
+    """
+    if not settings.servers:
+        require_vllm()
+        return
+    loop = EventLoop("perturn-vllm")
+    try:
+        loop.run(_meet(settings))
+    finally:
+        loop.close()
+
+
+def _longer(limit: int, steady: int) -> RunError:
+    return RunError(
+        f"vLLM has a context of {limit} tokens, but beyond {steady} the model encodes positions in another way, in "
+        f"which vLLM would then encode all; set engine.context, or --max-model-len of the servers, to {steady} or less."
+    )
+
+
+async def _meet(settings: VllmSettings) -> None:
+    servers = Servers(settings)
+    try:
+        await servers.open()
+    finally:
+        await servers.close()
+
+
+async def _start(model: str, settings: VllmSettings, name: str, dtype: str, context: int | None) -> Backend:
+    if not settings.servers:
+        vllm = InProcess(model, settings, dtype, context)
+        await vllm.label(name)
+        return vllm
+    servers = Servers(settings)
+    try:
+        await servers.open()
+        await servers.load(model, name)
+    except BaseException:
+        await servers.close()
+        raise
+    return servers
+
+
+async def _ask(
+    backend: Backend, replica: int, ids: list[int], sampling: dict[str, Any]
+) -> Sampled | EngineFailure:
+    try:
+        return await backend.answer(replica, ids, sampling)
+    except EngineFailure as error:
+        return error
+
+
+def _put(queue: SimpleQueue[tuple[Prompt, Future[Any]]], prompt: Prompt, future: Future[Any]) -> None:
+    queue.put((prompt, future))
+
+
+def _absolute(model: str) -> str:
+    """A folder as others find it; a Hub id stays."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -1,0 +1,26 @@
+"""What vLLM's workers on a CPU need beside their own methods; given to them by name, as `worker_extension_cls`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXTENSION = "perturn.engines.vllm.worker.CpuReload"
+METHOD = "reload_weights_on_cpu"
+
+
+class CpuReload:
+    """Mixed into a worker."""
+
+    model_runner: Any
+    reload_weights: Any
+
+    def reload_weights_on_cpu(self, weights_path: str) -> None:
+        """`reload_weights`, and the output layer packed anew.
+
+        On a CPU, vLLM multiplies by a packed copy of the output layer. Where that layer is tied to the embeddings,
+        `reload_weights` (0.32) leaves the copy as it was, and says no word.
+        """
+        self.reload_weights(weights_path=weights_path)
+        for layer in self.model_runner.get_model().modules():
+            if type(layer).__name__ == "ParallelLMHead":
+                layer.quant_method.process_weights_after_loading(layer)

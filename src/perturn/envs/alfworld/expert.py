@@ -1,0 +1,209 @@
+"""An explorer who solves ALFWorld games by looking: no knowledge of the house but what observations say.
+
+It reads the task, looks into the places where the thing is likeliest (`_alfworld_places.py`), remembers what it has
+seen, and does what the task asks. It is no planner: it may walk to a wrong place, as a newcomer would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from perturn.envs.alfworld.places import TREATED_AT, promise
+from perturn.errors import EnvironmentFailure
+from perturn.types import Observation
+
+_PATIENCE = 100
+"""Turns after which the explorer gives up."""
+_TASKS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"look at (?P<thing>\w+) under the (?P<lamp>\w+)",
+        r"examine the (?P<thing>\w+) with the (?P<lamp>\w+)",
+        r"(?:put|find) (?P<two>two) (?P<thing>\w+) (?:and put them )?in (?P<place>\w+)",
+        r"(?P<treatment>clean|heat|cool) some (?P<thing>\w+) and put it in (?P<place>\w+)",
+        r"put a (?P<treatment>clean|hot|cool) (?P<thing>\w+) in (?P<place>\w+)",
+        r"put (?:a|some) (?P<thing>\w+) (?:in|on) (?P<place>\w+)",
+    )
+)
+_SEEN = re.compile(r"\ba ([a-z]+ \d+)")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a task asks for."""
+
+    thing: str
+    place: str = ""
+    """Kind of receptacle to put it into."""
+    treatment: str = ""
+    """`clean`, `heat` or `cool`, if it must be treated first."""
+    lamp: str = ""
+    """Kind of lamp to look at it under, instead of putting it anywhere."""
+    count: int = 1
+
+
+def read_task(text: str) -> Wish:
+    """The first observation of a game -> what is asked for.
+
+    Raises:
+        EnvironmentFailure: If it is said in none of the ways that ALFWorld has.
+    """
+    said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
+    for pattern in _TASKS:
+        if match := pattern.fullmatch(said):
+            found = match.groupdict()
+            treatment = {"hot": "heat"}.get(found.get("treatment") or "", found.get("treatment") or "")
+            count = 2 if found.get("two") else 1
+            return Wish(found["thing"], found.get("place") or "", treatment, found.get("lamp") or "", count)
+    raise EnvironmentFailure(f"the expert does not understand the task {said!r}.")
+
+
+class Player:
+    """A game in progress, as the explorer knows it: what was said, done and seen."""
+
+    def __init__(self, first: Observation, step: Callable[[str], Observation]) -> None:
+        """Look around.
+
+        Args:
+            first: What `reset` answered.
+            step: Takes an action.
+        """
+        self.script: list[tuple[str, str]] = []
+        self.wish = read_task(first.text)
+        self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
+        self.seen: dict[str, list[str]] = {}
+        """Receptacle -> what was in it when last looked at."""
+        self.brought: list[str] = []
+        """Things that were put where they are wanted."""
+        self.here = ""
+        self._last = first
+        self._step = step
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self._last.terminated or len(self.script) >= _PATIENCE
+
+    def can(self, *words: str) -> str:
+        """The first admissible command that begins with the first word and has all the others; or nothing."""
+        for command in self._last.admissible:
+            said = f"{command} "
+            if said.startswith(f"{words[0]} ") and all(f" {word} " in said for word in words[1:]):
+                return command
+        return ""
+
+    def do(self, thought: str, command: str) -> None:
+        """Do something, if there is something to do."""
+        if command and not self.ended:
+            self._last = self._step(command)
+            self.script.append((thought, command))
+
+    def visit(self, place: str, why: str) -> None:
+        """Go to a receptacle and see what is in it."""
+        if place != self.here:
+            self.do(why, self.can("go", place) or self.can("examine", place))
+            self.here = place
+        if self.can("open", place):
+            self.do(f"The {place} is closed. I open it.", self.can("open", place))
+        self.seen[place] = _SEEN.findall(self._last.text)
+
+
+def kind(name: str) -> str:
+    """`mug 2` -> `mug`."""
+    return name.partition(" ")[0]
+
+
+def demonstrate(player: Player) -> Sequence[tuple[str, str]]:
+    """Play a game to its end, or until all has been searched: (thought, action) a turn."""
+    if player.wish.lamp:
+        _look_under_lamp(player)
+        return player.script
+    while len(_placed(player)) < player.wish.count and not player.ended:
+        if not _bring(player):
+            break
+    return player.script
+
+
+def _look_under_lamp(player: Player) -> None:
+    """Take the thing, find the lamp, and switch it on."""
+    thing = _take(player, *_find(player, player.wish.thing, ()))
+    lamp, place = _find(player, player.wish.lamp, ())
+    if thing and lamp:
+        player.visit(place, f"I have the {thing}. Now I need the {lamp}, which is at {place}.")
+        player.do(f"I turn on the {lamp} to look at the {thing}.", player.can("use", lamp))
+
+
+def _bring(player: Player) -> bool:
+    """Find one more thing, treat it if it must be, and put it where it is wanted; whether one was found."""
+    thing, place = _find(player, player.wish.thing, _placed(player))
+    if not thing or thing in _placed(player):  # the search may have found it where it is wanted
+        return bool(thing)
+    _take(player, thing, place)
+    if player.wish.treatment:
+        _treat(player, thing)
+    _deliver(player, thing, _target(player))
+    return True
+
+
+def _take(player: Player, thing: str, place: str) -> str:
+    """Take a thing, if there is one; its name."""
+    if thing:
+        player.visit(place, f"I need the {thing}, which is at {place}.")
+        player.do(f"There is the {thing}. I take it.", player.can("take", thing, place))
+        player.seen[place] = [each for each in player.seen[place] if each != thing]
+    return thing
+
+
+def _known(player: Player, place: str) -> list[str]:
+    """Things of the kind that is asked for that were seen in a receptacle."""
+    return [each for each in player.seen.get(place, ()) if kind(each) == player.wish.thing]
+
+
+def _target(player: Player) -> str:
+    """The receptacle to put things into: where most of them already are, or the first of its kind."""
+    choices = [each for each in player.places if kind(each) == player.wish.place]
+    return max(choices, key=lambda each: len(_known(player, each)), default="")
+
+
+def _placed(player: Player) -> list[str]:
+    """Things that need not be brought: those that were, and where two are wanted, those that lie there anyway."""
+    found = _known(player, _target(player)) if player.wish.count > 1 else []
+    return list(dict.fromkeys([*player.brought, *found]))
+
+
+def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
+    """A thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
+    many = Counter(map(kind, player.places))
+    order = sorted(player.places, key=lambda each: -promise(thing, kind(each), many[kind(each)]))
+    for search in (False, True):
+        for place in order:
+            if search and place not in player.seen:
+                player.visit(place, f"I need a {thing}. It may be in or on {place}.")
+            for each in player.seen.get(place, ()):
+                if kind(each) == thing and each not in taken:
+                    return each, place
+            if player.ended:
+                return "", ""
+    return "", ""
+
+
+def _treat(player: Player, thing: str) -> None:
+    """Clean, heat or cool what is in the hand."""
+    treatment = player.wish.treatment
+    place = next((each for each in player.places if kind(each) == TREATED_AT[treatment]), "")
+    if place != player.here:
+        player.do(f"I have the {thing}. To {treatment} it I need a {kind(place)}.", player.can("go", place))
+        player.here = place
+    player.do(f"Now I {treatment} the {thing}.", player.can(treatment, thing))
+
+
+def _deliver(player: Player, thing: str, place: str) -> None:
+    """Put what is in the hand where it is wanted."""
+    player.visit(place, f"The {thing} goes to {place}.")
+    put = player.can("move", thing, place) or player.can("put", thing, place)
+    player.do(f"I am at {place}. I put the {thing} there.", put)
+    player.seen[place] = [*player.seen[place], thing]
+    player.brought.append(thing)

@@ -1,0 +1,267 @@
+"""Where ALFWorld's games are: the folders that `alfworld-download` leaves, or one compact archive a split.
+
+A folder of games has `<data>/json_2.1.1/<split>/<kind>-<object>-...-<room>/<trial>/game.tw-pddl`: JSON with
+`pddl_problem`, `grammar` (which states the task), `solvable`, and more. As in the official package, games that are not
+solvable, and those whose path says `movable` or `Sliced`, do not count.
+
+An archive is `<data>/<split>.jsonl.xz`: a JSON object a line, with `id` (`<split>/<kind>-...-<room>/<trial>`), `task`
+(what the game asks for), `pddl_problem`, and, if wanted, `walkthrough`. It is some thirty times smaller, and is read at
+once: 3553 games in about a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import lzma
+import os
+import re
+import threading
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from perturn.errors import EnvironmentFailure, did_you_mean
+from perturn.io.reading import check_shape, lines_of, parse_object, read_text, user_path
+from perturn.types import Task
+
+_logger = logging.getLogger(__name__)
+
+KINDS = (
+    "look_at_obj_in_light",
+    "pick_and_place_simple",
+    "pick_clean_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+"""The six kinds of tasks."""
+
+PANELS: Mapping[str, tuple[int, str | None]] = {
+    "train": (3553, "6ab71f804f82dae7065d6586e285f347747b334be802a1b0d089b31f2915379c"),
+    "valid_train": (200, "ada705da12f7f0b116e018340334dbe07e292b83fed0530503b7e2d5dc6d9602"),
+    "valid_seen": (140, "cc3d2e964ba360c43049c459137d04711d8ef1ac8fc2ecdf704af677f6f20304"),
+    "valid_unseen": (134, None),
+}
+"""Split -> how many games the official data has, and SHA-256 of their ids, sorted, a line each."""
+
+_FOLDER = "json_2.1.1"
+_FILE = "game.tw-pddl"
+_TASK = re.compile(r"Your task is to: ([^\"]{0,1000})\.\"")
+_LOCK = threading.Lock()
+_archives: dict[tuple[str, int, int], dict[str, bytes]] = {}
+"""What archives hold, by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
+
+
+@dataclass(frozen=True)
+class GameText:
+    """What is kept of a game."""
+
+    id: str
+    task: str
+    """What the game asks for, such as `put a mug in desk`."""
+    problem: str
+    """Its PDDL problem."""
+    walkthrough: tuple[str, ...] = ()
+    """A planner's solution, if the source has one; it looks into closed places."""
+    logic: tuple[str, str] | None = None
+    """The domain and grammar in the official file, if it came from one."""
+    source: str = field(default="", compare=False)
+    """The file it was read from."""
+
+
+def data_folder(given: str | None) -> Path:
+    """Where the data is: as given, or in `$ALFWORLD_DATA`, or where `alfworld-download` puts it."""
+    default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+    return user_path(given or default, "environment.data")
+
+
+class Games:
+    """The games of a data folder. Nothing is read before it is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Check that there is data.
+
+        Args:
+            folder: See `data_folder`.
+
+        Raises:
+            EnvironmentFailure: If it has no split.
+        """
+        self.folder = folder
+        self._ids: dict[str, list[str]] = {}
+        if not any(self._folder(split) or self._archive(split) for split in PANELS):
+            raise EnvironmentFailure(
+                f"no ALFWorld games at {folder}: expected {_FOLDER}/<split>/.../{_FILE} or <split>.jsonl.xz there. "
+                'Fetch them with alfworld-download (pip install "perturn[alfworld]"), or name the folder that has '
+                "them in environment.data or $ALFWORLD_DATA; alfworld-like needs no data."
+            )
+
+    def ids(self, split: str) -> Sequence[str]:
+        """Ids of all games of a split, sorted.
+
+        Raises:
+            EnvironmentFailure: If the split is not there, or a game is cut off.
+        """
+        if split not in PANELS:
+            raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, PANELS)}")
+        if split not in self._ids:
+            self._ids[split] = sorted(self._list(split))
+            self._compare(split)
+        return self._ids[split]
+
+    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
+        """Tasks of some kinds, one a game, in the order of their ids."""
+        return [
+            Task(id=game, kind=kind, split=split)
+            for game in self.ids(split)
+            if (kind := kind_of(game)) in kinds
+        ]
+
+    def read(self, game: str) -> GameText:
+        """Read one game.
+
+        Raises:
+            EnvironmentFailure: If it is not there or cannot be read.
+        """
+        split = game.partition("/")[0]
+        if (folder := self._folder(split)) is not None:
+            return _read_file(folder.parent / game / _FILE, game)
+        if (archive := self._archive(split)) is not None:
+            lines = _read_archive(archive)
+            if game in lines:
+                return _parse_line(zlib.decompress(lines[game]), f"{archive}, game {game!r}")
+        raise EnvironmentFailure(
+            f"game {game!r} is not in {self.folder}: take tasks from tasks(), with the same data."
+        )
+
+    def _list(self, split: str) -> list[str]:
+        if (folder := self._folder(split)) is not None:
+            files = [Path(root) / _FILE for root, _, files in os.walk(folder) if _FILE in files]
+            games = {each.parent.relative_to(folder.parent).as_posix(): each for each in files}
+            chosen = [game for game in games if "movable" not in game and "Sliced" not in game]
+            return [game for game in chosen if _is_solvable(games[game])]
+        if (archive := self._archive(split)) is not None:
+            return list(_read_archive(archive))
+        raise EnvironmentFailure(
+            f"{self.folder} has no split {split!r}: neither {_FOLDER}/{split}/ nor {split}.jsonl.xz. Fetch it with "
+            "alfworld-download, or use a split that is there."
+        )
+
+    def _compare(self, split: str) -> None:
+        """Say if the split is not the official panel: its scores are then not comparable."""
+        count, digest = PANELS[split]
+        found = self._ids[split]
+        if len(found) != count or digest not in (None, ids_digest(found)):
+            _logger.warning(
+                "%s of %s holds %d games (%s); the official split has %d (%s): scores are not comparable",
+                *(split, self.folder, len(found), ids_digest(found)[:12], count, (digest or "?")[:12]),
+            )
+
+    def _folder(self, split: str) -> Path | None:
+        known = (self.folder / _FOLDER / split, self.folder / split)
+        return next((each for each in known if each.is_dir()), None)
+
+    def _archive(self, split: str) -> Path | None:
+        path = self.folder / f"{split}.jsonl.xz"
+        return path if path.is_file() else None
+
+
+def ids_digest(ids: Sequence[str]) -> str:
+    """SHA-256 of ids, sorted, a line each."""
+    return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()
+
+
+def kind_of(game: str) -> str:
+    """`split/kind-object-.../trial` -> the kind."""
+    return game.partition("/")[2].partition("-")[0]
+
+
+def _is_solvable(path: Path) -> bool:
+    """Whether the official package would play a game; its file is not parsed for that."""
+    data = read_text(path, EnvironmentFailure, _FILE_REMEDY).encode()
+    if not data.rstrip().endswith(b"}"):
+        raise EnvironmentFailure(f"game file {path} is cut off after {len(data)} bytes. {_FILE_REMEDY}")
+    return re.search(rb'"solvable":\s*true', data) is not None
+
+
+class _File(TypedDict):
+    """What is read of a game file."""
+
+    pddl_domain: str
+    pddl_problem: str
+    grammar: str
+    walkthrough: NotRequired[list[str] | None]
+
+
+class _Line(TypedDict):
+    """What is read of an archive's line."""
+
+    id: str
+    task: str
+    pddl_problem: str
+    walkthrough: NotRequired[list[str] | None]
+
+
+def _read_file(path: Path, game: str) -> GameText:
+    where = f"game file {path}"
+    text = read_text(path, EnvironmentFailure, _FILE_REMEDY)
+    data = parse_object(text, where, EnvironmentFailure, _FILE_REMEDY)
+    check_shape(data, _File, where, EnvironmentFailure, _FILE_REMEDY)
+    task = _TASK.search(data["grammar"])
+    if task is None:
+        raise EnvironmentFailure(f"{where}: its grammar has no line 'Your task is to: ...'. {_FILE_REMEDY}")
+    walkthrough = tuple(data.get("walkthrough") or ())
+    logic = (data["pddl_domain"], data["grammar"])
+    return GameText(game, task[1], data["pddl_problem"], walkthrough, logic, source=str(path))
+
+
+def _parse_line(line: bytes, where: str) -> GameText:
+    data = _line_data(line, where)
+    walkthrough = tuple(data.get("walkthrough") or ())
+    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
+
+
+def _line_data(line: bytes, where: str) -> dict[str, Any]:
+    data = parse_object(line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
+    check_shape(data, _Line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
+    return data
+
+
+_FILE_REMEDY = "Delete it and run alfworld-download again."
+_ARCHIVE_REMEDY = "Copy the archive again; a line is {id, task, pddl_problem} as JSON."
+_ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
+
+
+def _read_archive(path: Path) -> dict[str, bytes]:
+    """Id -> compressed line; read once a process. Lines are not parsed but for their ids."""
+    status = path.stat()
+    key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+    with _LOCK:
+        if key not in _archives:
+            _archives[key] = _decompress(path)
+        return _archives[key]
+
+
+def _decompress(path: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    number = 0
+    try:
+        with lzma.open(path, "rb") as lines:
+            for number, line in lines_of(lines, str(path), EnvironmentFailure, _ARCHIVE_REMEDY):
+                head = _ID.match(line)
+                name = head[1].decode() if head else _line_data(line, f"archive {path}, line {number}")["id"]
+                if not line.rstrip().endswith(b"}") or kind_of(name) not in KINDS:
+                    raise ValueError(f"line {number} is no game of the six kinds")
+                if name.partition("/")[0] != path.name.partition(".")[0]:
+                    raise ValueError(f"line {number} has a game of another split, {name!r}")
+                found[name] = zlib.compress(line, 1)
+    except (EOFError, OSError, lzma.LZMAError, ValueError) as error:
+        raise EnvironmentFailure(
+            f"archive {path} is damaged after {number} games: {type(error).__name__}: {error}. {_ARCHIVE_REMEDY}"
+        ) from error
+    return found

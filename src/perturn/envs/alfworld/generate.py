@@ -1,0 +1,251 @@
+"""Made-up games in the manner of ALFWorld: a room, what lies in it, and a task that can be solved.
+
+They are games of our own, never ALFWorld's: `alfworld-like` everywhere. A number decides all of a game. The task is
+chosen first and the things it needs are placed so that it is open and can be done, which gives a walkthrough.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.places import CLOSED, LIKELY, TREATED_AT
+from perturn.envs.alfworld.text import kind_of_id, name_entities
+
+SPLITS = {"train": 600, "valid_seen": 60, "valid_unseen": 60}
+"""Split -> how many games it has."""
+
+_LAYOUTS = 20
+"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has as many others."""
+
+_ROOMS = {
+    "kitchen": (
+        "cabinet:3-9 drawer:2-6 countertop:1-3 diningtable:0-1 fridge:1-1 microwave:1-1 sinkbasin:1-1 stoveburner:2-4 "
+        "coffeemachine:1-1 garbagecan:1-1 shelf:0-3 toaster:1-1",
+        "apple bread butterknife cup egg fork knife lettuce mug pan plate potato pot saltshaker peppershaker spatula "
+        "spoon tomato bowl dishsponge soapbottle kettle ladle winebottle",
+    ),
+    "bedroom": (
+        "bed:1-2 desk:1-1 drawer:2-6 dresser:1-1 shelf:0-4 sidetable:1-2 garbagecan:1-1 safe:0-1 armchair:0-1",
+        "alarmclock book cd cellphone creditcard keychain laptop mug bowl pen pencil pillow desklamp",
+    ),
+    "bathroom": (
+        "sinkbasin:1-2 bathtubbasin:0-1 toilet:1-1 toiletpaperhanger:1-1 handtowelholder:1-2 cabinet:2-4 "
+        "countertop:1-1 garbagecan:1-1 shelf:0-2 sidetable:0-1",
+        "soapbar soapbottle spraybottle toiletpaper candle cloth dishsponge handtowel tissuebox",
+    ),
+    "livingroom": (
+        "sofa:1-1 armchair:1-2 coffeetable:1-1 tvstand:1-1 sidetable:1-3 diningtable:0-1 drawer:2-4 shelf:0-3 "
+        "garbagecan:1-1 ottoman:0-1",
+        "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
+    ),
+}
+"""Room -> its receptacles, with how few and how many of each, and the things that may lie in it."""
+
+_FLAGS = {
+    "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "
+    "potato soapbar spatula spoon tomato",
+    "heatable": "apple bread cup egg mug plate potato tomato",
+    "coolable": "apple bowl bread cup egg lettuce mug pan plate pot potato tomato winebottle",
+    "sliceable": "apple bread egg lettuce potato tomato",
+    "isreceptacleobject": "bowl box cup mug pan plate pot",
+    "toggleable": "desklamp",
+}
+_TREATED = {
+    "pick_clean_then_place_in_recep": ("clean", "cleanable", "isclean"),
+    "pick_heat_then_place_in_recep": ("heat", "heatable", "ishot"),
+    "pick_cool_then_place_in_recep": ("cool", "coolable", "iscool"),
+}
+_SAYINGS = {
+    "look_at_obj_in_light": ("look at {thing} under the desklamp", "examine the {thing} with the desklamp"),
+    "pick_and_place_simple": ("put a {thing} in {place}", "put some {thing} on {place}"),
+    "pick_clean_then_place_in_recep": (
+        "put a clean {thing} in {place}",
+        "clean some {thing} and put it in {place}",
+    ),
+    "pick_heat_then_place_in_recep": (
+        "put a hot {thing} in {place}",
+        "heat some {thing} and put it in {place}",
+    ),
+    "pick_cool_then_place_in_recep": (
+        "put a cool {thing} in {place}",
+        "cool some {thing} and put it in {place}",
+    ),
+    "pick_two_obj_and_place": ("put two {thing} in {place}", "find two {thing} and put them in {place}"),
+}
+_ALWAYS = ("sinkbasin", "sink", "microwave", "fridge"), ("knife", "butterknife")
+"""Kinds that the domain speaks of, and which a problem must declare even where there is none."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where things can be."""
+
+    name: str
+    receptacles: tuple[str, ...]
+    """Ids, such as `cabinet_bar_03`."""
+    shared: frozenset[str]
+    """Receptacles that are at the place of the one before them."""
+
+    def of(self, kind: str) -> list[str]:
+        """Its receptacles of a kind."""
+        return [each for each in self.receptacles if kind_of_id(each) == kind]
+
+    def fitting(self, thing: str, *, but: str = "") -> list[str]:
+        """Its receptacles that a thing may lie in, but for those of one kind."""
+        return [each for kind in LIKELY[thing] if kind != but for each in self.of(kind)]
+
+
+def make_game(split: str, number: int) -> GameText:
+    """A game of a split; equal numbers are equal games."""
+    kind = KINDS[number % len(KINDS)]
+    dice = random.Random(f"alfworld-like/{split}/{number}")
+    while True:
+        layout = dice.randrange(_LAYOUTS) + (_LAYOUTS if split == "valid_unseen" else 0)
+        room = _make_room(dice.choice(list(_ROOMS)), layout)
+        choices = list(_choices(kind, room))
+        if choices:
+            return _furnish(f"{split}/{kind}/{number:04d}", kind, room, dice.choice(choices), dice)
+
+
+def _make_room(name: str, layout: int) -> _Room:
+    dice = random.Random(f"alfworld-like/{name}/{layout}")
+    found: list[str] = []
+    for entry in _ROOMS[name][0].split():
+        kind, _, bounds = entry.partition(":")
+        few, _, many = bounds.partition("-")
+        stem, basin, _ = kind.partition("basin")
+        ids = [f"{stem}_bar_{number:02d}" for number in range(dice.randint(int(few), int(many)))]
+        found += [f"{each}_bar_{kind}" if basin else each for each in ids]
+    twins = [two for one, two in itertools.pairwise(found) if kind_of_id(one) == kind_of_id(two) == "drawer"]
+    return _Room(name, tuple(found), frozenset(each for each in twins if dice.random() < 0.4))
+
+
+def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
+    """(thing, kind of receptacle) pairs that a task of a kind can be about in a room."""
+    things = _ROOMS[room.name][1].split()
+    treatment, flag, _ = _TREATED.get(kind, ("", "", ""))
+    if treatment and not room.of(TREATED_AT[treatment]):
+        return
+    for thing in things:
+        if thing == "desklamp" or (flag and thing not in _FLAGS[flag].split()):
+            continue
+        if kind == "look_at_obj_in_light":
+            if "desklamp" in things and room.fitting(thing):
+                yield thing, ""
+            continue
+        for place in LIKELY[thing]:
+            if room.of(place) and room.fitting(thing, but=place):
+                yield thing, place
+
+
+def _furnish(name: str, kind: str, room: _Room, wanted: tuple[str, str], dice: random.Random) -> GameText:
+    """Place what the task needs, and much else."""
+    thing, place = wanted
+    count = 2 if kind == "pick_two_obj_and_place" else 1
+    lies: dict[str, str] = {}
+    needed = [thing] * count + (["desklamp"] if kind == "look_at_obj_in_light" else [])
+    others = [each for each in _ROOMS[room.name][1].split() if each != "desklamp" and dice.random() < 0.7]
+    for each in needed + [other for other in others for _ in range(dice.randint(1, 2))]:
+        choices = room.fitting(each, but=place if each == thing else "")
+        if choices:
+            lies[f"{each}_bar_{len(lies):02d}"] = dice.choice(choices)
+    task = dice.choice(_SAYINGS[kind]).format(thing=thing, place=place)
+    problem = _write_problem(room, lies, _write_goal(kind, thing, place))
+    walk = _walk(kind, room, lies, list(lies)[: len(needed)], place)
+    return GameText(name, task, problem, tuple(walk))
+
+
+def _write_goal(kind: str, thing: str, place: str) -> str:
+    if kind == "look_at_obj_in_light":
+        return (
+            "(and (exists (?lamp - object ?r - receptacle ?a - agent ?l - location) (and "
+            "(objecttype ?lamp desklamptype) (toggleable ?lamp) (istoggled ?lamp) "
+            "(receptacleatlocation ?r ?l) (atlocation ?a ?l) (inreceptacle ?lamp ?r))) "
+            f"(exists (?o - object ?a - agent) (and (objecttype ?o {thing}type) (holds ?a ?o))))"
+        )
+    lies = f"(objecttype {{0}} {thing}type) (receptacletype ?r {place}type) (inreceptacle {{0}} ?r)"
+    if kind == "pick_two_obj_and_place":
+        second = f"(exists (?p - object) (and (not (= ?o ?p)) {lies.format('?p')}))"
+        return f"(exists (?r - receptacle) (exists (?o - object) (and {lies.format('?o')} {second})))"
+    _, flag, state = _TREATED.get(kind, ("", "", ""))
+    more = f" ({flag} ?o) ({state} ?o)" if flag else ""
+    return f"(exists (?r - receptacle) (exists (?o - object) (and {lies.format('?o')}{more})))"
+
+
+def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
+    """The PDDL problem, one declaration or fact a line."""
+    kinds = (
+        sorted({*map(kind_of_id, room.receptacles), *_ALWAYS[0]}),
+        sorted({*map(kind_of_id, lies), *_ALWAYS[1]}),
+    )
+    at = _locations(room)
+    declared = [
+        "agent1 - agent",
+        *(f"{each} - object" for each in lies),
+        *(f"{kind}type - rtype" for kind in kinds[0]),
+    ]
+    declared += [f"{kind}type - otype" for kind in kinds[1]]
+    declared += [f"{each} - receptacle" for each in room.receptacles]
+    declared += [f"{each} - location" for each in sorted({"loc_bar_99", *at.values()})]
+    facts = ["atlocation agent1 loc_bar_99"]
+    for each in room.receptacles:
+        facts += [f"receptacletype {each} {kind_of_id(each)}type", f"receptacleatlocation {each} {at[each]}"]
+        facts += [f"openable {each}"] if kind_of_id(each) in CLOSED else []
+    for each, place in lies.items():
+        facts += [f"objecttype {each} {kind_of_id(each)}type", f"inreceptacle {each} {place}"]
+        facts += [f"objectatlocation {each} {at[place]}"]
+        facts += [
+            f"{flag} {each}" for flag, kinds_of in _FLAGS.items() if kind_of_id(each) in kinds_of.split()
+        ]
+        facts += [] if kind_of_id(each) == "desklamp" else [f"pickupable {each}"]
+    for place in kinds[0]:
+        facts += [f"cancontain {place}type {kind}type" for kind in kinds[1] if place in LIKELY.get(kind, ())]
+    lines = ["(define (problem alfworld_like)", "(:domain alfred)", "(:objects", *declared, ")", "(:init"]
+    return "\n".join([*lines, *(f"({fact})" for fact in facts), ")", f"(:goal {goal})", ")"]) + "\n"
+
+
+def _locations(room: _Room) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, each in enumerate(room.receptacles):
+        before = room.receptacles[number - 1]
+        found[each] = found[before] if each in room.shared else f"loc_bar_{number:02d}"
+    return found
+
+
+def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], place: str) -> Iterator[str]:
+    """A solution by someone who knows where everything is, in the grammar of 0.4."""
+    names = name_entities([*room.receptacles, *lies])
+    at = _locations(room)
+    opened: set[str] = set()
+    here = ""
+
+    def visit(receptacle: str) -> Iterator[str]:
+        nonlocal here
+        if at[receptacle] != here:
+            here = at[receptacle]
+            yield f"go to {names[receptacle]}"
+        if kind_of_id(receptacle) in CLOSED and receptacle not in opened:
+            opened.add(receptacle)
+            yield f"open {names[receptacle]}"
+
+    target = room.of(place)[0] if place else ""
+    for each in needed:
+        yield from visit(lies[each])
+        if kind_of_id(each) == "desklamp":
+            yield f"use {names[each]}"
+            return
+        yield f"take {names[each]} from {names[lies[each]]}"
+        if kind in _TREATED:
+            treatment = _TREATED[kind][0]
+            device = room.of(TREATED_AT[treatment])[0]
+            if at[device] != here:
+                here = at[device]
+                yield f"go to {names[device]}"
+            yield f"{treatment} {names[each]} with {names[device]}"
+        if target:
+            yield from visit(target)
+            yield f"move {names[each]} to {names[target]}"

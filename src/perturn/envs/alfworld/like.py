@@ -1,0 +1,86 @@
+"""Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
+
+The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated
+(`_alfworld_like.py`). A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perturn.envs.alfworld.expert import Player, demonstrate
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.generate import SPLITS, make_game
+from perturn.envs.alfworld.play import TextGame, check_grammar, check_kinds
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.types import Observation, Task
+
+__all__ = ["SPLITS", "VERSION", "ALFWorldLike"]
+
+VERSION = "1.0"
+"""Changes whenever a number means another game, or the reader's version changes."""
+
+
+class ALFWorldLike:
+    """Generated games as an `Environment` and an `Expert`; observations and rules as for `ALFWorld`.
+
+    `train` and `valid_seen` have the same layouts of rooms with other things and tasks; `valid_unseen` has other
+    layouts.
+    """
+
+    def __init__(self, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
+        """Check the settings.
+
+        Args:
+            grammar: How commands are said, as for `ALFWorld`.
+            kinds: Kinds of tasks to list. Empty is all six.
+        """
+        self.grammar = check_grammar(grammar)
+        self.kinds = check_kinds(kinds)
+        self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"
+        self._game = TextGame(self.grammar)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split: `train` (600), `valid_seen` (60) or `valid_unseen` (60)."""
+        if split not in SPLITS:
+            raise ConfigError(f"Unknown split {split!r} of alfworld-like.{did_you_mean(split, SPLITS)}")
+        return [
+            Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
+            for number in range(SPLITS[split])
+            if (kind := KINDS[number % len(KINDS)]) in self.kinds
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start an episode.
+
+        Args:
+            task: One of `tasks`.
+            seed: Has no effect.
+        """
+        return self._game.reset(self.game(task))
+
+    def step(self, action: str) -> Observation:
+        """Take one action, a command such as `go to desk 1`."""
+        return self._game.step(action)
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions of an explorer who sees observations alone; a running episode is not disturbed."""
+        return [action for _, action in self.demonstration(task)]
+
+    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        """What the expert thinks and does: (thought, action) a turn."""
+        game = TextGame(self.grammar)
+        return demonstrate(Player(game.reset(self.game(task)), game.step))
+
+    def game(self, task: Task) -> GameText:
+        """The game of a task, with its walkthrough."""
+        number = task.data.get("number")
+        if not isinstance(number, int) or task.split not in SPLITS:
+            raise EnvironmentFailure(
+                f"Task {task.id!r} must carry data {{'number': number}} and a split of alfworld-like, got "
+                f"{dict(task.data)} and {task.split!r}: take it from tasks()."
+            )
+        return make_game(task.split, number)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,157 @@
+"""ALFWorld through the official package: TextWorld, with Fast Downward's translator and state in C++.
+
+Needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). `alfworld` plays the
+same games alike without it and hundreds of times faster; this is what it is checked against, and it plays what
+`alfworld` refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from perturn.envs.alfworld.expert import Player, demonstrate
+from perturn.envs.alfworld.games import Games, GameText, data_folder
+from perturn.envs.alfworld.play import NO_EPISODE, check_kinds
+from perturn.errors import EnvironmentFailure
+from perturn.types import Observation, Task
+
+_PARTS = ("alfworld", "textworld", "fast_downward_textworld")
+_CHANGING = frozenset(
+    ("atlocation", "opened", "inreceptacle", "objectatlocation", "holds", "isclean", "ishot", "iscool")
+) | {"istoggled", "issliced"}
+
+
+class ALFWorldOfficial:
+    """The official engine as an `Environment` and an `Expert`, with the settings and tasks of `ALFWorld`.
+
+    How commands are said is the game file's own affair. Games of an archive, which have no grammar, get the installed
+    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it belongs into a process of its
+    own, which is where recipes run it; worlds in threads disturb each other.
+    """
+
+    def __init__(self, data: str | None = None, kinds: tuple[str, ...] = ()) -> None:
+        """Check the settings; no game is read yet.
+
+        Args:
+            data: Folder of the games, as for `ALFWorld`.
+            kinds: Kinds of tasks to list. Empty is all six.
+        """
+        self.name = "alfworld-official-" + "+".join(_installed())
+        self.kinds = check_kinds(kinds)
+        self._games = Games(data_folder(data))
+        self._game: OfficialGame | None = None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, as `ALFWorld.tasks` lists them."""
+        return self._games.tasks(split, self.kinds)
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start an episode.
+
+        Args:
+            task: One of `tasks`.
+            seed: Has no effect.
+        """
+        self._game = self._game or OfficialGame()
+        return self._game.reset(self._games.read(task.id))
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        if self._game is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        return self._game.step(action)
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions of the same explorer that `ALFWorld` has, in a second game."""
+        return [action for _, action in self.demonstration(task)]
+
+    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        """What the expert thinks and does: (thought, action) a turn."""
+        game = OfficialGame()
+        return demonstrate(Player(game.reset(self._games.read(task.id)), game.step))
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._game = None
+
+
+class OfficialGame:
+    """One game after the other in the official engine, as observations."""
+
+    def __init__(self, logic: tuple[str, str] | None = None) -> None:
+        """Load the engine.
+
+        Args:
+            logic: Domain and grammar of games that have none of their own. None: the installed package's.
+        """
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+        from textworld import EnvInfos
+        from textworld.envs.pddl.pddl import PddlEnv
+
+        self._logic = logic or (_text(ALFRED_PDDL_PATH), _text(ALFRED_TWL2_PATH))
+        infos = EnvInfos(won=True, admissible_commands=True, feedback=True)
+        self._engine: Any = AlfredDemangler(PddlEnv(infos))
+        self._admissible: tuple[str, ...] | None = None
+
+    def reset(self, game: GameText) -> Observation:
+        """Start a game."""
+        self._admissible = None
+        self._engine.load(self.game_data(game))
+        return self._observe(self._engine.reset(), valid=True)
+
+    def step(self, action: str) -> Observation:
+        """Say a command."""
+        if self._admissible is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        valid = action.strip() in self._admissible
+        observation = self._observe(self._engine.step(action)[0], valid)
+        if observation.terminated:
+            self._admissible = None
+        return observation
+
+    def game_data(self, game: GameText) -> dict[str, Any]:
+        """A game as the official engine takes it, which is what a game file holds."""
+        domain, grammar = game.logic or self._logic
+        return {
+            "pddl_domain": domain,
+            "grammar": grammar.replace("UNKNOWN GOAL", game.task),
+            "pddl_problem": game.problem,
+            "walkthrough": list(game.walkthrough),
+            "solvable": True,
+        }
+
+    def _observe(self, state: Mapping[str, Any], valid: bool) -> Observation:
+        self._admissible = tuple(state["admissible_commands"])
+        won = bool(state["won"])
+        facts = sorted(str(fact) for fact in state["_facts"] if fact.name in _CHANGING)
+        return Observation(
+            state["feedback"],
+            reward=float(won),
+            terminated=won,
+            success=won,
+            valid=valid,
+            state_key=hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest(),
+            admissible=self._admissible,
+        )
+
+
+def _installed() -> list[str]:
+    """The versions of what plays, checking that it is installed."""
+    try:
+        import alfworld.agents.environment.alfred_tw_env  # noqa: F401
+        import textworld.envs.pddl.pddl  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f"alfworld-official needs the package {error.name}: pip install "
+            '"perturn[alfworld]" (it compiles for some minutes), or play the same games with alfworld.'
+        ) from error
+    return [f"{part.split('_textworld')[0]}-{metadata.version(part)}" for part in _PARTS]
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")

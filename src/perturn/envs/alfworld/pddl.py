@@ -1,0 +1,193 @@
+"""The PDDL problem of an ALFWorld game: its initial facts and its goal.
+
+A problem names objects, lists the facts that hold at the start, and states the goal as a formula. Names are compared in
+lower case, as planners do. The domain (what actions need and change) is the same for all games; `_alfworld_world.py`
+has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.io.reading import DEEPEST
+
+Literal = tuple[str, ...]
+"""A predicate and its arguments; those with a `?` are variables, which are all existential."""
+
+_FACT = re.compile(r"\((\w+) ([^\s()]+)(?: ([^\s()]+))?\s*\)")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_TRUE_OF_ONE = """pickupable moveable openable cleanable heatable coolable toggleable sliceable isreceptacleobject
+    opened isclean ishot iscool istoggled ison issliced full isreceptacleobjectfull holdsany
+    holdsanyreceptacleobject checked examined"""
+_TRUE_OF_TWO = """objecttype receptacletype cancontain atlocation receptacleatlocation objectatlocation inreceptacle
+    inreceptacleobject wasinreceptacle holds"""
+_ARITY = dict.fromkeys(_TRUE_OF_ONE.split(), 1) | dict.fromkeys(_TRUE_OF_TWO.split(), 2)
+_THINGS: dict[str, tuple[bool, ...]] = {
+    name: (True,) for name in _TRUE_OF_ONE.split() if not name.startswith(("holdsany", "checked", "examined"))
+}
+_THINGS |= {"objecttype": (True, False), "receptacletype": (True, False), "holds": (False, True)}
+_THINGS |= dict.fromkeys(
+    ("receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"), (True, True)
+)
+_THINGS["atlocation"] = (False, True)
+"""Predicate -> which arguments are things or places, whose ids hold `_bar_`; others are types and the agent."""
+_MOST_LITERALS, _MOST_VARIABLES = 16, 8
+"""Of a goal; ALFWorld's have up to 8 and 6."""
+_TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
+    pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
+_GOAL_ORDER = tuple(_TRIED.split())
+"""What a goal may speak of, with what narrows the search most first."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a game starts with and what wins it."""
+
+    facts: Mapping[str, Sequence[tuple[str, str]]]
+    """Predicate -> its arguments; the second is empty where the predicate has one."""
+    goal: tuple[Literal, ...]
+    """All must hold for some choice of the variables."""
+
+    def names(self) -> set[str]:
+        """All that the facts mention."""
+        return {name for pairs in self.facts.values() for pair in pairs for name in pair if name}
+
+    def flagged(self, predicate: str) -> set[str]:
+        """What a predicate with one argument is true of."""
+        return {name for name, _ in self.facts.get(predicate, ())}
+
+
+def parse_problem(text: str, where: str) -> Problem:
+    """Read a PDDL problem.
+
+    Args:
+        text: The problem.
+        where: What it was read from, for messages.
+
+    Raises:
+        DataError: If it is cut off, or says what this reader does not know.
+    """
+    text = text.lower()
+    start, goal = text.find("(:init"), text.find("(:goal")
+    if start < 0 or goal < start or text.count("(") > text.count(")"):
+        raise DataError(
+            f"{where}: the PDDL problem is incomplete ({len(text)} characters, "
+            f"{'no (:init' if start < 0 else 'no (:goal' if goal < start else 'parentheses left open'}). "
+            "Fetch the game again."
+        )
+    facts = _read_facts(text[start + len("(:init") : goal], where)
+    if len(facts["atlocation"]) != 1:
+        raise DataError(
+            f"{where}: the problem must place one agent (atLocation), got {len(facts['atlocation'])}. "
+            "Fetch the game again."
+        )
+    return Problem(facts, _parse_goal(text, goal, where))
+
+
+def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
+    """The facts by predicate; each must be one of ALFWorld's, about things that have a name where it names things."""
+    facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    rest = _FACT.sub(" ", text).split()
+    if rest != [")"]:
+        raise DataError(f"{where}: {' '.join(rest)[:80]!r} among the facts is no fact. Fetch the game again.")
+    for match in _FACT.finditer(text):
+        predicate, *arguments = match.groups(default="")
+        if predicate not in _ARITY:
+            raise DataError(
+                f"{where}: the problem has a fact {predicate!r}, which ALFWorld's domain has not. "
+                "Play such a game with alfworld-official."
+            )
+        things = [
+            name for name, is_thing in zip(arguments, _THINGS.get(predicate, ()), strict=False) if is_thing
+        ]
+        if bool(arguments[1]) is not (_ARITY[predicate] == 2) or not all("_bar_" in name for name in things):
+            raise DataError(
+                f"{where}: the fact {match[0][:200]!r} has other arguments than it must. Fetch the game again."
+            )
+        facts[predicate].append((arguments[0], arguments[1]))
+    return facts
+
+
+def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
+    """The goal as literals, in the order in which they are best tried."""
+    tokens = iter(_TOKEN.findall(text, start))
+    next(tokens)
+    try:
+        literals = list(_flatten(_read_list(tokens)[1], {}))
+        _check_goal(literals)
+        ranked = [(_GOAL_ORDER.index(literal[0]), literal) for literal in literals]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: the goal is none of ALFWorld's six kinds ({type(error).__name__}: {error}). "
+            "Play such a game with alfworld-official."
+        ) from error
+    return tuple(literal for _, literal in sorted(ranked))
+
+
+def _check_goal(literals: Sequence[Literal]) -> None:
+    """Refuse what could not be tried, or not within reason."""
+    for literal in literals:
+        if len(literal) != 1 + _ARITY.get(literal[0], 2):
+            raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
+    variables = {word for literal in literals for word in literal[1:] if word.startswith("?")}
+    if not 0 < len(literals) <= _MOST_LITERALS or len(variables) > _MOST_VARIABLES:
+        raise ValueError(f"it has {len(literals)} conditions on {len(variables)} things")
+
+
+def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
+    """Nested lists up to the parenthesis that closes the one just opened."""
+    if level > DEEPEST:
+        raise ValueError(f"it has more than {DEEPEST} levels")
+    found: list[Any] = []
+    for token in tokens:
+        if token == ")":
+            break
+        found.append(_read_list(tokens, level + 1) if token == "(" else token)
+    return found
+
+
+def _flatten(tree: Any, renamed: Mapping[str, str]) -> Iterator[Literal]:
+    """The literals of a formula of `and`, `exists` and inequalities; each scope gets variables of its own."""
+    head = tree[0]
+    if head == "and":
+        for part in tree[1:]:
+            yield from _flatten(part, renamed)
+    elif head == "exists":
+        new = [word for word in tree[1] if word.startswith("?")]
+        yield from _flatten(tree[2], {**renamed, **{name: f"{name}#{id(tree)}" for name in new}})
+    elif head == "not" and tree[1][0] == "=":
+        yield ("differ", *(renamed[name] for name in tree[1][1:]))
+    else:
+        yield (head, *(renamed[word] if word.startswith("?") else word for word in tree[1:]))
+
+
+def is_satisfied(
+    goal: Sequence[Literal],
+    matching: Callable[[str, Sequence[str]], Iterable[Sequence[str]]],
+    bound: Mapping[str, str] | None = None,
+) -> bool:
+    """Whether some choice of the variables makes all literals true.
+
+    Args:
+        goal: The literals.
+        matching: (predicate, arguments, of which some may still be variables) -> arguments it is true of now; it may
+            take account of those that are chosen.
+        bound: Variables that are chosen already.
+    """
+    if not goal:
+        return True
+    bound = bound or {}
+    predicate, *names = goal[0]
+    wanted = [bound.get(name, name) for name in names]
+    if predicate == "differ":
+        return wanted[0] != wanted[1] and is_satisfied(goal[1:], matching, bound)
+    for found in matching(predicate, wanted):
+        fits = all(want in (name, have) for name, want, have in zip(names, wanted, found, strict=True))
+        if fits and is_satisfied(goal[1:], matching, {**bound, **dict(zip(names, found, strict=True))}):
+            return True
+    return False

@@ -1,0 +1,91 @@
+"""Episodes of ALFWorld games, and the settings that all environments which play them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.pddl import parse_problem
+from perturn.envs.alfworld.text import GRAMMARS, NOTHING_HAPPENS, WELCOME, Grammar
+from perturn.envs.alfworld.world import World
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.types import Observation
+
+NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
+
+
+class TextGame:
+    """One game after the other, as observations."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        """Nothing is in play yet.
+
+        Args:
+            grammar: How the games speak.
+        """
+        self._grammar = grammar
+        self._world: World | None = None
+        self._admissible: tuple[str, ...] = ()
+        self._listed: object = None
+
+    def reset(self, game: GameText) -> Observation:
+        """Start a game."""
+        self._world = None
+        world = World(parse_problem(game.problem, game.source or f"game {game.id!r}"), self._grammar)
+        self._world = world
+        return self._observe(f"{WELCOME}\n\n{world.opening()}\n\nYour task is to: {game.task}.")
+
+    def step(self, action: str) -> Observation:
+        """Say a command."""
+        if self._world is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        act = self._world.commands.get(action.strip())
+        if act is None:
+            return self._observe(NOTHING_HAPPENS, valid=False)
+        observation = self._observe(act())
+        if observation.terminated:
+            self._world = None
+        return observation
+
+    def _observe(self, text: str, valid: bool = True) -> Observation:
+        world = self._world
+        assert world is not None
+        if self._listed is not world.commands:
+            self._listed = world.commands
+            self._admissible = tuple(sorted(world.commands))
+        return Observation(
+            text,
+            reward=float(world.won),
+            terminated=world.won,
+            success=world.won,
+            valid=valid,
+            state_key=world.state_key(),
+            admissible=self._admissible,
+        )
+
+
+def check_grammar(grammar: str) -> Grammar:
+    """The grammar of a name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if grammar not in GRAMMARS:
+        raise ConfigError(
+            f"grammar must be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes; got {grammar!r}."
+        )
+    return GRAMMARS[grammar]
+
+
+def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    """The kinds asked for, or all of them if none is named.
+
+    Raises:
+        ConfigError: If there is no such kind.
+    """
+    if isinstance(kinds, str):
+        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"Unknown kind {kind!r} of alfworld.{did_you_mean(kind, KINDS)}")
+    return tuple(sorted(set(kinds))) or KINDS

@@ -1,0 +1,89 @@
+"""Protocols of ALFWorld: what the policy is told, the rules, and a worked example. All texts are ours.
+
+Sources: Song et al. 2024, arXiv:2403.02502 (one worked example in the ReAct form, all turns shown, 40 turns, greedy);
+Feng et al. 2025, "Group-in-Group Policy Optimization", arXiv:2505.10978 (admissible actions listed, the last two turns
+shown, 50 turns, temperature 0.4).
+Differs: the texts; the example is a generated game (`alfworld-like`), not ALFWorld's; GiGPO leaves `help` out of its
+lists and writes thoughts and actions in tags.
+"""
+
+from __future__ import annotations
+
+from perturn.episodes.formats import FORMATS
+from perturn.types import EpisodeProtocol, Message, Sampling
+
+_SYSTEM = (
+    "You are in a room of a house and solve a household task there by text commands. You can hold one thing at a "
+    "time; what is in a closed place is seen once it is open. The commands: go to PLACE, open PLACE, close PLACE, "
+    "take THING from PLACE, move THING to PLACE, use THING, heat THING with PLACE, cool THING with PLACE, clean THING "
+    "with PLACE, slice THING with THING, examine THING or PLACE, inventory, look. Things and places have numbers, "
+    "such as mug 2. A command that cannot be done is answered by: Nothing happens."
+)
+_POSED = (
+    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
+    "a cabinet 2, a cabinet 1, a coffeemachine 1, a countertop 1, a diningtable 1, a drawer 1, a fridge 1, "
+    "a garbagecan 1, a microwave 1, a sinkbasin 1, a stoveburner 1, and a toaster 1.\n\n"
+    "Your task is to: heat some mug and put it in diningtable."
+)
+_EXAMPLE = (
+    (
+        "I look for a mug first. The countertop is a likely place for one.",
+        "go to countertop 1",
+        "You arrive at countertop 1. On the countertop 1, you see a bread 1, a knife 2, a lettuce 2, and a spoon 2.",
+    ),
+    (
+        "No mug here. One may stand in the coffee machine.",
+        "go to coffeemachine 1",
+        "You arrive at coffeemachine 1. On the coffeemachine 1, you see a mug 2.",
+    ),
+    (
+        "There is mug 2. I take it.",
+        "take mug 2 from coffeemachine 1",
+        "You pick up the mug 2 from the coffeemachine 1.",
+    ),
+    (
+        "The mug must be heated, so I need the microwave.",
+        "go to microwave 1",
+        "You arrive at microwave 1. The microwave 1 is closed.",
+    ),
+    (
+        "I can heat the mug here.",
+        "heat mug 2 with microwave 1",
+        "You heat the mug 2 using the microwave 1.",
+    ),
+    (
+        "Now the hot mug goes to the dining table.",
+        "go to diningtable 1",
+        "You arrive at diningtable 1. On the diningtable 1, you see a bowl 2, and a egg 1.",
+    ),
+    ("I put it down, and the task is done.", "move mug 2 to diningtable 1", ""),
+)
+"""(thought, action, what it was answered)"""
+
+
+def _example() -> tuple[Message, ...]:
+    """The worked example as messages, in the format of the protocol."""
+    messages: list[Message] = []
+    heard = _POSED
+    for thought, action, answer in _EXAMPLE:
+        messages.append({"role": "user", "content": heard})
+        messages.append({"role": "assistant", "content": FORMATS["react"].write(thought, action)})
+        heard = answer
+    return tuple(messages)
+
+
+ALFWORLD_ETO = EpisodeProtocol(
+    name="alfworld-eto",
+    system=_SYSTEM,
+    max_turns=40,
+    example=_example(),
+    sampling=Sampling(temperature=0.0),
+)
+ALFWORLD_GIGPO = EpisodeProtocol(
+    name="alfworld-gigpo",
+    system=_SYSTEM,
+    max_turns=50,
+    history=2,
+    list_admissible=True,
+    sampling=Sampling(temperature=0.4),
+)

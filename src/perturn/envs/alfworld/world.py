@@ -1,0 +1,297 @@
+"""The world of an ALFWorld game: what is where, which commands can be given, and what they change and say.
+
+Everything is looked up from what is at hand: the agent's place, the few receptacles there, and what is in them. So a
+step costs microseconds, where a planner's engine goes through all facts and actions of the house.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from perturn.envs.alfworld.pddl import Problem, is_satisfied
+from perturn.envs.alfworld.text import Grammar, describe, help_text, listed, name_entities
+
+_ROOM = "You are in the middle of a room. Looking quickly around you, you see "
+_KNIVES = ("knifetype", "butterknifetype")
+_TREATMENTS = {
+    "sinkbasintype": ("clean", "cleanable"),
+    "sinktype": ("clean", "cleanable"),
+    "microwavetype": ("heat", "heatable"),
+    "fridgetype": ("cool", "coolable"),
+}
+"""Kind of receptacle -> what can be done there, and to objects with which flag."""
+_EFFECTS = {"clean": ("isclean", ""), "heat": ("ishot", "iscool"), "cool": ("iscool", "ishot")}
+"""Treatment -> the flag it sets and the one it takes away."""
+_LASTING = "pickupable openable cleanable heatable coolable toggleable sliceable isreceptacleobject"
+_CHANGING = "opened isclean ishot iscool istoggled issliced"
+_FLAGS = tuple(f"{_LASTING} {_CHANGING}".split())
+
+Commands = dict[str, Callable[[], str]]
+
+
+class World:
+    """One game in play.
+
+    Agreement with the official engine includes its odd corners: `look` in the middle of the room sees nothing; what
+    was taken from one receptacle of a place and put into another of it lies `next to` the place; what is in a closed
+    receptacle can be switched on and sliced; a lamp that was used once stays on; an object can be examined only in
+    the hand.
+    """
+
+    def __init__(self, problem: Problem, grammar: Grammar) -> None:
+        """Set the game up.
+
+        Args:
+            problem: What holds at the start and what wins.
+            grammar: How the game speaks.
+        """
+        facts = problem.facts
+        self._grammar = grammar
+        self._goal = problem.goal
+        self._names = name_entities(problem.names())
+        self._types = {name: dict(facts.get(name, ())) for name in ("objecttype", "receptacletype")}
+        self._place = dict(facts.get("receptacleatlocation", ()))
+        self._flags = {flag: problem.flagged(flag) for flag in _FLAGS}
+        self._fits = frozenset(facts.get("cancontain", ()))
+        self._within = _grouped(facts.get("inreceptacleobject", ()))
+        self._at = _grouped(facts.get("receptacleatlocation", ()))
+        self._agent, self._here = facts["atlocation"][0]
+        self._contents = _grouped(facts.get("inreceptacle", ()))
+        self._lying = _grouped(facts.get("objectatlocation", ()))
+        self._held = [each for _, each in facts.get("holds", ())]
+        self._left: set[tuple[str, str]] = set()
+        self._changes: set[tuple[str, ...]] = set()
+        self._travel: dict[str, Commands] = {}
+        self._commands: Commands | None = None
+        self._won: bool | None = None
+
+    @property
+    def commands(self) -> Commands:
+        """What can be said now -> what it does; that returns what the game answers."""
+        if self._commands is None:
+            self._commands = dict(self._list_commands())
+        return self._commands
+
+    @property
+    def won(self) -> bool:
+        """Whether the goal holds."""
+        if self._won is None:
+            self._won = is_satisfied(self._goal, self._matching)
+        return self._won
+
+    def opening(self) -> str:
+        """What someone sees who enters."""
+        if self._at.get(self._here):
+            return self._look()
+        return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."
+
+    def state_key(self) -> str:
+        """Key of all that differs from the start, but for which receptacles an object has left."""
+        text = "\n".join(sorted(map(" ".join, self._changes)))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    # What can be said
+
+    def _list_commands(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        yield "look", self._look
+        yield "inventory", self._inventory
+        if self._grammar.helps:
+            yield "help", help_text
+        yield from self._travels().items()
+        for each in self._held:
+            yield f"examine {self._names[each]}", partial(self._examine, each)
+            yield from self._cuts(each)
+        for receptacle in self._at.get(self._here, ()):
+            yield from self._receptacle_commands(receptacle)
+
+    def _travels(self) -> Commands:
+        """Ways from here to all receptacles that are elsewhere; the same whenever one is here."""
+        if self._here not in self._travel:
+            self._travel[self._here] = {
+                f"go to {self._names[each]}": partial(self._go, each)
+                for each, place in self._place.items()
+                if place != self._here
+            }
+        return self._travel[self._here]
+
+    def _cuts(self, knife: str) -> Iterator[tuple[str, Callable[[], str]]]:
+        if self._types["objecttype"].get(knife) in _KNIVES:
+            for each in self._lying.get(self._here, ()):
+                if each in self._flags["sliceable"]:
+                    yield (
+                        f"slice {self._names[each]} with {self._names[knife]}",
+                        partial(self._slice, each, knife),
+                    )
+
+    def _receptacle_commands(self, receptacle: str) -> Iterator[tuple[str, Callable[[], str]]]:
+        name = self._names[receptacle]
+        contents = self._contents.get(receptacle, ())
+        yield f"examine {name}", partial(self._examine_receptacle, receptacle)
+        is_open = True
+        if receptacle in self._flags["openable"]:
+            is_open = receptacle in self._flags["opened"]
+            yield f"{'close' if is_open else 'open'} {name}", partial(self._open, receptacle, not is_open)
+        for each in contents:
+            if each in self._flags["toggleable"]:
+                yield f"use {self._names[each]}", partial(self._use, each)
+        if is_open and not self._held:
+            for each in contents:
+                if each in self._flags["pickupable"]:
+                    yield f"take {self._names[each]} from {name}", partial(self._take, each, receptacle)
+        kind = self._types["receptacletype"].get(receptacle, "")
+        treatment, flag = _TREATMENTS.get(kind, ("", ""))
+        for each in self._held:
+            if is_open and (kind, self._types["objecttype"].get(each)) in self._fits:
+                command = self._grammar.put.format(object=self._names[each], receptacle=name)
+                yield command, partial(self._put, each, receptacle)
+            if treatment and each in self._flags[flag]:
+                yield (
+                    f"{treatment} {self._names[each]} with {name}",
+                    partial(self._treat, treatment, each, receptacle),
+                )
+
+    # What it does
+
+    def _look(self) -> str:
+        receptacles = self._at.get(self._here, ())
+        if not receptacles:
+            return f"{_ROOM}nothing."
+        beside = [
+            self._names[each]
+            for each in self._lying.get(self._here, ())
+            for receptacle in receptacles
+            if (each, receptacle) in self._left
+        ]
+        facing = listed([self._names[each] for each in receptacles], article="")
+        return f"You are facing the {facing}. Next to it, you see {listed(beside)}."
+
+    def _inventory(self) -> str:
+        if not self._held:
+            return "You are not carrying anything."
+        return f"You are carrying: {listed([self._names[each] for each in self._held])}."
+
+    def _go(self, receptacle: str) -> str:
+        self._move(self._place[receptacle])
+        arrives = self._grammar.arrives.format(
+            receptacle=self._names[receptacle], location=self._names[self._here]
+        )
+        return arrives + self._examine_receptacle(receptacle)
+
+    def _move(self, place: str) -> None:
+        self._flip("at", self._here)
+        self._here = place
+        self._flip("at", place)
+        self._commands = None
+
+    def _open(self, receptacle: str, is_open: bool) -> str:
+        self._set("opened", receptacle, is_open)
+        self._commands = None
+        if not is_open:
+            return f"You close the {self._names[receptacle]}."
+        return f"You open the {self._names[receptacle]}. {self._examine_receptacle(receptacle)}"
+
+    def _examine_receptacle(self, receptacle: str) -> str:
+        name = self._names[receptacle]
+        seen = listed([self._names[each] for each in self._contents.get(receptacle, ())])
+        if receptacle not in self._flags["openable"]:
+            return f"On the {name}, you see {seen}."
+        if receptacle in self._flags["opened"]:
+            return f"The {name} is open. In it, you see {seen}."
+        return f"The {name} is closed."
+
+    def _examine(self, each: str) -> str:
+        name, flags = self._names[each], self._flags
+        if each in flags["isreceptacleobject"]:
+            inside = listed([self._names[inner] for inner in self._within.get(each, ())])
+            return f"This is a normal {name}. In it, you see {inside}."
+        return describe(
+            name,
+            temperature="hot" if each in flags["ishot"] else "cool" if each in flags["iscool"] else "",
+            is_clean=each in flags["isclean"],
+            is_on=each in flags["toggleable"] and each in flags["istoggled"],
+            is_sliced=each in flags["sliceable"] and each in flags["issliced"],
+        )
+
+    def _take(self, each: str, receptacle: str) -> str:
+        self._left.add((each, receptacle))
+        self._place_in(self._contents, "in", each, receptacle, False)
+        self._place_in(self._lying, "lying", each, self._here, False)
+        self._held.append(each)
+        self._flip("held", each)
+        self._commands = None
+        return f"You pick up the {self._names[each]} from the {self._names[receptacle]}."
+
+    def _put(self, each: str, receptacle: str) -> str:
+        self._held.remove(each)
+        self._flip("held", each)
+        self._left.discard((each, receptacle))
+        self._place_in(self._contents, "in", each, receptacle, True)
+        self._place_in(self._lying, "lying", each, self._here, True)
+        self._commands = None
+        return self._grammar.has_put.format(object=self._names[each], receptacle=self._names[receptacle])
+
+    def _use(self, each: str) -> str:
+        self._set("istoggled", each)
+        return f"You turn on the {self._names[each]}."
+
+    def _treat(self, treatment: str, each: str, receptacle: str) -> str:
+        gained, lost = _EFFECTS[treatment]
+        self._set(gained, each)
+        if lost:
+            self._set(lost, each, False)
+        return f"You {treatment} the {self._names[each]} using the {self._names[receptacle]}."
+
+    def _slice(self, each: str, knife: str) -> str:
+        self._set("issliced", each)
+        return f"You sliced the {self._names[each]} with the {self._names[knife]}."
+
+    # Book-keeping
+
+    def _set(self, flag: str, each: str, value: bool = True) -> None:
+        members = self._flags[flag]
+        if (each in members) is not value:
+            members ^= {each}
+            self._flip(flag, each)
+
+    def _place_in(self, groups: dict[str, list[str]], fact: str, each: str, group: str, value: bool) -> None:
+        """Put a member into a group, or take it out. It may be in several, and there or not there already."""
+        members = groups.setdefault(group, [])
+        if (each in members) is value:
+            return
+        if value:
+            insort(members, each)
+        else:
+            members.remove(each)
+        self._flip(fact, each, group)
+
+    def _flip(self, *fact: str) -> None:
+        """Note that a fact has changed its truth: twice is as at the start."""
+        self._changes ^= {fact}
+        self._won = None
+
+    def _matching(self, predicate: str, wanted: Sequence[str]) -> Iterable[Sequence[str]]:
+        """Arguments that a predicate of the goal is true of; see `is_satisfied`."""
+        if predicate in self._types:
+            return [pair for pair in self._types[predicate].items() if pair[1] == wanted[1]]
+        if predicate == "inreceptacle":
+            pairs = [(each, place) for place, members in self._contents.items() for each in members]
+            return pairs if wanted[0].startswith("?") else [pair for pair in pairs if pair[0] == wanted[0]]
+        if predicate == "holds":
+            return [(self._agent, each) for each in self._held]
+        if predicate == "atlocation":
+            return [(self._agent, self._here)]
+        if predicate == "receptacleatlocation":
+            return self._place.items()
+        return [(each,) for each in self._flags[predicate]]
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """(member, group) pairs -> the members of each group in order, each once."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for member, group in pairs:
+        found[group].add(member)
+    return {group: sorted(members) for group, members in found.items()}

@@ -1,0 +1,1 @@
+"""BFCL's multi-turn tasks with native tool calls."""

@@ -1,0 +1,205 @@
+"""BFCL's multi-turn files: tasks, gold calls and tool schemas, read from the layout in which `bfcl-eval` ships them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from perturn.envs.rows import whole
+from perturn.episodes.tool_calls import ToolCall
+from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.io.reading import check_shape, parse_object, read_lines
+
+INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
+CATEGORIES = ("base", "miss_param", "long_context")
+"""Categories that can be played. `miss_func` cannot: its tools change in the middle of a task."""
+
+_DOCS = {
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "VehicleControlAPI": "vehicle_control",
+}
+"""Simulator -> the name of its module and of its file of tool descriptions."""
+_TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
+
+
+_LONGEST_CALL = 20_000
+_REMEDY = (
+    "Correct it; environment.data must be a folder as bfcl_eval/data, with BFCL_v4_multi_turn_*.json and "
+    "possible_answer/."
+)
+
+
+class _Gold(TypedDict):
+    """A line of possible answers."""
+
+    id: str
+    ground_truth: list[list[str]]
+
+
+class _Said(TypedDict):
+    content: Any
+
+
+class _Task(TypedDict):
+    """A line of tasks."""
+
+    id: str
+    question: list[list[_Said]]
+    initial_config: dict[str, Any]
+    involved_classes: list[str]
+    excluded_function: NotRequired[list[str]]
+
+
+class _Doc(TypedDict):
+    """A line of tool descriptions."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task of BFCL."""
+
+    id: str
+    requests: tuple[str, ...]
+    """What the user says, one text a user turn."""
+    config: Mapping[str, Any]
+    """State of each simulator at the start."""
+    classes: tuple[str, ...]
+    excluded: frozenset[str]
+    """Tools that are not offered."""
+    gold: tuple[tuple[str, ...], ...]
+    """Calls that solve each user turn, in Python's syntax."""
+
+
+def package_data() -> Path:
+    """Folder of the data in the installed package.
+
+    Raises:
+        EnvironmentFailure: If it is not installed.
+    """
+    found = find_spec("bfcl_eval")
+    if found is None or not found.submodule_search_locations:
+        raise EnvironmentFailure(
+            f"bfcl needs the simulators of bfcl-eval; {INSTALL} (without --no-deps it wants another numpy)."
+        )
+    return Path(found.submodule_search_locations[0]) / "data"
+
+
+def read_entries(folder: Path, category: str) -> dict[str, Entry]:
+    """The tasks of a category with their gold calls, in the order of the file.
+
+    Raises:
+        DataError: Naming file and line of what is missing or malformed.
+    """
+    name = f"BFCL_v4_multi_turn_{category}.json"
+    gold = {row["id"]: row for _, row in _rows(folder / "possible_answer" / name, _Gold)}
+    entries = {}
+    for where, row in _rows(folder / name, _Task):
+        if row["id"] not in gold:
+            raise DataError(f"{where}: task {row['id']!r} has no answer in possible_answer/{name}.")
+        entries[row["id"]] = _entry(row, gold[row["id"]]["ground_truth"], where)
+    return entries
+
+
+def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The numbered objects of a file of JSON lines."""
+    for number, line in read_lines(file, DataError, _REMEDY):
+        where = f"{file}:{number}"
+        row = check_shape(parse_object(line, where, DataError, _REMEDY), shape, where, DataError, _REMEDY)
+        yield where, whole(row, line.decode(), where)
+
+
+def _entry(row: dict[str, Any], gold: Any, where: str) -> Entry:
+    unknown = [name for name in row["involved_classes"] if name not in _DOCS]
+    if unknown:
+        raise DataError(f"{where}: unknown simulator {unknown[0]!r}; known: {', '.join(_DOCS)}.")
+    requests = tuple("\n".join(str(message["content"]) for message in turn) for turn in row["question"])
+    if len(requests) != len(gold) or not requests or not all(requests):
+        raise DataError(
+            f"{where}: expected a request for each of the {len(gold)} gold turns, got {requests!r:.80}."
+        )
+    return Entry(
+        id=row["id"],
+        requests=requests,
+        config=row["initial_config"],
+        classes=tuple(row["involved_classes"]),
+        excluded=frozenset(row.get("excluded_function", ())),
+        gold=tuple(map(tuple, gold)),
+    )
+
+
+def module_of(class_name: str) -> str:
+    """Where a simulator is imported from."""
+    return f"bfcl_eval.eval_checker.multi_turn_eval.func_source_code.{_DOCS[class_name]}"
+
+
+def schemas(folder: Path, entry: Entry) -> tuple[dict[str, Any], ...]:
+    """Tools of a task in the chat-template form: BFCL's descriptions, with the type names of JSON Schema."""
+    found = []
+    for class_name in entry.classes:
+        file = folder / "multi_turn_func_doc" / f"{_DOCS[class_name]}.json"
+        for _, row in _rows(file, _Doc):
+            if row["name"] not in entry.excluded:
+                function = {key: _json_schema(row[key]) for key in ("name", "description", "parameters")}
+                found.append({"type": "function", "function": function})
+    return tuple(found)
+
+
+def _json_schema(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = {key: _json_schema(item) for key, item in value.items()}
+        kind = named.get("type")
+        return named | {"type": _TYPES.get(kind, kind)} if isinstance(kind, str) else named
+    return [_json_schema(item) for item in value] if isinstance(value, list) else value
+
+
+def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
+    """A gold call in Python's syntax -> a call with named arguments; nothing is evaluated.
+
+    Args:
+        text: Such as `sort('report.txt')`.
+        methods: What the tools are, by name.
+
+    Raises:
+        DataError: If it is no call of a tool with literal arguments.
+    """
+    if len(text) > _LONGEST_CALL:
+        raise DataError(f"gold call {text[:40]!r}… has more than {_LONGEST_CALL} characters. {_REMEDY}")
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("no call")
+        positional = [ast.literal_eval(each) for each in call.args]
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        bound = inspect.signature(methods[call.func.id]).bind(*positional, **named)
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise DataError(f"gold call {text!r:.200} cannot be read: {type(error).__name__}: {error}") from error
+    return ToolCall(call.func.id, bound.arguments)
+
+
+def check_category(category: str) -> str:
+    """The category, if it can be played.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if category not in CATEGORIES:
+        why = " (its tools change in the middle of a task)" if category == "miss_func" else ""
+        raise ConfigError(f"category must be one of {', '.join(CATEGORIES)}, got {category!r}{why}.")
+    return category

@@ -1,0 +1,212 @@
+"""BFCL multi-turn: a user's requests one after the other, answered by calling the tools of simulated services.
+
+Patil et al. 2025, "The Berkeley Function Calling Leaderboard". Needs `pip install "perturn[bfcl]"` and
+`pip install --no-deps bfcl-eval==2026.3.23`: the simulators, tasks and gold calls are those of that package.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from math import ceil
+from typing import Any
+
+from perturn.envs.bfcl.data import (
+    Entry,
+    check_category,
+    module_of,
+    package_data,
+    read_call,
+    read_entries,
+    schemas,
+)
+from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.io.reading import user_path
+from perturn.types import Observation, Task
+
+BFCL_PROTOCOL = "bfcl-multi-turn"
+"""Name of the protocol that scores of BFCL's own kind are made under."""
+
+STEP_LIMIT = 20
+"""Actions with calls that one request may take; BFCL ends the task at the next one."""
+_SPLITS = ("all", "train", "test")
+_STATELESS = frozenset({"MathAPI"})
+_NO_ACTION = "That is no action: call tools, or write a message to the user."
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+class Bfcl:
+    """BFCL multi-turn as an `Environment` and an `Expert`; play it under `protocol.format=tools`.
+
+    Each action calls tools, or is a message to the user. A message ends the user's turn: the next request comes as its
+    answer, until there is none. Calls of one action are executed in their order.
+
+    The reward is 1 at the end if every request was met, else 0, by BFCL's two checks after each request: the
+    simulators' public state equals that after the gold calls, and what the gold calls of this request returned is
+    among all that was returned so far, in any order. A request without gold calls is not checked, one with them must
+    be answered by some call. More than `STEP_LIMIT` actions with calls for one request end the task with reward 0.
+
+    Differs from BFCL: calls are executed by name with JSON arguments, never evaluated as Python; only offered tools
+    can be called; what a tool returns is not described in its schema; and a malformed call is answered with a reminder,
+    where BFCL takes it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth of them
+    and `train` the rest: a division of ours, for training, whose scores are not BFCL's.
+    """
+
+    def __init__(self, category: str = "base", data: str | None = None) -> None:
+        """Read the tasks.
+
+        Args:
+            category: `base`, `miss_param` or `long_context`.
+            data: Folder in the layout of `bfcl_eval/data`. None: that of the installed package.
+        """
+        self.category = check_category(category)
+        installed = package_data()
+        self._folder = user_path(data, "environment.data") if data is not None else installed
+        self._entries = read_entries(self._folder, category)
+        self.name = f"bfcl-multi-turn-{category}-{metadata.version('bfcl-eval')}"
+        self._entry: Entry | None = None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, in BFCL's order; the kind is the first service involved."""
+        if split not in _SPLITS:
+            raise ConfigError(f"Unknown split {split!r} of bfcl.{did_you_mean(split, _SPLITS)}")
+        return [
+            Task(id=entry.id, kind=min(entry.classes), split=split)
+            for number, entry in enumerate(self._entries.values())
+            if split == "all" or (number % 5 == 0) is (split == "test")
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the services anew and hear the first request; chance plays no part."""
+        self._entry = entry = self._find(task)
+        long = self.category == "long_context"
+        self._model, self._gold = _Services(entry, long), _Services(entry, long)
+        self._turn = 0
+        self._failed = False
+        self._returned: Counter[str] = Counter()
+        self._begin_turn()
+        return self._seen(entry.requests[0], tools=schemas(self._folder, entry))
+
+    def step(self, action: str) -> Observation:
+        """Call tools, or end the user's turn with a message."""
+        if self._entry is None:
+            raise EnvironmentFailure("no episode is running: call reset before step.")
+        said = read_action(action)
+        if said is None or not (said.calls or said.text.strip()):
+            return self._seen(_NO_ACTION, valid=False)
+        if not said.calls:
+            return self._end_turn(self._entry)
+        self._steps += 1
+        results, valid = zip(*map(self._model.call, said.calls), strict=True)
+        self._called = True
+        self._returned.update(results)
+        if self._steps > STEP_LIMIT:
+            self._entry = None
+            return Observation("", terminated=True, valid=all(valid), results=results)
+        return self._seen("", valid=all(valid), results=results)
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """The gold calls, one an action unless there are too many, and a message after those of each request."""
+        entry = self._find(task)
+        methods = _Services(entry, self.category == "long_context").methods
+        actions: list[ToolAction] = []
+        for calls in entry.gold:
+            size = max(1, ceil(len(calls) / STEP_LIMIT))
+            actions += [
+                ToolAction("", tuple(read_call(call, methods) for call in calls[start : start + size]))
+                for start in range(0, len(calls), size)
+            ]
+            actions.append(
+                ToolAction("That is done." if calls else "I need to know more before I can do that.")
+            )
+        return [write_action(action) for action in actions]
+
+    def close(self) -> None:
+        """Release the services."""
+        self._entry = None
+
+    def _find(self, task: Task) -> Entry:
+        if task.id not in self._entries:
+            raise EnvironmentFailure(
+                f"{self.name} has no task {task.id!r}.{did_you_mean(task.id, self._entries)}"
+            )
+        return self._entries[task.id]
+
+    def _begin_turn(self) -> None:
+        self._steps = 0
+        self._called = False
+
+    def _end_turn(self, entry: Entry) -> Observation:
+        """Check what was done about a request, and hear the next one."""
+        self._failed |= not self._is_met(entry.gold[self._turn])
+        self._turn += 1
+        self._begin_turn()
+        if self._turn < len(entry.requests):
+            return self._seen(entry.requests[self._turn])
+        self._entry = None
+        return Observation("", reward=float(not self._failed), terminated=True, success=not self._failed)
+
+    def _is_met(self, gold: Sequence[str]) -> bool:
+        """BFCL's checks of one request."""
+        results = [self._gold.call(read_call(call, self._gold.methods))[0] for call in gold]
+        if not gold:
+            return True
+        same = self._model.state() == self._gold.state()
+        return self._called and same and Counter(results) <= self._returned
+
+    def _seen(self, text: str, **rest: Any) -> Observation:
+        key = repr([self._turn, {name: repr(value) for name, value in self._model.state().items()}])
+        return Observation(text, state_key=hashlib.sha256(key.encode()).hexdigest()[:16], **rest)
+
+
+class _Services:
+    """The simulated services of one task, and their tools."""
+
+    def __init__(self, entry: Entry, long_context: bool) -> None:
+        self._services: dict[str, Any] = {}
+        self.methods: dict[str, Callable[..., Any]] = {}
+        for name in entry.classes:
+            service = getattr(importlib.import_module(module_of(name)), name)()
+            if name not in _STATELESS:
+                service._load_scenario(copy.deepcopy(entry.config.get(name, {})), long_context=long_context)
+            self._services[name] = service
+            self.methods |= {
+                key: method
+                for key, method in inspect.getmembers(service, inspect.ismethod)
+                if not key.startswith("_") and key not in entry.excluded
+            }
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Public attributes of each service."""
+        return {
+            name: {key: value for key, value in vars(service).items() if not key.startswith("_")}
+            for name, service in self._services.items()
+        }
+
+    def call(self, call: ToolCall) -> tuple[str, bool]:
+        """What a call returns as text, as BFCL writes it, and whether there is such a tool with such arguments."""
+        try:
+            method = self.methods[call.name]
+            inspect.signature(method).bind(**call.arguments)
+        except KeyError:
+            return f"Error during execution: there is no tool {call.name!r}", False
+        except TypeError as error:
+            return f"Error during execution: {call.name}: {error}", False
+        try:
+            result = method(**copy.deepcopy(dict(call.arguments)))
+        except Exception as error:  # noqa: BLE001  simulators are code of others, and may fail on what a model writes
+            return f"Error during execution: {error}", True
+        if isinstance(result, str):
+            return result, True
+        try:
+            return (json.dumps(result) if isinstance(result, dict) else str(result)), True
+        except (TypeError, ValueError):
+            return str(result), True

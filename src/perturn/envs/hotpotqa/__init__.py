@@ -1,0 +1,1 @@
+"""HotpotQA: search, lookup and finish over a local index."""

@@ -1,0 +1,132 @@
+"""Make a corpus for HotpotQA from its official files, as JSON lines with `title` and `sentences`.
+
+    python -m perturn.envs.hotpotqa.corpus distractor hotpot_dev_distractor_v1.json corpus.jsonl
+    python -m perturn.envs.hotpotqa.corpus abstracts enwiki-20171001-pages-meta-current-withlinks-abstracts.tar.bz2 \
+        corpus.jsonl
+
+`distractor` takes the ten paragraphs that come with each question, each paragraph once; several files may be given.
+`abstracts` takes the first paragraphs of Wikipedia that HotpotQA publishes: the archive, the folder it unpacks to, or
+one of its `wiki_00.bz2` files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import html
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from perturn.envs.hotpotqa.data import context_paragraphs
+from perturn.envs.rows import read_rows, text_of, whole
+from perturn.errors import DataError, PerturnError
+from perturn.io.reading import lines_of, parse_object
+from perturn.io.writing import replacing
+
+Paragraph = tuple[str, list[str]]
+"""Title and sentences."""
+
+_REMEDY = "Download it again."
+_LINK = re.compile(r"</?a\b[^<>]*>")
+
+
+def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
+    """The paragraphs of files of the distractor setting, each once, in order."""
+    seen: set[tuple[str, ...]] = set()
+    for file in files:
+        for where, row in read_rows(file):
+            for title, sentences in context_paragraphs(row, where):
+                if (title, *sentences) not in seen:
+                    seen.add((title, *sentences))
+                    yield title, sentences
+
+
+def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
+    """The first paragraphs of Wikipedia, without links; pages without text are left out.
+
+    A line is `{"title": ..., "text": [sentence, ...]}`, where a text of several paragraphs is a list of such lists.
+
+    Raises:
+        DataError: If a file cannot be read, or a line is no page.
+    """
+    for name, opened in _opened(files):
+        for number, line in _lines(opened, name):
+            where = f"{name}:{number}"
+            row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)
+            sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
+            sentences = [part for part in sentences if part]
+            if sentences:
+                yield html.unescape(text_of(row, "title", where)), sentences
+
+
+def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
+    """Write a corpus whole or not at all; returns how many paragraphs it holds."""
+    count = 0
+    with replacing(target) as fresh, fresh.open("w", encoding="utf-8") as file:
+        for title, sentences in paragraphs:
+            file.write(json.dumps({"title": title, "sentences": sentences}, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m perturn.envs.hotpotqa.corpus", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("form", choices=("distractor", "abstracts"))
+    parser.add_argument("source", type=Path, nargs="+")
+    parser.add_argument("target", type=Path)
+    given = parser.parse_args(arguments)
+    read = distractor_paragraphs if given.form == "distractor" else abstract_paragraphs
+    try:
+        count = write_corpus(read(given.source), given.target)
+    except (PerturnError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{given.target}: {count} paragraphs")
+    return 0
+
+
+def _lines(opened: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a packed file, each unpacked when it is asked for."""
+    try:
+        yield from lines_of(opened, name, DataError, _REMEDY)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{name}: cannot be read: {error}. {_REMEDY}") from error
+
+
+def _opened(files: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
+    """The bz2 files of an archive or a folder, each opened."""
+    for file in files:
+        try:
+            if file.is_dir():
+                yield from _opened(sorted(file.rglob("*.bz2")))
+            elif ".tar" in file.suffixes:
+                with tarfile.open(file, "r|*") as archive:
+                    for member in archive:
+                        content = archive.extractfile(member) if member.name.endswith(".bz2") else None
+                        if content is not None:
+                            yield f"{file}/{member.name}", cast(IO[bytes], bz2.BZ2File(content))
+            else:
+                with bz2.open(file) as opened:
+                    yield str(file), cast(IO[bytes], opened)
+        except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+            raise DataError(f"{file}: cannot be read: {error}. {_REMEDY}") from error
+
+
+def _flat(text: Any) -> Iterator[str]:
+    """The sentences of a text, whether it is one, a list of them, or a list of paragraphs."""
+    if isinstance(text, str):
+        yield text
+    elif isinstance(text, list):
+        for part in text:
+            yield from _flat(part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""HotpotQA's files: questions and corpora, each mistake with its file and line.
+
+A corpus is JSON lines, `{"title": ..., "text": ...}` or `{"title": ..., "sentences": [...]}`; other keys are ignored.
+Lines with one title are paragraphs of one page, in the order of the file. `perturn.envs.hotpotqa.corpus` makes such
+a file from HotpotQA's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perturn.envs.index import Document
+from perturn.envs.rows import read_rows, refuse, text_of
+from perturn.errors import DataError
+from perturn.types import Task
+
+_END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def read_documents(corpus: Path) -> Iterator[Document]:
+    """The paragraphs of a corpus, to be searched by title and text.
+
+    Raises:
+        DataError: If the file is missing, or a line is no paragraph with a title and a text.
+    """
+    for where, row in read_rows(corpus):
+        title, sentences = read_paragraph(row, where)
+        data = {"title": title, "sentences": sentences}
+        yield Document(title, f"{title} {' '.join(sentences)}", data)
+
+
+def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+    """Title and sentences of a paragraph."""
+    title = text_of(row, "title", where)
+    sentences = row.get("sentences")
+    if sentences is None:
+        sentences = split_sentences(text_of(row, "text", where))
+    if not isinstance(sentences, list) or not all(isinstance(part, str) for part in sentences):
+        refuse(f"{where}: sentences", "a list of texts", sentences)
+    return title, [part.strip() for part in sentences if part.strip()]
+
+
+def split_sentences(text: str) -> list[str]:
+    """A text as sentences: one ends at a full stop, a question or exclamation mark, and at a line's end."""
+    return [part.strip() for part in _END_OF_SENTENCE.split(text) if part.strip()]
+
+
+def read_tasks(file: Path, split: str) -> list[Task]:
+    """The questions of a file as tasks, in its order.
+
+    The file is HotpotQA's own, or any JSON array, or JSON lines, of objects with `question` and `answer`; `type` is
+    the task's kind. A task is named for its question, so that other data on the same question find it.
+
+    Raises:
+        DataError: If the file is missing, or an entry lacks its question or answer.
+    """
+    tasks = []
+    seen: Counter[str] = Counter()
+    for where, row in read_rows(file):
+        question, answer = (text_of(row, key, where) for key in ("question", "answer"))
+        name = question_id(question)
+        seen[name] += 1
+        tasks.append(
+            Task(
+                id=name if seen[name] == 1 else f"{name}-{seen[name]}",
+                kind=str(row.get("type") or "question"),
+                split=split,
+                data={"question": question, "answer": answer},
+            )
+        )
+    if not tasks:
+        raise DataError(f"{file}: expected questions, got none. Give HotpotQA's file of split {split!r}.")
+    return tasks
+
+
+def question_id(question: str) -> str:
+    """Name of a question: a hash of its words."""
+    return hashlib.sha256(" ".join(question.casefold().split()).encode()).hexdigest()[:16]
+
+
+def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, list[str]]]:
+    """The paragraphs that come with a question of the distractor setting.
+
+    They are pairs of title and sentences in HotpotQA's own file, and lists of titles and of sentences on the Hub.
+    """
+    context = row.get("context")
+    if isinstance(context, Mapping):
+        columns = [context.get(key) for key in ("title", "sentences")]
+        context = (
+            list(zip(*columns, strict=False)) if all(isinstance(each, list) for each in columns) else None
+        )
+    if not isinstance(context, list) or not context:
+        raise DataError(
+            f"{where}: expected paragraphs in 'context', got {context!r:.60}. "
+            "Take a file of the distractor setting, such as hotpot_dev_distractor_v1.json."
+        )
+    for pair in context:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            refuse(f"{where}: context", "pairs of title and sentences", pair)
+        yield read_paragraph({"title": pair[0], "sentences": pair[1]}, f"{where}: context")

@@ -1,0 +1,100 @@
+"""ReAct episodes on HotpotQA that others recorded, in the two forms in which FireAct publishes them.
+
+Chen et al. 2023, "FireAct", arXiv:2310.05915. Fine-tuning rows have the question in `instruction` and the episode in
+`output`; rollouts have `traj`, a list of messages that begins with the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.envs.rows import refuse, text_of
+from perturn.errors import DataError
+from perturn.io.reading import parse_json, read_text
+
+_THOUGHT = re.compile(r"\s*Thought:[ \t]*")
+_ACTION = re.compile(r"\nAction:([^\n]+)")
+_OBSERVATION = re.compile(r"\nObservation:[ \t]*")
+_END = re.compile(r"\s*(?=\nThought:|\Z)")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thought and action, and what was observed then."""
+
+    thought: str
+    action: str
+    observation: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One episode."""
+
+    question: str
+    steps: tuple[Step, ...]
+
+
+def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
+    """The episodes of a file, each with how many of its question came before.
+
+    One that breaks the form, by two actions in a turn or none, ends where it does; without any step it is left out.
+
+    Raises:
+        DataError: If the file cannot be read or an entry is of neither form.
+    """
+    entries = parse_json(read_text(file, DataError), str(file), DataError)
+    if not isinstance(entries, dict | list):
+        refuse(str(file), "a list or an object of episodes", entries)
+    named = entries.items() if isinstance(entries, Mapping) else enumerate(entries, start=1)
+    seen: Counter[str] = Counter()
+    for name, entry in named:
+        where = f"{file}: entry {name}"
+        row = entry if isinstance(entry, dict) else refuse(where, "an object", entry)
+        recorded = _from_messages(row, where) if "traj" in row else _from_transcript(row, where)
+        if recorded.steps:
+            yield seen[recorded.question], recorded
+            seen[recorded.question] += 1
+
+
+def _from_transcript(row: Mapping[str, Any], where: str) -> Recorded:
+    text = text_of(row, "output", where)
+    return Recorded(text_of(row, "instruction", where), tuple(_steps(text)))
+
+
+def _from_messages(row: Mapping[str, Any], where: str) -> Recorded:
+    messages = row["traj"]
+    if (
+        not messages
+        or not isinstance(messages, list)
+        or not all(isinstance(message, dict) for message in messages)
+    ):
+        refuse(f"{where}: traj", "a list of messages", messages)
+    question, *said = [text_of(message, "content", f"{where}: traj") for message in messages]
+    return Recorded(question, tuple(_steps("\n".join(said))))
+
+
+def _steps(text: str) -> Iterator[Step]:
+    """Steps from the beginning of a text, up to the first place where none follows."""
+    at = 0
+    while (opened := _THOUGHT.match(text, at)) and (action := _next_action(text, opened.end())):
+        thought = text[opened.end() : action.start()].rstrip()
+        observed = _OBSERVATION.match(text, action.end())
+        if observed is None:
+            yield Step(thought, action[1].strip(), "")
+            return
+        begin = observed.end()
+        at = text.find("\nThought:", begin)
+        at = len(text) if at < 0 else at
+        yield Step(thought, action[1].strip(), text[begin:at].rstrip())
+
+
+def _next_action(text: str, at: int) -> re.Match[str] | None:
+    """The next line with an action that an observation, a thought or the end follows; each line is looked at once."""
+    ends = (match for match in _ACTION.finditer(text, at))
+    return next((m for m in ends if _OBSERVATION.match(text, m.end()) or _END.match(text, m.end())), None)

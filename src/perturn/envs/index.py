@@ -1,0 +1,235 @@
+"""Documents on disk with a BM25 index: built once in the user's cache, memory-mapped from then on.
+
+HotpotQA keeps its paragraphs so, WebShop its products. Words are those of Lucene's English analyzer as far as it
+matters: lower case, its 33 stop words and the s of possessives left out, Porter stems. The ranking is its BM25 with
+k1 = 0.9 and b = 0.4, the defaults of pyserini. Equal scores rank in the order of the documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from perturn.data.cache import cache_folder
+from perturn.errors import DataError, EnvironmentFailure
+from perturn.io.writing import write_whole, writing
+
+_LAYOUT = "1"
+"""Changes with anything that makes an older index unusable."""
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Document:
+    """What is put into an index."""
+
+    name: str
+    """What it can be asked for by, in any case of letters; several documents may share it."""
+    text: str
+    """What is searched."""
+    data: Mapping[str, Any]
+    """What is given back."""
+
+
+def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:
+    """The index of a key: the one that this process has open, the one in the cache, or a new one.
+
+    Args:
+        key: What the documents depend on; see `content_key`.
+        documents: Gives them, if they must be read.
+
+    Raises:
+        DataError: If there is no document; and whatever `documents` raises.
+        EnvironmentFailure: If the cache holds something else.
+    """
+    with _lock:
+        if key not in _open:
+            folder = cache_folder() / "indexes" / key
+            if not folder.is_dir():
+                _build(folder, documents())
+            try:
+                _open[key] = DocumentIndex(folder)
+            except (OSError, ValueError, KeyError, EOFError) as error:
+                raise EnvironmentFailure(
+                    f"{folder}: the index cannot be read ({type(error).__name__}: {error}). "
+                    "Delete this folder; it is built again."
+                ) from error
+        return _open[key]
+
+
+def content_key(files: Iterable[str | os.PathLike[str]], *settings: object) -> str:
+    """Name of an index: a hash of the files' contents and of the settings it is built with.
+
+    Raises:
+        DataError: If a file is missing.
+    """
+    parts = [_LAYOUT, *(_digest(Path(file)) for file in files), *map(repr, settings)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def check_installed(extra: str) -> None:
+    """Refuse to go on without the libraries that the index needs.
+
+    Args:
+        extra: The extra of Perturn that brings them.
+    """
+    try:
+        import bm25s  # noqa: F401
+        import Stemmer  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f'{extra} needs the package {error.name}: pip install "perturn[{extra}]".'
+        ) from error
+
+
+class DocumentIndex:
+    """Documents that can be found by number, by name, and by words. Threads may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        import bm25s
+
+        with (folder / "documents.jsonl").open("rb") as file:
+            self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        load = partial(np.load, mmap_mode="r", allow_pickle=False)
+        self._starts = load(folder / "starts.npy")
+        self._hashes = load(folder / "hashes.npy")
+        self._holders = load(folder / "holders.npy")
+        if self._starts[-1] != len(self._text):
+            raise ValueError("documents.jsonl was cut short or changed")
+        self._ranking = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """The data of a document."""
+        data: dict[str, Any] = self._line(number)["data"]
+        return data
+
+    def named(self, name: str) -> list[int]:
+        """The documents of this name, in order."""
+        key = _name_hash(name)
+        low, high = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
+        found = [int(number) for number in self._holders[low:high]]
+        return [number for number in found if _same(self._line(number)["name"], name)]
+
+    def search(self, query: str, limit: int) -> list[int]:
+        """The documents that match best, best first; those that share no word with the query never do."""
+        words = _words([query], return_ids=False)[0]
+        if not words:
+            return []
+        scores = self._ranking.get_scores(words)
+        cut = np.partition(scores, -limit)[-limit] if limit < len(scores) else 0.0
+        found = np.flatnonzero((scores >= cut) & (scores > 0))
+        best = np.lexsort((found, -scores[found]))[:limit]
+        return [int(number) for number in found[best]]
+
+    def _line(self, number: int) -> dict[str, Any]:
+        line: dict[str, Any] = json.loads(self._text[self._starts[number] : self._starts[number + 1]])
+        return line
+
+
+_lock = threading.Lock()
+_open: dict[str, DocumentIndex] = {}
+
+
+def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
+    """Texts -> their stems, as bm25s takes them."""
+    import bm25s
+    import Stemmer
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return bm25s.tokenize(
+        texts,  # any iterable will do: the texts of a large corpus do not fit in memory
+        token_pattern=r"(?u)\b\w+\b",
+        stopwords=[*STOPWORDS_EN, "s"],  # of a possessive; its stem is empty
+        stemmer=Stemmer.Stemmer("porter"),
+        return_ids=return_ids,
+        show_progress=False,
+    )
+
+
+def _build(folder: Path, documents: Iterable[Document]) -> None:
+    """Write an index beside its place and move it there: whoever comes second finds it whole."""
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            _write(partial_folder, documents)
+            partial_folder.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process may have been faster
+                raise
+        finally:
+            shutil.rmtree(partial_folder, ignore_errors=True)
+
+
+def _write(folder: Path, documents: Iterable[Document]) -> None:
+    """Write the files of an index."""
+    import bm25s
+
+    starts, hashes = [0], list[int]()
+    with (folder / "documents.jsonl").open("wb") as file:
+        words = _words(_written(documents, file, starts, hashes), return_ids=True)
+    if not hashes:
+        raise DataError("there is no document to search: give a file that holds some.")
+    order = np.argsort(np.array(hashes, np.uint64), kind="stable")
+    np.save(folder / "starts.npy", np.array(starts, np.int64))
+    np.save(folder / "hashes.npy", np.array(hashes, np.uint64)[order])
+    np.save(folder / "holders.npy", order)
+    ranking = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    ranking.index(words, show_progress=False)
+    ranking.save(folder, show_progress=False)
+
+
+def _written(
+    documents: Iterable[Document], file: BinaryIO, starts: list[int], hashes: list[int]
+) -> Iterator[str]:
+    """The texts to search, while the documents are written."""
+    for document in documents:
+        record = {"name": document.name, "data": dict(document.data)}
+        file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        starts.append(file.tell())
+        hashes.append(_name_hash(document.name))
+        yield document.text
+
+
+def _name_hash(name: str) -> int:
+    key = " ".join(name.casefold().split())
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
+
+
+def _same(one: str, other: str) -> bool:
+    return one.casefold().split() == other.casefold().split()
+
+
+def _digest(file: Path) -> str:
+    """Hash of a file's content, which is read again only if the file has changed."""
+    try:
+        stat = file.stat()
+    except OSError:
+        raise DataError(f"{file}: expected a file, got none. Correct the path.") from None
+    if not file.is_file():
+        raise DataError(f"{file}: expected a file, got a folder. Correct the path.")
+    state = f"{file.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"
+    note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
+    if note.is_file():
+        return note.read_text()
+    found = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            found.update(block)
+    write_whole(note, found.hexdigest())
+    return found.hexdigest()

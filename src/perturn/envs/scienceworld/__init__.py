@@ -1,0 +1,1 @@
+"""ScienceWorld with its own Java."""

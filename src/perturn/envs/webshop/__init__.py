@@ -1,0 +1,1 @@
+"""WebShop's text environment on a catalogue of yours."""

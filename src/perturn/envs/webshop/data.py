@@ -1,0 +1,295 @@
+"""WebShop's files: products with their attributes and reviews, and the goals that shoppers have.
+
+The forms are those of the original's downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json`
+and `reviews.json`. What a task holds is a goal: a product to find, and what is asked of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from perturn.envs.index import Document
+from perturn.envs.rows import read_rows, refuse, text_of
+from perturn.errors import DataError
+from perturn.io.reading import check_shape, parse_object, read_text, user_path
+
+_PRICE_STEPS = [10.0 * step for step in range(1, 100)]
+_NEAREST_STEPS = 4
+_NO_LIMIT = 1_000_000.0
+_LONGEST_ASIN = 10
+
+
+_MOST_COMBINATIONS = 100_000
+"""Of a product's options; each is a goal."""
+
+
+class _Known(TypedDict):
+    """What the file of attributes says of a product."""
+
+    attributes: NotRequired[list[str] | None]
+    instruction: NotRequired[str | None]
+    instruction_attributes: NotRequired[list[str] | None]
+
+
+class _Reviewed(TypedDict):
+    """What the file of reviews says of a product."""
+
+    reviews: NotRequired[list[dict[str, Any]] | None]
+
+
+class _Asked(TypedDict):
+    """A goal that somebody wrote."""
+
+    instruction_attributes: list[str]
+    instruction_options: NotRequired[list[Any] | None]
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a shop knows of a product."""
+
+    asin: str
+    title: str
+    category: str
+    query: str
+    """What the catalogue's makers searched for when they found it."""
+    product_category: str
+    """Path of categories, joined by ›."""
+    description: str
+    features: list[str]
+    attributes: list[str]
+    options: dict[str, list[str]]
+    """Values by the option's name, all in lower case."""
+    prices: list[float]
+    """One price, or the ends of a range."""
+    rating: str
+    reviews: list[dict[str, str]]
+    instruction: str | None
+    """What a synthetic goal says, without options and price."""
+    instruction_attributes: list[str]
+
+    @property
+    def price_tag(self) -> str:
+        """The price as pages show it."""
+        return " to ".join(f"${price}" for price in self.prices)
+
+    @property
+    def price(self) -> float:
+        """What it costs: within a range, a price drawn for the product once and for all."""
+        return random.Random(self.asin).uniform(self.prices[0], self.prices[-1])
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a shopper wants."""
+
+    asin: str
+    """The product that was meant."""
+    category: str
+    instruction: str
+    attributes: list[str]
+    options: list[str]
+    price_upper: float
+
+
+@dataclass(frozen=True)
+class Files:
+    """The original's files."""
+
+    products: str
+    """`items_shuffle.json`, or another catalogue of that form."""
+    attributes: str
+    """`items_ins_v2.json`: attributes and synthetic instructions by product."""
+    goals: str | None = None
+    """`items_human_ins.json`: what people asked for. None makes synthetic goals."""
+    reviews: str | None = None
+    """`reviews.json`. None: products have neither reviews nor ratings."""
+
+    @property
+    def of_products(self) -> list[Path]:
+        """Those that products are read from."""
+        return [
+            user_path(file, "environment.files")
+            for file in (self.products, self.attributes, self.reviews)
+            if file
+        ]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """How the files are read."""
+
+    files: Files
+    limit: int | None
+    """Products to read, from the beginning of the file."""
+    default_price: float | None
+    """Price of products that have none; None refuses them."""
+
+    def documents(self) -> Iterator[Document]:
+        """The products, each once, to be searched by what the original searches.
+
+        Raises:
+            DataError: If a file is malformed, or a product has no price.
+        """
+        products, described, *reviewed = self.files.of_products
+        attributes = read_object(described)
+        reviews = _read_reviews(reviewed[0]) if reviewed else {}
+        seen: set[str] = set()
+        for where, row in itertools.islice(read_rows(products), self.limit):
+            asin = text_of(row, "asin", where)
+            if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
+                continue
+            seen.add(asin)
+            known = check_shape(attributes.get(asin, {}), _Known, f"{described}: {asin}", DataError)
+            product = self._product(row, where, known, reviews.get(asin, {}))
+            options = ", and ".join(
+                f"{name}: {', '.join(values)}" for name, values in product.options.items()
+            )
+            text = " ".join([product.title, product.description, *product.features[:1], options])
+            yield Document(asin, text, asdict(product))
+
+    def _product(
+        self, row: Mapping[str, Any], where: str, known: Mapping[str, Any], reviewed: Mapping[str, Any]
+    ) -> Product:
+        features = row.get("small_description") or []
+        return Product(
+            asin=text_of(row, "asin", where),
+            title=_string(row, "name", where),
+            category=str(row.get("category") or ""),
+            query=str(row.get("query") or "").lower().strip(),
+            product_category=str(row.get("product_category") or ""),
+            description=str(row.get("full_description") or ""),
+            features=[str(part) for part in (features if isinstance(features, list) else [features])],
+            attributes=list(known.get("attributes") or ["DUMMY_ATTR"]),
+            options=_options(row.get("customization_options") or {}, f"{where}: customization_options"),
+            prices=self._prices(row, where),
+            rating=str(reviewed.get("average_rating", "N.A.")),
+            reviews=[_review(one) for one in reviewed.get("reviews") or []],
+            instruction=known.get("instruction"),
+            instruction_attributes=list(known.get("instruction_attributes") or []),
+        )
+
+    def _prices(self, row: Mapping[str, Any], where: str) -> list[float]:
+        given = row.get("pricing")
+        parts = [re.sub(r"[^\d.]", "", part) for part in str(given or "").split("$")[1:3]]
+        try:
+            prices = [float(part) for part in parts]
+        except ValueError:
+            prices = []
+        if prices and all(map(math.isfinite, prices)):
+            return prices
+        if not given and self.default_price is not None:
+            return [float(self.default_price)]
+        raise DataError(
+            f"{where}: product {row['asin']} has no price: expected 'pricing' such as '$12.50', got {given!r:.60}. "
+            "Add it, drop the product, or set default_price (the original takes 100)."
+        )
+
+
+def human_goals(file: Path, find: Any) -> list[Goal]:
+    """The goals that people wrote, for the products there are; those without attributes are left out.
+
+    Args:
+        file: `items_human_ins.json`: lists of goals by product.
+        find: Asin -> (number, product), or None where the catalogue has no such product.
+
+    Raises:
+        DataError: If the file or a goal is malformed.
+    """
+    goals: list[tuple[int, Goal]] = []
+    for asin, rows in read_object(file).items():
+        found = find(asin)
+        where = f"{file}: product {asin}"
+        for row in check_shape(rows, list[_Asked], where, DataError) if found else ():
+            if row["instruction_attributes"]:
+                said = text_of(row, "instruction", where).strip(".")
+                options = [str(option) for option in row.get("instruction_options") or []]
+                number, product = found
+                goals.append((number, _goal(product, said, row["instruction_attributes"], options)))
+    return [goal for _, goal in sorted(goals, key=lambda pair: pair[0])]
+
+
+def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
+    """A goal for each combination of options of each product that has an instruction."""
+    goals = []
+    for product in products:
+        if product.instruction and product.instruction_attributes:
+            names = sorted(product.options)
+            combinations = math.prod(len(product.options[name]) for name in names)
+            if combinations > _MOST_COMBINATIONS:
+                refuse(
+                    f"product {product.asin}",
+                    f"at most {_MOST_COMBINATIONS} combinations of options",
+                    combinations,
+                )
+            for values in itertools.product(*(product.options[name] for name in names)):
+                wanted = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+                said = f"{product.instruction} with {wanted}" if wanted else product.instruction
+                goals.append(_goal(product, said, product.instruction_attributes, list(values)))
+    return goals
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A file that is one JSON object.
+
+    Raises:
+        DataError: If it is not.
+    """
+    return parse_object(read_text(file, DataError), str(file), DataError, "Get the file again.")
+
+
+def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
+    """A goal with a price limit a little above the product's price, the same in every process."""
+    price = product.price
+    steps = [step for step in _PRICE_STEPS if step > price][:_NEAREST_STEPS]
+    limit, words = _NO_LIMIT, ""
+    if len(steps) > 1:
+        limit = max(random.Random(f"{product.asin}\n{said}").sample(steps, 2))
+        words = f", and price lower than {limit:.2f} dollars"
+    return Goal(product.asin, product.category, said + words, list(attributes), options, limit)
+
+
+def _string(row: Any, key: str, where: str) -> str:
+    """A text that may be empty, as some are in the original's files."""
+    if not isinstance(row, dict):
+        refuse(where, f"an object with {key!r}", row)
+    value = row.get(key)
+    return value if isinstance(value, str) else text_of(row, key, where)
+
+
+def _options(given: Any, where: str) -> dict[str, list[str]]:
+    if not isinstance(given, dict):
+        refuse(where, "options by name", given)
+    options = {}
+    for name, contents in given.items():
+        if contents is None:
+            continue
+        if not isinstance(contents, list):
+            refuse(f"{where}.{name}", "a list of {'value': ...}", contents)
+        values = [_string(content, "value", f"{where}.{name}") for content in contents]
+        options[name.lower()] = [value.strip().replace("/", " | ").lower() for value in values]
+    return options
+
+
+def _read_reviews(file: Path) -> dict[str, Any]:
+    return {
+        text_of(row, "asin", where): check_shape(row, _Reviewed, where, DataError)
+        for where, row in read_rows(file)
+    }
+
+
+def _review(given: Mapping[str, Any]) -> dict[str, str]:
+    names = {"title": ("title",), "score": ("score", "stars"), "body": ("review", "body")}
+    return {
+        name: str(next((given[key] for key in keys if given.get(key) is not None), ""))
+        for name, keys in names.items()
+    }

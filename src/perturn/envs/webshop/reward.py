@@ -1,0 +1,124 @@
+"""What a purchase earns in WebShop: attributes, options, price and the type of product (Yao et al. 2022)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perturn.envs.webshop.data import Goal, Product
+
+_COLORS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy "
+    "camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral "
+    "cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite "
+    "grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta "
+    "maroon mauve merlot midnight mint mocha multicolor mushroom mustard natural navy nude olive orange "
+    "peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver skull slate "
+    "steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow"
+)
+COLORS = tuple(_COLORS.split())
+"""The words that the original takes for colors, in its order: the first that a text holds is its color."""
+
+_SIMILAR = 85
+"""Similarity that counts as equal is above this, of 100."""
+_SMALL_WORDS = (
+    "a an and are as at be but by for from if in into is it its no not of on or our that the their then "
+    "these this to up was will with without you your small medium large xx xs xl xxl plus new best good "
+    "great high low long short easy extra super ultra mini big all each per"
+)
+_NO_NOUN = frozenset([*COLORS, *_SMALL_WORDS.split()])
+
+
+@dataclass(frozen=True)
+class Earned:
+    """The parts of a reward."""
+
+    attributes: int
+    """Wanted attributes that the product has."""
+    options: int
+    """Chosen options that were wanted."""
+    price: bool
+    """Whether it costs no more than was said."""
+    kind: float
+    """Factor for the type of product: 1, 0.5, 0.1 or 0."""
+    total: float
+
+
+def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, meant: Product) -> Earned:
+    """Reward of buying a product with the options chosen.
+
+        total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
+
+    Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as its code has it.
+    Differs: at most 1, where the original exceeds it for options that were not wanted but stand in the title; the
+    words compared for the type are picked without a tagger (see `type_factor`).
+
+    Args:
+        product: What was bought.
+        chosen: Options by name.
+        goal: What was wanted.
+        meant: The product that the goal was written for.
+    """
+    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
+    wanted = [color_of(option) for option in goal.options]
+    options = sum(has_option(product, name, value, wanted) for name, value in chosen.items())
+    cheap = product.price <= goal.price_upper
+    kind = type_factor(product, meant)
+    total = kind * (attributes + options + cheap) / (len(goal.attributes) + len(goal.options) + 1)
+    return Earned(attributes, options, cheap, kind, min(total, 1.0))
+
+
+def has_attribute(product: Product, wanted: str) -> bool:
+    """Whether a product has an attribute, among its own or anywhere in its text."""
+    return any(similar(own, wanted) for own in product.attributes) or _mentions(product, wanted)
+
+
+def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
+    """Whether a chosen option is one of those wanted (given as colors), or stands in the product's text.
+
+    A size must be the same; of other options similar words will do.
+    """
+    chosen = color_of(value)
+    same = chosen in wanted if name == "size" else any(similar(option, chosen) for option in wanted)
+    return same or _mentions(product, chosen)
+
+
+def color_of(option: str) -> str:
+    """The color that an option names, or the option itself."""
+    return next((color for color in COLORS if color in option), option)
+
+
+def similar(one: str, other: str) -> bool:
+    """Whether two texts have nearly the same words, as thefuzz's `token_set_ratio` counts."""
+    from rapidfuzz import fuzz, utils
+
+    texts = [utils.default_process(re.sub("[\x80-\xff]", "", text)) for text in (one, other)]
+    return round(fuzz.token_set_ratio(*texts)) > _SIMILAR
+
+
+def type_factor(product: Product, meant: Product) -> float:
+    """Whether a product is of the type that was meant.
+
+    Differs: the original compares the nouns and names of the titles, as a spaCy model tags them. Here these are all
+    words but function words, colors, sizes and a few adjectives that titles are full of.
+    """
+    wanted = _nouns(meant.title)
+    common = len(set(wanted) & set(_nouns(product.title)))
+    share = common / len(wanted) if wanted else 0.2
+    paths = [{part.strip() for part in one.product_category.split("›")} for one in (product, meant)]
+    if share == 0:
+        return 0.0
+    if share < 0.1:
+        return 0.1
+    alike = product.query == meant.query or len(paths[0] & paths[1]) >= 2 or share > 0.2
+    return 1.0 if alike else 0.5
+
+
+def _nouns(title: str) -> list[str]:
+    return [word for word in re.findall(r"[^\W\d_]{2,}", title.lower()) if word not in _NO_NOUN]
+
+
+def _mentions(product: Product, words: str) -> bool:
+    texts = (product.title, " ".join(product.features), product.description)
+    return any(words in text.lower() for text in texts)

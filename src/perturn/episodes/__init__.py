@@ -1,0 +1,1 @@
+"""One episode of one task, and many at once; formats, prompts, tool calls. No model I/O."""

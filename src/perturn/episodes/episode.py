@@ -1,0 +1,166 @@
+"""One episode of one task, as a generator that does no model I/O: it yields prompts and is sent actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from perturn.episodes.formats import FORMATS, Format
+from perturn.episodes.prompts import recalled, shown, system_prompt, window
+from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
+from perturn.errors import EngineFailure, EnvironmentFailure, RunError
+from perturn.faults import observation_faults
+from perturn.io.plain import fault, told
+from perturn.types import (
+    Action,
+    Environment,
+    EpisodeProtocol,
+    Observation,
+    Prompt,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+Episode = Generator[Prompt, Action, Trajectory]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One episode to play."""
+
+    task: Task
+    seed: int
+    sample: int = 0
+
+    @property
+    def conversation(self) -> str:
+        """Identity of its conversation."""
+        return f"{self.task.id}#{self.sample}"
+
+
+def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: str = "") -> Episode:
+    """Play one episode: yields prompts, is sent actions, returns the trajectory.
+
+    An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
+    the turns played so far.
+
+    Args:
+        env: A world, free to be reset.
+        job: The task, the seed of the episode and the index among the task's samples.
+        protocol: Rules to play by.
+        policy: Identity of the policy that will answer.
+    """
+    reader = FORMATS[protocol.format]
+    record = _blank(env, job, protocol, policy)
+    turns: list[Turn] = []
+    past: list[Turn] = []
+    seen = Observation("")
+    try:
+        seen = _pose(env, job, protocol)
+        record = replace(record, tools=seen.tools)
+        calls: tuple[ToolCall, ...] = ()
+        while not seen.terminated and len(turns) < protocol.limit(job.task):
+            heard = shown(seen, protocol, calls)
+            earlier, newest = window(past, heard, protocol.history)
+            action = yield Prompt(
+                messages=record.prompt,
+                turns=earlier,
+                observation=newest,
+                seed=job.seed * 1_000_003 + len(turns),
+                conversation=job.conversation,
+                tools=record.tools,
+            )
+            before = seen
+            action, command, calls = _read(action, reader)
+            if command is None:
+                seen = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
+            else:
+                seen = _answer(env, command, calls)
+            turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key))
+            past.append(recalled(turns[-1], before, protocol))
+        record = replace(
+            record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
+        )
+    except RunError:  # no other episode would fare better
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+        record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
+    return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
+
+
+def _blank(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:
+    """The trajectory before its first turn."""
+    return Trajectory(
+        task=job.task,
+        turns=(),
+        environment=env.name,
+        protocol=f"{protocol.name}-{protocol.format}",
+        prompt=system_prompt(protocol),
+        sample=job.sample,
+        seed=job.seed,
+        policy=policy,
+        history=protocol.history,
+    )
+
+
+def _pose(env: Environment, job: Job, protocol: EpisodeProtocol) -> Observation:
+    """The first observation, if it can be played under the protocol."""
+    posed = _sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
+    problem = misfit(posed, protocol)
+    if problem:
+        raise EnvironmentFailure(f"{env.name} {problem}")
+    return posed
+
+
+def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
+    """Why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
+    native = FORMATS[protocol.format].native
+    if posed.tools and not native:
+        return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
+    if native and not posed.tools:
+        return (
+            "offers no tools; set protocol.format to react or action, or return schemas in Observation.tools."
+        )
+    return None
+
+
+def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
+    """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
+
+    What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
+
+    Raises:
+        EngineFailure: If a log-probability is no number.
+    """
+    if not all(map(math.isfinite, action.logprobs or ())):
+        raise EngineFailure(
+            "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
+        )
+    if fault((action.text, action.tool_calls), "action"):
+        return as_text(action), None, ()
+    if not reader.native:
+        return action, reader.parse(action.text), ()
+    action, said = understand(action)
+    return (action, None, ()) if said is None else (action, write_action(said), said.calls)
+
+
+def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
+    """What the world answers to an action."""
+    what = f"step({command!r:.80})"
+    seen = _sound(env.step(command), what)
+    if len(seen.results) != len(calls) and not seen.terminated:
+        raise EnvironmentFailure(
+            f"{what} returned {len(seen.results)} results for {len(calls)} calls. Remedy: return one text a call in "
+            "Observation.results."
+        )
+    return seen
+
+
+def _sound(answer: Observation, call: str) -> Observation:
+    """What a world answered, if it is an observation with values of the right kinds."""
+    for found in observation_faults(answer):
+        raise EnvironmentFailure(f"{call} returned {found}")
+    return replace(answer, reward=float(answer.reward))

@@ -1,0 +1,83 @@
+"""What a policy is shown: the messages before an episode, each observation, and the turns before it.
+
+All of it follows from the protocol, so equal protocols show equal things, whatever the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.tool_calls import ToolCall, result_messages
+from perturn.types import EpisodeProtocol, Message, Observation, Turn
+
+
+def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
+    """The messages before the first observation: system text and worked example."""
+    text = "\n\n".join(part for part in (protocol.system, FORMATS[protocol.format].instruction) if part)
+    system: list[Message] = [{"role": "system", "content": text}] if text else []
+    return (*system, *protocol.example)
+
+
+def shown(
+    seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
+) -> tuple[Message, ...]:
+    """The newest observation as the policy reads it: what its calls returned, then what it is told.
+
+    Args:
+        seen: The observation.
+        protocol: Rules to play by.
+        calls: Calls of the action before it.
+    """
+    text = seen.text
+    results = result_messages(calls, seen.results)
+    if results and not text:
+        return tuple(results)
+    if protocol.list_admissible and seen.admissible:
+        text = "\n".join([text, "Admissible commands:", *seen.admissible])
+    return (*results, {"role": "user", "content": text})
+
+
+def recalled(turn: Turn, seen: Observation, protocol: EpisodeProtocol) -> Turn:
+    """A turn as later ones see it: a full history stays as it was, a shortened one has no lists of commands.
+
+    Args:
+        turn: The turn as it was taken.
+        seen: What its observation showed.
+        protocol: Rules to play by.
+    """
+    if protocol.history is None:
+        return turn
+    return replace(turn, observation=shown(seen, replace(protocol, list_admissible=False)))
+
+
+def window(
+    turns: Sequence[Turn], newest: tuple[Message, ...], history: int | None
+) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
+    """The turns and the observation that are shown where only the last turns are.
+
+    The observation that posed the task is always shown: where its turn is left out, it opens the oldest message
+    that is kept, so that user and assistant go on taking turns.
+
+    Args:
+        turns: All turns so far.
+        newest: The newest observation.
+        history: How many of the turns to show; None: all.
+    """
+    if history is None or len(turns) <= history:
+        return tuple(turns), newest
+    left_out = len(turns) - history
+    kept = tuple(turns[left_out:])
+    if not kept:
+        return (), _behind(turns[0].observation, newest, left_out)
+    oldest = replace(kept[0], observation=_behind(turns[0].observation, kept[0].observation, left_out))
+    return (oldest, *kept[1:]), newest
+
+
+def _behind(first: tuple[Message, ...], heard: tuple[Message, ...], left_out: int) -> tuple[Message, ...]:
+    """An observation that opens with the one that posed the task."""
+    posed = "\n".join(str(message.get("content") or "") for message in first)
+    turns = "1 turn is" if left_out == 1 else f"{left_out} turns are"
+    text = f"{posed}\n\n({turns} left out here.)\n\n{heard[0].get('content') or ''}"
+    return ({**heard[0], "content": text}, *heard[1:])

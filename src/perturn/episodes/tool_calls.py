@@ -1,0 +1,143 @@
+"""Native tool calls: what a policy wrote -> calls, what a world is sent, and what the policy reads of the results.
+
+A world that offers tools (`Observation.tools`) is sent each action as the JSON text of `write_action`, with which it
+need not know how a model's chat template writes calls. Calls in text follow the convention of Hermes and Qwen.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perturn.io.plain import fault, mended
+from perturn.types import Action, Message
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolAction:
+    """One turn of a policy that has tools: calls, or a message to the user where there are none."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+def write_action(action: ToolAction) -> str:
+    """The action as a world gets it in `step`: JSON with `text` and `calls`."""
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in action.calls]
+    return json.dumps({"text": action.text, "calls": calls}, ensure_ascii=False)
+
+
+def read_action(action: str) -> ToolAction | None:
+    """What `write_action` wrote; None for any other text."""
+    try:
+        data = json.loads(action)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or data.keys() != {"text", "calls"} or not isinstance(data["text"], str):
+        return None
+    calls = _calls(data["calls"] if isinstance(data["calls"], list) else [None])
+    return None if calls is None else ToolAction(data["text"], calls)
+
+
+def understand(action: Action) -> tuple[Action, ToolAction | None]:
+    """Take the calls out of an action's text, unless its engine has done so.
+
+    Returns:
+        The action with its calls, and what it says; (an action of text alone, None) where it is malformed or empty.
+    """
+    if action.tool_calls:
+        calls = _calls(call.get("function", call) for call in action.tool_calls)
+        return (as_text(action), None) if calls is None else (action, ToolAction(action.text, calls))
+    said = parse_text(action.text)
+    if said is None or not said.calls:
+        return action, said
+    return replace(action, text=said.text, tool_calls=tuple(map(chat_call, said.calls))), said
+
+
+def as_text(action: Action) -> Action:
+    """An action whose calls mean nothing, as text alone: valid Unicode, however strange it was."""
+    text = action.text
+    if action.tool_calls:
+        try:
+            written = json.dumps([dict(call) for call in action.tool_calls], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):  # what no JSON holds, or hardly any reader reads
+            written = reprlib.repr(action.tool_calls)
+        text = f"{text}\n{written}".lstrip()
+    return replace(action, text=mended(text), tool_calls=())
+
+
+def parse_text(text: str) -> ToolAction | None:
+    """Text of a turn -> the action: text, then calls, each JSON between its tags; None where it is malformed."""
+    said, opened, rest = text.partition(_OPEN)
+    if not opened:
+        return ToolAction(text.strip()) if text.strip() and _CLOSE not in text else None
+    found: list[Any] = []
+    rest = opened + rest
+    while rest.strip():
+        if not rest.lstrip().startswith(_OPEN):
+            return None
+        try:
+            body = rest.lstrip().removeprefix(_OPEN).lstrip()
+            call, end = _DECODER.raw_decode(body)
+        except (ValueError, RecursionError):
+            return None
+        if not body[end:].lstrip().startswith(_CLOSE):
+            return None
+        found.append(call)
+        rest = body[end:].lstrip().removeprefix(_CLOSE)
+    calls = _calls(found)
+    return None if calls is None else ToolAction(said.strip(), calls)
+
+
+def write_text(action: ToolAction) -> str:
+    """The action as text, in the convention that `parse_text` reads."""
+    calls = [
+        json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        for call in action.calls
+    ]
+    parts = [action.text] if action.text else []
+    return "\n".join(parts + [f"{_OPEN}\n{call}\n{_CLOSE}" for call in calls])
+
+
+def chat_call(call: ToolCall) -> dict[str, Any]:
+    """The call in the form of chat templates."""
+    return {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+
+
+def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[Message]:
+    """What calls returned, as tool messages."""
+    return [
+        {"role": "tool", "name": call.name, "content": result}
+        for call, result in zip(calls, results, strict=True)
+    ]
+
+
+def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
+    """Calls with a name and an object of arguments, all plain data; None if one is anything else."""
+    calls = []
+    for call in found:
+        name = call.get("name") if isinstance(call, Mapping) else None
+        arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
+        if (
+            not isinstance(name, str)
+            or not name
+            or not isinstance(arguments, Mapping)
+            or fault((name, arguments), "call")
+        ):
+            return None
+        calls.append(ToolCall(name, dict(arguments)))
+    return tuple(calls)

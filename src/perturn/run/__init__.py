@@ -1,0 +1,1 @@
+"""The loop as data, the session that opens each thing once, and the stages."""

@@ -1,0 +1,1 @@
+"""The sections of a recipe, one dataclass each, and how YAML and key=value become them."""

@@ -1,0 +1,421 @@
+"""Recipes: nested dataclasses, read from YAML and from key=value words; an unknown key is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from perturn.bounds import SECONDS, SEED, Bound, check_bounds
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
+from perturn.settings.cluster import Cluster
+from perturn.types import Message, Sampling
+
+T = TypeVar("T")
+
+_DEEPEST_KEY = 20
+"""Parts of a key in an override."""
+_LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255."""
+_SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
+_SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
+
+Section = dict[str, Any]
+"""A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The pretrained policy."""
+
+    name: str
+    """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
+    dtype: str = "auto"
+    """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
+    max_length: Annotated[int, Bound(least=1)] | None = None
+    """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
+    that limit."""
+    chat_template: str | None = None
+    """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
+    for tokenizers with ChatML's tokens."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """A panel of tasks: a seeded choice from a split, equally many of each kind."""
+
+    split: str = "train"
+    per_kind: Annotated[int, Bound(least=1)] | None = None
+    """Tasks of each kind; None: all of them."""
+    skip: Annotated[int, Bound(least=0)] = 0
+    """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class ProtocolSettings:
+    """The rules of an episode: a named protocol, or your own under a name of yours."""
+
+    name: str
+    """A named protocol, or any name for your own rules."""
+    format: str | None = None
+    """How an action is written: react, action or tools. None: the named protocol's, else react."""
+    system: str | None = None
+    """System text; None: the named protocol's."""
+    max_turns: Annotated[int, Bound(least=1)] | None = None
+    """Turn limit of every task; None: the named protocol's."""
+    history: int | Literal["full"] | None = None
+    """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
+    list_admissible: bool | None = None
+    """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
+    example: list[Message] | None = None
+    """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Let the SFT policy play the tasks it will be corrected on."""
+
+    tasks: Tasks = field(default_factory=Tasks)
+    samples: Annotated[int, Bound(least=1)] = 1
+    """Episodes of each task."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    concurrency: Annotated[int, Bound(least=1)] = 16
+    """Episodes played at the same time."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Make preference pairs: the expert over the policy's own failure."""
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
+    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Train low-rank adapters instead of all weights."""
+
+    rank: Annotated[int, Bound(least=1)] = 16
+    alpha: Annotated[int, Bound(least=1)] = 32
+    """The adapters' part is multiplied by this over the rank."""
+    dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
+    target_modules: str | list[str] = "all-linear"
+    """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
+    layer but the last."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Train:
+    """One training stage."""
+
+    loss: Section
+    """`name` of a loss and its settings."""
+    tasks: Tasks | None = None
+    """Tasks whose expert episodes are trained on (SFT only)."""
+    epochs: Annotated[float, Bound(above=0)] = 1.0
+    """Passes over the data."""
+    batch_size: Annotated[int, Bound(least=1)] = 4
+    """Trajectories or pairs in one optimizer step."""
+    token_budget: Annotated[int, Bound(least=1)] = 4096
+    """Tokens that go through the model together; bounds memory, does not change the loss."""
+    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
+    """Peak learning rate of AdamW."""
+    warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
+    """Share of the steps in which the learning rate rises to its peak."""
+    scheduler: str = "cosine"
+    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
+    arguments."""
+    weight_decay: Annotated[float, Bound(least=0)] = 0.0
+    max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+    shared_prefix: str = "keep"
+    """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    lora: Lora | None = None
+    """Train low-rank adapters instead of all weights; None: all weights."""
+    save_steps: Annotated[int, Bound(least=1)] = 20
+    """Optimizer steps between checkpoints to resume from."""
+
+    def __post_init__(self) -> None:
+        _check("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score every policy of the run on one panel of held-out tasks."""
+
+    tasks: Tasks = field(default_factory=lambda: Tasks(split="test"))
+    sampling: Sampling | None = None
+    """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
+    protocol."""
+    concurrency: Annotated[int, Bound(least=1)] = 16
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """Where environments run, and how long they may take; none of it changes what an episode is."""
+
+    processes: Annotated[int, Bound(least=0)] | None = None
+    """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
+    the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
+    0, worlds live in threads of this process, where the limits below cannot be kept."""
+    start_seconds: Annotated[float, SECONDS] = 120.0
+    """Limit for starting a world, and for posing, listing or solving a task."""
+    step_seconds: Annotated[float, SECONDS] = 60.0
+    """Limit for one step."""
+    episode_seconds: Annotated[float, SECONDS] = 1200.0
+    """Limit for all the time an episode spends in its world; the model's time does not count."""
+    retries: Annotated[int, Bound(least=0)] = 1
+    """How often an episode whose world died or hung is played again before it is stored as failed."""
+    pass_env: list[str] = field(default_factory=list)
+    """Environment variables that world processes get though they look like keys, which they else do not."""
+    max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
+    Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run needs to be repeated."""
+
+    name: str
+    """The run's folder under `output`."""
+    model: ModelSettings
+    environment: Section
+    """`name` of an environment and its settings."""
+    protocol: ProtocolSettings
+    engine: Section = field(default_factory=lambda: {"name": "local"})
+    """`name` of what answers the prompts and its settings."""
+    sft: Train | None = None
+    """None only where the engine is api: a server's model is not trained here."""
+    align: Train | None = None
+    credit: Section | None = None
+    """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
+    explore: Explore = field(default_factory=Explore)
+    pair: Pair = field(default_factory=Pair)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    worlds: Worlds = field(default_factory=Worlds)
+    cluster: Cluster | None = None
+    report_to: list[str] = field(default_factory=list)
+    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
+    seed: Annotated[int, SEED] = 0
+    output: str = "runs"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        _check(
+            len(self.name.encode()) <= _LONGEST_NAME and bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
+            f"name must be usable as a folder name, got {self.name!r:.80}.",
+        )
+        user_path(self.output, "output")
+        _check(
+            "name" in self.environment,
+            "environment.name is missing; `perturn list environments` shows them.",
+        )
+        _check("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
+        _check(
+            self.credit is None or "name" in self.credit,
+            "credit.name is missing; `perturn list credits` shows them.",
+        )
+        for part in ("sft", "align"):
+            _check(
+                self.engine["name"] == "api" or getattr(self, part) is not None,
+                f"{part} is missing and has no default; set it in the recipe.",
+            )
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file and apply `key=value` words.
+
+    Raises:
+        ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
+    """
+    path = user_path(path, "recipe")
+    if not path.exists():
+        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.")
+    data = parse_yaml(
+        read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
+    )
+    if not isinstance(data, dict):
+        raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
+    apply_overrides(data, overrides)
+    _refuse_secrets(data)
+    return parse(Recipe, data)
+
+
+def _refuse_secrets(data: Any, where: str = "", key: str = "") -> None:
+    """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            _refuse_secrets(value, _join(where, str(name)), str(name))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            _refuse_secrets(value, f"{where}[{index}]", key)
+    elif data is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(data))):
+        raise ConfigError(
+            f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and reports. "
+            "Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+        )
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False)
+
+
+def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
+
+    Args:
+        kind: The class.
+        data: Its keys and values, as YAML gives them.
+        where: Dotted path of the mapping in the recipe, for messages.
+
+    Raises:
+        ConfigError: The first thing that is wrong, in one line.
+    """
+    settings = _settings(kind)
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
+    for key in map(str, data):
+        if key not in settings:
+            known = [_join(where, name) for name in settings]
+            unknown = _join(where, key)[:200]
+            raise ConfigError(f"unknown key {unknown!r}.{did_you_mean(unknown, known)}")
+    for name, item in settings.items():
+        if name not in data and item.default is item.empty:
+            raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
+    values = {key: _value(hints.get(key, Any), value, _join(where, key)) for key, value in data.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(_join(where, str(error))) from None
+
+
+def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> Any:
+    """Section -> the object its `name` picks from a table, made with its other keys.
+
+    Args:
+        table: Name -> class.
+        section: `name` and settings.
+        where: Dotted path of the section in the recipe.
+    """
+    name = str(section.get("name"))
+    if name not in table:
+        raise ConfigError(f"unknown {where}.name {name!r}.{did_you_mean(name, table)}")
+    settings = {key: value for key, value in section.items() if key != "name"}
+    return parse(table[name], settings, where)
+
+
+def _settings(kind: Any) -> dict[str, inspect.Parameter]:
+    """The keyword arguments a class is made with, by name."""
+    found = inspect.signature(kind).parameters
+    return {
+        name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    }
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """One value -> the type its field declares."""
+    _refuse_infinite(value, where)
+    for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part) and isinstance(part, type):
+            if isinstance(value, str) and hasattr(part, "shorthand"):
+                value = {part.shorthand: value}
+            if isinstance(value, Mapping):
+                return parse(part, value, where)
+    try:
+        found = TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
+    _refuse_infinite(found, where)  # a text may have become a number
+    if isinstance(value, bool) and not isinstance(found, bool):  # so may true
+        raise ConfigError(f"{where} must be a number, got {value}.")
+    return found
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    """Refuse numbers that are not finite, in lists and mappings too."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _refuse_infinite(each, _join(where, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _refuse_infinite(each, f"{where}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value}.")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply `key=value` words to a recipe's mapping, in place."""
+    for word in words:
+        _override(data, word)
+
+
+def _override(data: dict[str, Any], word: str) -> None:
+    """Apply one `a.b=value` word to the recipe's mapping; the value is YAML."""
+    path, equals, text = word.partition("=")
+    if not equals or not path:
+        raise ConfigError(
+            f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+        )
+    *parents, last = path.split(".")
+    if len(parents) > _DEEPEST_KEY:
+        raise ConfigError(
+            f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+        )
+    section: Any = data
+    for parent in parents:
+        if isinstance(section, dict) and section.get(parent) is None:
+            section[parent] = {}
+        section = section.get(parent) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section.")
+    section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)

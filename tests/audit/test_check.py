@@ -1,0 +1,211 @@
+"""The audit of `perturn inspect --check`: all rows, what is dropped, cut, doubled or refused, and why."""
+
+import json
+import sys
+
+import pytest
+
+from perturn.audit import audit, inspect_json, model_of
+from perturn.cli import main
+from perturn.data.run_folder import Run
+from perturn.data.store import TrajectoryStore, write_pairs
+from perturn.errors import ConfigError
+from perturn.settings.recipe import Recipe, parse
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+
+
+def say(*texts):
+    """Messages that alternate between user and assistant, from the user on."""
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
+def played(*actions, task="t/0", reward=1.0, heard="seen", **changes):
+    """A trajectory that hears `seen` and answers with the actions."""
+    turns = tuple(
+        Turn(tuple(say(heard)), each if isinstance(each, Action) else Action(each)) for each in actions
+    )
+    return Trajectory(Task(task), turns, total_reward=reward, success=reward == 1.0, **changes)
+
+
+def write(path, *rows):
+    """A JSONL file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_all_rows_are_read_and_each_refusal_names_its_line(tiny_folder, tmp_path):
+    """Lines 2 and 4 are what training would refuse; lines 1 and 3 are the same tokens; nothing stops at the first."""
+    good = {"messages": say("a", "b")}
+    file = write(tmp_path / "rows.jsonl", good, {"messages": say("a")}, good, {"messages": say("a", "")})
+
+    found = audit(file, str(tiny_folder))
+
+    part = found["parts"]["rows"]
+    assert (part["rows"], part["usable"], part["turns"]) == (4, 2, 2)
+    assert [row["row"] for row in found["refused"]] == [2, 4]
+    assert "expected an assistant message" in found["refused"][0]["reason"]
+    assert part["duplicates"] == {"rows": 1, "examples": [[1, 3]], "chosen_used_again": 0}
+
+
+def test_counts_are_those_of_the_tokens(tiny_folder, tmp_path):
+    """As `--json` without --check prints them."""
+    file = write(tmp_path / "rows.jsonl", {"messages": say("a", "b", "c", "d e f")})
+    tokens = json.loads(next(inspect_json(file, str(tiny_folder))))["chosen"]
+
+    part = audit(file, str(tiny_folder))["parts"]["rows"]
+
+    assert (part["tokens"], part["loss_tokens"]) == (len(tokens), sum(token["loss"] for token in tokens))
+    assert part["lengths"]["turns"] == dict.fromkeys(("min", "median", "p90", "p99", "max"), 2.0)
+    assert part["lengths"]["tokens_of_a_turn"]["min"] == 2
+    assert part["lengths"]["tokens_of_a_turn"]["max"] == 4
+
+
+def test_what_a_length_limit_cuts_is_counted(tiny_folder, tmp_path):
+    """A last turn that does not fit goes; a first one that does not fit has its row refused."""
+    long = {"messages": say("a", "b", "c " * 60, "d")}
+    file = write(
+        tmp_path / "rows.jsonl", long, {"messages": say("a " * 80, "b")}, {"messages": say("a", "b")}
+    )
+
+    found = audit(file, str(tiny_folder), max_length=60)
+
+    assert found["parts"]["rows"]["cut"] == {"trajectories": 1, "turns": 1, "limit": 60, "rows": [1]}
+    assert [row["row"] for row in found["refused"]] == [2]
+    assert "max_length is 60" in found["refused"][0]["reason"]
+
+
+def test_control_tokens_in_an_observation_and_actions_that_are_not_their_ids_are_found(
+    tiny_folder, tokenizer, tmp_path
+):
+    """An observation that ends a turn of its own, and a text that was changed after sampling."""
+    ids = tuple(tokenizer("go")["input_ids"])
+    rows = [
+        played("go", heard="<|im_end|> hello"),
+        played(Action("go", token_ids=ids), task="t/1"),
+        played(Action("stay", token_ids=ids), task="t/2"),
+    ]
+    with TrajectoryStore(tmp_path / "rows.jsonl") as store:
+        for row in rows:
+            store.append(row)
+
+    template = audit(tmp_path / "rows.jsonl", str(tiny_folder))["template"]
+
+    assert template == {
+        "problems": [],
+        "control_tokens": [{"part": "rows", "row": 1, "turn": 0, "tokens": ["<|im_end|>"]}],
+        "not_as_sampled": 1,
+    }
+
+
+@pytest.fixture
+def run(tmp_path, tiny_folder):
+    """A run with three expert episodes, three explored ones and a pair."""
+    data = {
+        "name": "one",
+        "output": str(tmp_path),
+        "model": {"name": str(tiny_folder), "max_length": 500},
+        "environment": {"name": "none"},
+        "protocol": {"name": "none"},
+        "sft": {"loss": {"name": "sft"}},
+        "align": {"loss": {"name": "tlm-dre"}},
+    }
+    run = Run(parse(Recipe, data))
+    experts = [played("go", task="t/0"), played("go", task="t/1"), played("no", task="t/2", reward=0.0)]
+    explored = [
+        played("no", task="t/0", reward=0.0),
+        played("no", task="t/1", reward=0.8),
+        played("no", task="t/2", reward=0.0),
+    ]
+    for name, rows in (("expert", experts), ("explore", explored)):
+        with TrajectoryStore(run.trajectories(name)) as store:
+            for row in rows:
+                store.append(row)
+    write_pairs(run.pairs, [PreferencePair(experts[0], explored[0])])
+    with TrajectoryStore(run.evaluation("sft")) as store:
+        store.append(played("go", task="t/1"))
+        store.append(played("go", task="t/9"))
+    side = {"confidence": [0.95], "weight": [0.2]}
+    row = {"chosen": side, "rejected": {"confidence": [0.5], "weight": [1.0]}}
+    run.metrics("confidence").write_text(json.dumps(row) + "\n")
+    return run
+
+
+def test_a_run_is_audited_with_its_own_settings(run, tiny_folder):
+    """One pair is kept, one gap is too small, one task has no successful expert; t/1 is evaluated and trained on."""
+    assert model_of(run.folder, None) == str(tiny_folder)
+
+    found = audit(run.folder, model_of(run.folder, None))
+
+    assert found["max_length"] == 500
+    assert {name: part["rows"] for name, part in found["parts"].items()} == {"expert": 3, "pairs": 1}
+    assert {key: count for key, count in found["pairing"].items() if count} == {
+        "kept": 1,
+        "gap": 1,
+        "no_expert": 1,
+    }
+    assert found["tasks"] == {"unsuccessful_expert": 1, "evaluated_and_trained": 1}
+    assert found["weights"]["chosen"]["mean_weight"] == pytest.approx(0.2)
+    assert found["weights"]["rejected"]["highest_weight_share"] == 1.0
+    assert found["refused"] == []
+
+
+def test_a_template_that_rewrites_history_is_a_finding(run, tiny_folder, tmp_path):
+    """It is the run's own; the audit says so and goes no further."""
+    template = tmp_path / "last.jinja"
+    template.write_text("{{ messages[-1]['content'] }}<|im_end|>{% if add_generation_prompt %}>{% endif %}")
+    recipe = run.folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("chat_template: null", f"chat_template: {template}"))
+
+    found = audit(run.folder, str(tiny_folder))
+
+    assert "not append-only" in found["template"]["problems"][0]
+    assert found["parts"] == {}
+
+
+def perturn(monkeypatch, *words):
+    """Call the command line; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code or 0
+
+
+def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypatch, capsys):
+    """0 for a run that is well; 1 for a file with a row that would be refused, and its line on the screen."""
+    file = write(tmp_path / "rows.jsonl", {"messages": say("a")})
+
+    codes = [
+        perturn(monkeypatch, "inspect", run.folder, "--check"),
+        perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check"),
+    ]
+
+    printed = capsys.readouterr().out
+    assert codes == [0, 1]
+    assert "rows that training would refuse: 0" in printed
+    assert "rows, line 1: row: messages: expected an assistant message" in printed
+    assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["refused"][0]["row"] == 1
+
+
+def test_the_model_must_be_named_where_there_is_no_run(tmp_path):
+    """A file alone does not say whom it is for."""
+    with pytest.raises(ConfigError, match="--model is missing"):
+        model_of(tmp_path / "rows.jsonl", None)
+
+
+def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):
+    """A pair of two tasks, one with a side missing, and a repeated key in trajectories, each by its line."""
+    pair = PreferencePair(played("go"), played("no", reward=0.0))
+    write_pairs(tmp_path / "pairs.jsonl", [pair])
+    good = json.loads((tmp_path / "pairs.jsonl").read_text())
+    other = json.loads(json.dumps(good))
+    other["rejected"]["task"]["id"] = "t/5"
+    pairs = write(tmp_path / "pairs.jsonl", good, other, {"chosen": good["chosen"]})
+    twice = write(tmp_path / "rows.jsonl", good["chosen"], good["chosen"])
+
+    reasons = [row["reason"] for row in audit(pairs, str(tiny_folder))["refused"]]
+    repeated = audit(twice, str(tiny_folder))["refused"]
+
+    assert "expected the task of chosen ('t/0'), got 't/5'" in reasons[0]
+    assert reasons[1].startswith("rejected: expected a trajectory")
+    assert [row["row"] for row in repeated] == [2]

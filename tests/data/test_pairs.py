@@ -1,0 +1,157 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perturn.data.pairs import OUTCOMES, pair_with_expert
+from perturn.errors import ConfigError, DataError
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+
+
+def trajectory(reward, *texts, task="a", **changes):
+    turns = tuple(Turn((), Action(text)) for text in texts)
+    return Trajectory(Task(task), turns, total_reward=reward, **changes)
+
+
+EXPERT = trajectory(1.0, "look", "take", policy="expert")
+TRAJECTORY = st.builds(
+    lambda reward, texts, task, status, sample: trajectory(
+        reward, *texts, task=task, status=status, sample=sample
+    ),
+    st.sampled_from([0.0, 0.25, 0.6, 1.0, 1.5]) | st.floats(-2, 2),
+    st.lists(st.sampled_from(["look", "take"]), max_size=4),
+    st.sampled_from("abc"),
+    st.sampled_from(Status),
+    st.integers(0, 9),
+)
+
+
+def nonzero(counts):
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("explored", "outcome"),
+    [
+        (trajectory(0.5, "look"), "kept"),
+        (trajectory(-3.0, "look"), "kept"),
+        (trajectory(0.6, "look"), "gap"),
+        (trajectory(0.7, "look"), "gap"),
+        (trajectory(1.0, "look"), "tie"),
+        (trajectory(1.1, "look"), "better_than_expert"),
+        (trajectory(0.0, "look", "take"), "identical"),
+        (trajectory(1.0, "look", "take"), "identical"),
+        (trajectory(0.0), "no_turns"),
+        (trajectory(0.0, "look", task="b"), "no_expert"),
+        (trajectory(0.0, "look", status=Status.FAILED), "failed"),
+        (trajectory(0.0, "look", task="b", status=Status.FAILED), "failed"),
+    ],
+)
+def test_each_explored_trajectory_has_its_outcome(explored, outcome):
+    """The expert has reward 1 and tau is 0.4: 0.6 is not strictly more than tau below it."""
+    pairs, counts = pair_with_expert([EXPERT], [explored])
+
+    assert nonzero(counts) == {outcome: 1}
+    assert pairs == ([PreferencePair(EXPERT, explored)] if outcome == "kept" else [])
+
+
+@given(st.lists(TRAJECTORY), st.lists(TRAJECTORY), st.floats(0, 2), st.none() | st.integers(0, 2))
+def test_every_explored_trajectory_is_counted_once(experts, explored, threshold, extra):
+    """The outcomes sum to the number explored, and the pairs are the kept ones, in order."""
+    pairs, counts = pair_with_expert(experts, explored, threshold, max_extra_turns=extra)
+
+    assert sum(counts[outcome] for outcome in OUTCOMES) == len(explored)
+    assert set(counts) == {*OUTCOMES, "cut"}
+    assert counts["kept"] == len(pairs)
+    remaining = iter(explored)
+    assert all(any(each.rejected.key == other.key for other in remaining) for each in pairs)
+    assert all(each.chosen.total_reward - each.rejected.total_reward > threshold for each in pairs)
+
+
+def test_rounding_errors_are_no_gaps():
+    """0.81 - 0.41 = 0.4 + 6e-17 is not more than 0.4; ten times 0.1 is 1 - 1e-16, a tie even at tau = 0."""
+    expert = trajectory(0.81, "look", "take")
+
+    _, at_threshold = pair_with_expert([expert], [trajectory(0.41, "look")], 0.4)
+    _, summed = pair_with_expert([EXPERT], [trajectory(sum([0.1] * 10), "look")], 0.0)
+
+    assert nonzero(at_threshold) == {"gap": 1}
+    assert nonzero(summed) == {"tie": 1}
+
+
+def test_the_first_best_expert_of_a_task_is_taken():
+    """Failed ones and ones without turns are none, whatever their reward."""
+    experts = [
+        trajectory(0.9, "a"),
+        trajectory(1.0, "b"),
+        trajectory(1.0, "c"),
+        trajectory(5.0, "d", status=Status.FAILED),
+        trajectory(5.0),
+    ]
+
+    pairs, _ = pair_with_expert(experts, [trajectory(0.0, "z")])
+
+    assert [pair.chosen for pair in pairs] == [experts[1]]
+
+
+def test_actions_that_differ_in_tool_calls_alone_are_not_identical():
+    """Native tool calls come with empty texts."""
+    one, other = (
+        trajectory(reward, "")
+        if name is None
+        else replace(trajectory(reward, ""), turns=(Turn((), Action("", tool_calls=({"name": name},))),))
+        for reward, name in [(1.0, "find"), (0.0, "open")]
+    )
+
+    pairs, _ = pair_with_expert([one], [other])
+
+    assert pairs == [PreferencePair(one, other)]
+
+
+def test_the_rejected_side_is_cut_to_some_turns_more_than_the_expert():
+    """Expert 2 turns, 1 extra: 3 of 5 turns stay, of 3 all; the reward is the whole episode's."""
+    long = trajectory(0.2, "look", "look", "look", "look", "look", terminated=True)
+    short = trajectory(0.2, "look", "look", "look", sample=1, terminated=True)
+
+    pairs, counts = pair_with_expert([EXPERT], [long, short], max_extra_turns=1)
+
+    assert nonzero(counts) == {"kept": 2, "cut": 1}
+    assert pairs[0].rejected == replace(long, turns=long.turns[:3], terminated=False, truncated=True)
+    assert pairs[1].rejected is short
+
+
+def test_a_side_that_is_cut_to_the_expert_itself_is_identical():
+    """The expert's two actions and one more; without the cut it is a pair."""
+    explored = trajectory(0.0, "look", "take", "look")
+
+    _, uncut = pair_with_expert([EXPERT], [explored])
+    _, cut = pair_with_expert([EXPERT], [explored], max_extra_turns=0)
+
+    assert nonzero(uncut) == {"kept": 1}
+    assert nonzero(cut) == {"identical": 1}
+
+
+def test_environments_that_differ_are_refused():
+    """Rewards of two environments do not compare; a side that does not say is trusted."""
+    explored = trajectory(0.0, "look", environment="world-2")
+
+    pairs, _ = pair_with_expert([EXPERT], [explored])
+    with pytest.raises(DataError, match=r"task 'a': .* got 'world-1' and 'world-2'"):
+        pair_with_expert([replace(EXPERT, environment="world-1")], [explored])
+
+    assert len(pairs) == 1
+
+
+@pytest.mark.parametrize("threshold", [-0.1, math.nan, math.inf])
+def test_a_threshold_is_finite_and_not_negative(threshold):
+    """Rewards need not lie in 0..1, so there is no upper limit."""
+    with pytest.raises(ConfigError, match="threshold must be a finite number >= 0"):
+        pair_with_expert([], [], threshold)
+
+
+def test_extra_turns_are_not_negative():
+    """None cuts nothing."""
+    with pytest.raises(ConfigError, match="max_extra_turns must be >= 0 or None, got -1"):
+        pair_with_expert([], [], max_extra_turns=-1)

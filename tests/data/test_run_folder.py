@@ -1,0 +1,220 @@
+"""The run folder: never overwritten by another recipe, and honest about what is done."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
+from perturn.data.seals import file_digest
+from perturn.errors import ConfigError, RunError
+from perturn.io.writing import write_whole
+from perturn.settings.recipe import Recipe, parse, to_yaml
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return parse(
+        Recipe,
+        {
+            "name": "one",
+            "output": str(tmp_path / "runs"),
+            "model": {"name": "smollm2-135m"},
+            "environment": {"name": "scienceworld", "kinds": ["find-plant"]},
+            "protocol": {"name": "scienceworld-eto"},
+            "sft": {"loss": {"name": "sft"}},
+            "align": {"loss": {"name": "tlm-dre", "low": 0.2}},
+        },
+    )
+
+
+def contents(folder):
+    """Every path below a folder with its bytes and the time it was written."""
+    return {
+        path: (path.is_file() and path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_new_run_records_its_recipe_and_opens_again(recipe):
+    """The second opening finds the same recipe and changes nothing."""
+    first = Run(recipe)
+    before = contents(first.folder)
+
+    second = Run(recipe)
+
+    assert resolve_recipe(first.folder / "recipe.yaml") == recipe
+    assert contents(second.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"align": {"low": 0.5}}, "align.loss.low is 0.2 there and 0.5 here"),
+        ({"align": {"high": 0.5}}, "align.loss.high is None there and 0.5 here"),
+        (
+            {"environment": {"name": "scienceworld", "kinds": []}},
+            "environment.kinds is ['find-plant'] there and []",
+        ),
+    ],
+)
+def test_a_folder_of_another_recipe_is_refused_with_key_and_both_values(recipe, changes, says):
+    """One setting differs; nothing in the folder is written."""
+    before = contents(Run(recipe).folder)
+    if "align" in changes:
+        changes = {"align": replace(recipe.align, loss=recipe.align.loss | changes["align"])}
+
+    with pytest.raises(RunError) as caught:
+        Run(replace(recipe, **changes))
+
+    assert f"{run_folder(recipe)} was made by another recipe: {says}" in str(caught.value)
+    assert contents(run_folder(recipe)) == before
+
+
+def test_a_run_folder_may_be_moved_and_renamed(recipe, tmp_path):
+    """Name and output say where the folder is, not what is in it."""
+    Run(recipe)
+    run_folder(recipe).rename(tmp_path / "moved")
+
+    moved = resolve_recipe(tmp_path / "moved")
+
+    assert run_folder(moved) == tmp_path / "moved"
+    refuse_other(moved)
+
+
+def test_a_run_folder_is_found_from_inside(recipe, monkeypatch):
+    """`perturn report .`: the folder's name comes from where it lies."""
+    Run(recipe)
+    monkeypatch.chdir(run_folder(recipe))
+
+    found = resolve_recipe(Path("."))
+
+    assert found.name == "one"
+    assert run_folder(found).samefile(run_folder(recipe))
+
+
+def test_a_name_given_beside_a_run_folder_is_another_run(recipe):
+    """name=two takes the recorded recipe to a new folder next to the old one."""
+    Run(recipe)
+
+    found = resolve_recipe(run_folder(recipe), ["name=two"])
+
+    assert run_folder(found) == run_folder(recipe).with_name("two")
+
+
+def test_a_folder_whose_name_no_run_can_have_is_refused(recipe, tmp_path):
+    """`my run` has a space; a clean error, not a ValueError."""
+    Run(recipe)
+    run_folder(recipe).rename(tmp_path / "my run")
+
+    with pytest.raises(ConfigError, match=r"^name must be usable as a folder name, got 'my run'"):
+        resolve_recipe(tmp_path / "my run")
+
+
+def test_a_folder_without_a_recipe_is_refused_and_left_alone(recipe):
+    """Somebody's notes lie where the run would go."""
+    run_folder(recipe).mkdir(parents=True)
+    (run_folder(recipe) / "notes.txt").write_text("mine")
+    before = contents(run_folder(recipe))
+
+    with pytest.raises(RunError, match=r"holds files but no recipe\.yaml; choose another name"):
+        Run(recipe)
+    with pytest.raises(RunError, match=r"is no run folder: it has no recipe\.yaml"):
+        resolve_recipe(run_folder(recipe))
+
+    assert contents(run_folder(recipe)) == before
+
+
+def test_a_place_that_cannot_be_written_is_an_error_for_the_user(recipe, tmp_path):
+    """`output` is a file, so no folder can be made in it."""
+    (tmp_path / "runs").write_text("a file")
+
+    with pytest.raises(RunError, match=r"cannot be written: .*choose another output"):
+        Run(recipe)
+
+
+def test_a_stage_notes_counts_time_and_that_it_is_done(recipe):
+    """Not done while it runs, done after it, also for whoever opens the folder next."""
+    run = Run(recipe)
+
+    with run.stage("sft") as counts:
+        counts["examples"] = 3
+        inside = run.is_done("sft")
+
+    entry = Run(recipe).manifest["stages"]["sft"]
+    assert not inside
+    assert Run(recipe).is_done("sft")
+    assert entry["counts"] == {"examples": 3}
+    assert entry["seconds"] >= 0
+    assert entry["peak_memory_gb"] > 0
+
+
+def test_a_stage_that_raised_is_not_done_and_its_time_is_added_to_the_next(recipe):
+    """7 s were noted by the call that was interrupted; the next one adds its own."""
+    run = Run(recipe)
+    with pytest.raises(KeyboardInterrupt), run.stage("sft"):
+        raise KeyboardInterrupt
+    run.manifest["stages"]["sft"]["seconds"] = 7.0
+    after_the_first = Run(recipe).is_done("sft")
+
+    with run.stage("sft"):
+        pass
+
+    assert not after_the_first
+    assert run.is_done("sft")
+    assert 7.0 <= run.manifest["stages"]["sft"]["seconds"] < 9.0
+
+
+def test_the_manifest_says_what_the_run_was_made_with(recipe):
+    """Commit (none outside a checkout), versions, hardware, seed, and a hash of the data."""
+    run = Run(recipe)
+    run.trajectories("expert").write_text("{}\n")
+
+    with run.stage("expert", run.trajectories("expert")):
+        pass
+
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    assert manifest["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", manifest["commit"])
+    assert {"python", "perturn", "torch", "transformers"} <= manifest["versions"].keys()
+    assert manifest["hardware"]["cores"] >= 1
+    assert manifest["seed"] == recipe.seed
+    assert manifest["data"] == {"expert.jsonl": file_digest(run.trajectories("expert"))}
+
+
+@pytest.mark.parametrize("content", ['{"stages": {"sft"', "[]", "{}", '{"stages": []}', "\x00"])
+def test_a_damaged_manifest_is_an_error_for_the_user(recipe, content):
+    """Cut short, another type, without stages, binary: each names the file and is not repaired."""
+    Run(recipe)
+    manifest = run_folder(recipe) / "manifest.json"
+    manifest.write_text(content)
+
+    with pytest.raises(RunError, match=r"(?i)manifest\.json(:| is no) .*restore it"):
+        Run(recipe)
+
+    assert manifest.read_text() == content
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    """A text that cannot be encoded fails halfway; the old content stays."""
+    file = tmp_path / "a.json"
+    write_whole(file, "old")
+
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "new \ud800")
+
+    assert file.read_text() == "old"
+    write_whole(file, "new")
+    assert file.read_text() == "new"
+
+
+def test_the_recorded_recipe_is_resolved(recipe):
+    """Defaults are written out, so a later change of a default cannot change what the run was."""
+    Run(recipe)
+
+    recorded = (run_folder(recipe) / "recipe.yaml").read_text(encoding="utf-8")
+
+    assert recorded == to_yaml(recipe)
+    assert "max_new_tokens: 64" in recorded

@@ -1,0 +1,387 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perturn.data.trl import from_trl, pair_to_trl, to_trl
+from perturn.errors import DataError
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def system(content):
+    return {"role": "system", "content": content}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def said(content, **rest):
+    return {"role": "assistant", "content": content, **rest}
+
+
+def turn(observation, text, *calls):
+    messages = (user(observation),) if isinstance(observation, str) else tuple(observation)
+    return Turn(messages, Action(text, tool_calls=calls))
+
+
+def trajectory(*turns, prompt=(), **changes):
+    return Trajectory(Task("t"), tuple(turns), prompt=tuple(prompt), **changes)
+
+
+WORDS = st.text(min_size=1, max_size=4)
+OBSERVATION = st.lists(
+    st.builds(user, WORDS)
+    | st.builds(lambda text: {"role": "tool", "content": text, "tool_call_id": "1", "name": "f"}, WORDS),
+    max_size=2,
+).map(tuple)
+TURNS = st.lists(
+    st.builds(Turn, OBSERVATION, st.builds(Action, WORDS, tool_calls=st.sampled_from([(), (CALL,)]))),
+    min_size=1,
+    max_size=4,
+)
+PROMPT = st.lists(st.builds(system, WORDS), max_size=1).map(tuple)
+EXAMPLES = st.lists(st.tuples(st.builds(user, WORDS), st.builds(said, WORDS)), max_size=2)
+TOOLS = st.sampled_from([(), (TOOL,)])
+
+
+def test_messages_become_turns():
+    """System text is prompt; what stands between two answers is an observation, kept as it is."""
+    tool = {"role": "tool", "content": "a door", "tool_call_id": "7", "name": "look"}
+    row = {"messages": [system("s"), user("u"), said(None, tool_calls=[CALL]), tool, user("go"), said("go")]}
+
+    read = from_trl(row | {"tools": [TOOL], "source": 3}, task_id="t")
+
+    assert read == trajectory(
+        turn("u", "", CALL), turn([tool, user("go")], "go"), prompt=[system("s")], tools=(TOOL,)
+    )
+
+
+def test_answers_in_an_explicit_prompt_are_no_turns():
+    """The prompt goes in up to its last answer; the question after it is the first observation."""
+    row = {
+        "prompt": [system("s"), user("example"), said("answer"), user("u")],
+        "completion": [said("a"), user("v"), said("b")],
+    }
+
+    read = from_trl(row, task_id="t")
+
+    assert read.prompt == (system("s"), user("example"), said("answer"))
+    assert read.turns == (turn("u", "a"), turn("v", "b"))
+
+
+def test_an_explicit_pair_shares_its_prompt():
+    """The first observation comes from the prompt, on both sides; the sides are samples 0 and 1."""
+    row = {
+        "prompt": [system("s"), user("u")],
+        "chosen": [said("a"), user("v"), said("b")],
+        "rejected": [said("c")],
+    }
+
+    pair = from_trl(row, task_id="t")
+
+    assert pair.chosen == trajectory(turn("u", "a"), turn("v", "b"), prompt=[system("s")])
+    assert pair.rejected == trajectory(turn("u", "c"), prompt=[system("s")], sample=1)
+
+
+def test_an_implicit_pair_keeps_shared_turns_in_both_sides():
+    """Nothing but the system text is prompt; a text prompt beside it says the same twice and is ignored."""
+    shared = [system("s"), user("u"), said("a"), user("v")]
+    row = {"prompt": "u", "chosen": [*shared, said("b")], "rejected": [*shared, said("c")], "messages": []}
+
+    pair = from_trl(row, task_id="t")
+
+    assert pair.chosen.prompt == pair.rejected.prompt == (system("s"),)
+    assert pair.chosen.turns == (turn("u", "a"), turn("v", "b"))
+    assert pair.rejected.turns == (turn("u", "a"), turn("v", "c"))
+
+
+def test_an_answer_after_an_answer_has_an_empty_observation():
+    """Also where the prompt ends with one."""
+    read = from_trl({"prompt": [user("u"), said("a")], "completion": [said("b"), said("c")]}, task_id="t")
+
+    assert read == trajectory(turn([], "b"), turn([], "c"), prompt=[user("u"), said("a")])
+
+
+def test_messages_after_the_last_answer_are_dropped_and_counted():
+    """One after chosen, two after rejected: three."""
+    counts = Counter(trailing_messages=1)
+    row = {
+        "chosen": [user("u"), said("a"), user("x")],
+        "rejected": [user("u"), said("b"), user("x"), user("y")],
+    }
+
+    pair = from_trl(row, task_id="t", counts=counts)
+
+    assert counts == {"trailing_messages": 4}
+    assert pair.chosen.messages == [user("u"), said("a")]
+
+
+def test_tools_may_be_json_text():
+    """As TRL takes them."""
+    row = {"messages": [user("u"), said("a")]}
+
+    assert from_trl(row | {"tools": json.dumps([TOOL])}, task_id="t").tools == (TOOL,)
+    assert from_trl(row | {"tools": "null"}, task_id="t").tools == ()
+
+
+def test_keys_that_arrow_filled_with_none_are_absent():
+    """A data set of two rows: each gets the keys of both, with None where it had none."""
+    datasets = pytest.importorskip("datasets")
+    other = {"type": "function", "function": {"name": "go", "arguments": {"to": "hall"}}}
+    rows = [
+        {"messages": [system("s"), user("u"), said("", tool_calls=[CALL])], "tools": [TOOL]},
+        {
+            "messages": [
+                user("u"),
+                said("", tool_calls=[other]),
+                {"role": "tool", "content": "x", "name": "go"},
+                said("b"),
+            ]
+        },
+    ]
+    filled = datasets.Dataset.from_list(rows)
+
+    assert filled[0]["messages"][0]["tool_calls"] is None
+    assert [from_trl(row, task_id="t") for row in filled] == [from_trl(row, task_id="t") for row in rows]
+
+
+def test_numpy_arrays_count_as_lists():
+    """What data sets in numpy format hand out."""
+    row = {
+        "messages": np.array([user("u"), said("a")], dtype=object),
+        "tools": np.array([TOOL], dtype=object),
+    }
+
+    assert from_trl(row, task_id="t") == trajectory(turn("u", "a"), tools=(TOOL,))
+
+
+def test_text_blocks_of_an_answer_are_joined():
+    """Other roles keep theirs."""
+    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    read = from_trl({"messages": [user(blocks), said(blocks)]}, task_id="t")
+
+    assert read == trajectory(turn([user(blocks)], "ab"))
+
+
+U, A = user("u"), said("a")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([U, A], r"row 3: expected a mapping"),
+        (
+            {"text": "x"},
+            r"row 3: expected one of the forms messages; prompt and .*; got none of these columns\.",
+        ),
+        ({"chosen": [U, A]}, r"row 3: expected one of the forms .*; got chosen\."),
+        ({"prompt": [U], "completion": None}, r"row 3: expected one of the forms .*; got prompt\."),
+        (
+            {"conversations": [{"from": "human", "value": "x"}]},
+            r"Convert the row with trl\.maybe_convert_to_chatml",
+        ),
+        ({"prompt": "u", "completion": "a"}, r"row 3: prompt: expected messages, got text, .*Wrap it"),
+        ({"prompt": "u", "chosen": "a", "rejected": "b"}, r"row 3: prompt: expected messages, got text"),
+        ({"chosen": "a", "rejected": "b"}, r"row 3: chosen: expected messages, got text"),
+        ({"prompt": [U], "completion": [A], "label": False}, r"row 3: label: unpaired preferences"),
+        ({"messages": {"role": "user"}}, r"row 3: messages: expected a list of messages"),
+        ({"messages": [U]}, r"row 3: messages: expected an assistant message, got none\. Drop"),
+        ({"messages": []}, r"row 3: messages: expected an assistant message, got none"),
+        ({"chosen": [U, A], "rejected": [U]}, r"row 3: rejected: expected an assistant message"),
+        (
+            {"prompt": [U, A], "chosen": [A], "rejected": [U]},
+            r"row 3: rejected: expected an assistant message",
+        ),
+        ({"chosen": [U, A], "rejected": [U, A, U]}, r"row 3: rejected: expected to differ from chosen"),
+        ({"prompt": [U], "completion": [U, A]}, r"row 3: completion: repeats the prompt\."),
+        ({"messages": [U, said("")]}, r"row 3: messages\[1\]: expected text or tool calls"),
+        ({"messages": [U, said(None, tool_calls=[])]}, r"row 3: messages\[1\]: expected text or tool calls"),
+        ({"messages": [U, "a"]}, r"row 3: messages\[1\]: expected a message object, got 'a'"),
+        ({"messages": [U, None]}, r"row 3: messages\[1\]: expected a message object, got None"),
+        ({"messages": [{"content": "x"}, A]}, r"row 3: messages\[0\]: expected a message with a role"),
+        ({"messages": [{"from": "human", "value": "x"}]}, r"messages\[0\]: .*trl\.maybe_convert_to_chatml"),
+        (
+            {"messages": [U, {"role": "asistant", "content": "a"}]},
+            r"messages\[1\]\.role: .*Did you mean 'assistant'",
+        ),
+        ({"messages": [U, said(3)]}, r"messages\[1\]\.content: expected text, got 3"),
+        ({"messages": [user([{"type": "image"}]), A]}, r"messages\[0\]\.content\[0\]: expected a text block"),
+        (
+            {"messages": [U, said("a", tool_calls="f()")]},
+            r"messages\[1\]\.tool_calls: expected a list of objects",
+        ),
+        (
+            {"messages": [U, said("a", reasoning_content="hm")]},
+            r"messages\[1\]\.reasoning_content: .*Move it into content",
+        ),
+        ({"messages": [U, A], "tools": "[{"}, r"row 3: tools: expected "),
+        ({"messages": [U, A], "tools": ["look"]}, r"row 3: tools: expected "),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_refused(row, message):
+    """Each message says which row, where in it, and what to do; nothing is counted."""
+    counts = Counter()
+
+    with pytest.raises(DataError, match=message):
+        from_trl(row, task_id="t", index=3, counts=counts)
+
+    assert not counts
+
+
+def test_without_an_index_the_message_says_row():
+    """The index is for those who have one."""
+    with pytest.raises(DataError, match=r"^row: messages: "):
+        from_trl({"messages": [U]}, task_id="t")
+
+
+@given(TURNS, PROMPT, EXAMPLES, TOOLS)
+def test_a_trajectory_round_trips(turns, prompt, examples, tools):
+    """Messages, prompt, turns and tools: with worked examples and without them."""
+    original = trajectory(
+        *turns, prompt=[*prompt, *(each for pair in examples for each in pair)], tools=tools
+    )
+
+    assert from_trl(to_trl(original), task_id="t") == original
+
+
+def test_a_prompt_that_ends_with_a_question_moves_to_the_first_observation():
+    """The messages are the same; TRL's rows have no mark between the two."""
+    original = trajectory(turn("u", "a"), prompt=[system("s"), user("rules")])
+
+    read = from_trl(to_trl(original), task_id="t")
+
+    assert read == trajectory(turn([user("rules"), user("u")], "a"), prompt=[system("s")])
+
+
+def test_an_answer_given_twice_is_no_repeated_prompt():
+    """Only a prompt that opens with a question can be told from one."""
+    original = trajectory(turn([], "a"), prompt=[said("a")])
+
+    assert from_trl(to_trl(original), task_id="t") == original
+
+
+def test_worked_examples_are_exported_as_prompt():
+    """In `messages` TRL would train on them."""
+    row = to_trl(trajectory(turn("u", "a"), prompt=[user("example"), said("answer")]))
+
+    assert row == {"prompt": [user("example"), said("answer"), user("u")], "completion": [said("a")]}
+
+
+@given(TURNS, TURNS, TURNS, PROMPT, TOOLS)
+def test_a_pair_round_trips(shared, chosen, rejected, prompt, tools):
+    """Turns that both sides share stay in both sides."""
+    opening = Turn((user("u"),), shared[0].action)
+    sides = [
+        trajectory(opening, *shared[1:], *rest, prompt=prompt, tools=tools) for rest in (chosen, rejected)
+    ]
+    pair = PreferencePair(*sides)
+
+    row = pair_to_trl(pair)
+
+    assert row["chosen"][0]["role"] == row["rejected"][0]["role"] == "assistant"
+    assert row["prompt"] == [*prompt, user("u")]
+    if sides[0] != sides[1]:
+        read = from_trl(row, task_id="t")
+        assert (read.chosen.turns, read.rejected.turns) == (sides[0].turns, sides[1].turns)
+        assert read.chosen.prompt == read.rejected.prompt == prompt
+        assert read.chosen.tools == tools
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "shared"),
+    [
+        ([("u", "a"), ("v", "b")], [("u", "a"), ("v", "c")], 1),
+        ([("u", "a"), ("v", "b")], [("u", "x"), ("v", "b")], 0),
+        ([("u", "a"), ("v", "b")], [("u", "a"), ("w", "b")], 0),
+        ([("u", "a"), ("v", "b"), ("w", "c")], [("u", "a"), ("v", "b")], 1),
+        ([("u", "a"), ("v", "b"), ("w", "c")], [("u", "a"), ("v", "b"), ("w", "d")], 2),
+    ],
+)
+def test_a_shared_prefix_is_moved_as_far_as_both_sides_can_go_on(chosen, rejected, shared):
+    """Actions and the observation after them must agree, and each side keeps an action."""
+    sides = [trajectory(*(turn(*each) for each in side), prompt=[system("s")]) for side in (chosen, rejected)]
+    pair = PreferencePair(*sides)
+
+    row = pair_to_trl(pair, shared_prefix=True)
+    whole = sides[0].messages
+
+    assert row["prompt"] == whole[: 2 + 2 * shared]
+    assert row["prompt"] + row["chosen"] == whole
+    assert row["prompt"] + row["rejected"] == sides[1].messages
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "message"),
+    [
+        (trajectory(), trajectory(turn("u", "a")), "expected at least one turn a side"),
+        (trajectory(turn("u", "a")), trajectory(turn("v", "b")), "first observation: expected the same"),
+        (
+            trajectory(turn("u", "a"), prompt=[system("s")]),
+            trajectory(turn("u", "b")),
+            "prompt: expected the same",
+        ),
+        (trajectory(turn("u", "a"), tools=(TOOL,)), trajectory(turn("u", "b")), "tools: expected the same"),
+        (trajectory(turn([], "a")), trajectory(turn([], "b")), "expected a message before the first action"),
+    ],
+)
+def test_a_pair_that_trl_cannot_hold_is_refused(chosen, rejected, message):
+    """One prompt and one list of tools a row."""
+    with pytest.raises(DataError, match=f"task 't': {message}"):
+        pair_to_trl(PreferencePair(chosen, rejected))
+
+
+def test_a_trajectory_without_turns_is_not_exported():
+    """There is nothing to train on."""
+    with pytest.raises(DataError, match="task 't': expected at least one turn"):
+        to_trl(trajectory(prompt=[user("u")]))
+
+
+def test_export_shares_nothing_with_the_trajectory():
+    """TRL's helpers change rows in place."""
+    original = trajectory(turn("u", "a"), prompt=[system("s")], tools=(TOOL,))
+
+    row = to_trl(original)
+    for message in row["messages"]:
+        message.clear()
+    row["tools"][0].clear()
+
+    assert original == trajectory(turn("u", "a"), prompt=[system("s")], tools=(TOOL,))
+    assert TOOL
+
+
+def make_tokenizer():
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, chat_template=TEMPLATE)
+
+
+def test_trl_takes_the_export():
+    """TRL's own helpers see conversations, split them alike, and render them."""
+    trl = pytest.importorskip("trl.data_utils")
+    sides = [trajectory(turn("u", "a"), turn("v", last), prompt=[system("s")]) for last in ("b", "c")]
+    single, pair = to_trl(sides[0]), pair_to_trl(PreferencePair(*sides))
+    implicit = {"chosen": sides[0].messages, "rejected": sides[1].messages}
+    tokenizer = make_tokenizer()
+
+    assert trl.is_conversational(single)
+    assert trl.is_conversational(pair)
+    assert trl.maybe_extract_prompt(pair) == pair
+    assert trl.extract_prompt(implicit) == pair_to_trl(PreferencePair(*sides), shared_prefix=True)
+    assert trl.maybe_apply_chat_template(pair, tokenizer) == {
+        "prompt": "<system>s</s><user>u</s><assistant>",
+        "chosen": "a</s><user>v</s><assistant>b</s>",
+        "rejected": "a</s><user>v</s><assistant>c</s>",
+    }

@@ -1,0 +1,77 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perturn.episodes.formats import FORMATS
+
+LINE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n"), max_size=30)
+ACTION = LINE.map(str.strip).filter(bool)
+
+
+@given(thought=LINE, action=ACTION)
+def test_a_written_action_is_parsed_back(thought, action):
+    """parse(write(thought, action)) = action, for every action of one line; for `tools` see test_tools."""
+    for name in ("react", "action"):
+        assert FORMATS[name].parse(FORMATS[name].write(thought, action)) == action
+
+
+@given(thought=LINE, more=LINE, action=ACTION)
+def test_a_thought_may_have_lines(thought, more, action):
+    """Unless a line of it begins like an action: then it is not clear which one is meant."""
+    parsed = FORMATS["react"].parse(f"Thought: {thought}\n{more}\nAction: {action}")
+
+    assert parsed == (None if more.startswith("Action:") else action)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "look",
+        "Action: look",
+        "Thought: I look.",
+        "Thought: a\nAction:",
+        "Thought: a\nAction:   ",
+        "Thought: a\naction: look",
+        "Thought: a Action: look",
+        "Thought: a\nAction: look\nAction: take",
+        "Thought: a\nAction: look\nand more",
+        "Thought: a\nAction: look\nObservation: a door",
+        "Sure!\nThought: a\nAction: look",
+        "Action: look\nThought: a",
+    ],
+)
+def test_react_takes_one_thought_then_one_action_and_nothing_else(text):
+    """An answer that breaks the format is None, never a guess."""
+    assert FORMATS["react"].parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "look", "Action:", "Action: ", "Thought: a\nAction: look", "Action: look\nAction: take"]
+)
+def test_action_takes_one_action_and_nothing_else(text):
+    """The same without the thought."""
+    assert FORMATS["action"].parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thought: a\nAction: look at door",
+        "  Thought: a\nAction:look at door \n",
+        "Thought:\nAction: look at door",
+    ],
+)
+def test_blanks_around_do_not_matter(text):
+    """Small policies write them."""
+    assert FORMATS["react"].parse(text) == "look at door"
+
+
+@pytest.mark.parametrize("name", ["react", "action"])
+def test_what_the_policy_is_told_shows_the_format(name):
+    """The instruction and the reminder name the lines that `write` writes."""
+    reader = FORMATS[name]
+    keys = [line.split(":")[0] for line in reader.write("a", "b").splitlines()]
+
+    assert all(f"{key}:" in reader.instruction and f"{key}:" in reader.reminder for key in keys)
+    assert reader.parse("\n".join(reader.instruction.splitlines()[1:])) == "..."

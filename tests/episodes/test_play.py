@@ -1,0 +1,578 @@
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play import Job, episode, play
+from perturn.episodes.prompts import system_prompt
+from perturn.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+
+PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
+
+
+@dataclass
+class _Counter:
+    """Count to three with 'up'; 'crash' raises, and so does reset of a task called broken."""
+
+    worlds: list = field(default_factory=list)
+    name = "counter-1.0"
+    closed = False
+    breaks_on_close = False
+
+    def __post_init__(self):
+        self.worlds.append(self)
+
+    def tasks(self, split):
+        return [Task("t/1")]
+
+    def reset(self, task, seed):
+        if task.id == "broken":
+            raise EnvironmentFailure("no such room")
+        self.count, self.seed = 0, seed
+        return Observation("count is 0", state_key="0")
+
+    def step(self, action):
+        if action == "crash":
+            raise RuntimeError("the world fell over")
+        if action != "up":
+            return Observation("what?", valid=False, state_key=str(self.count))
+        self.count += 1
+        done = self.count == 3
+        return Observation(
+            f"count is {self.count}",
+            reward=0.25 * self.count,
+            terminated=done,
+            success=done,
+            state_key=str(self.count),
+        )
+
+    def close(self):
+        assert not self.closed
+        self.closed = True
+        if self.breaks_on_close:
+            raise RuntimeError("cannot close")
+
+
+@dataclass
+class _Script:
+    """An engine that answers from a function of the prompt, and remembers what it was asked."""
+
+    answer: object
+    name: str = "script"
+    batches: list = field(default_factory=list)
+    forgotten: list = field(default_factory=list)
+
+    def generate(self, prompts, sampling):
+        self.batches.append(prompts)
+        return [self.answer(prompt) for prompt in prompts]
+
+    def forget(self, conversation):
+        self.forgotten.append(conversation)
+
+    def close(self):
+        pass
+
+
+def up(prompt):
+    return Action("Action: up")
+
+
+def by_task(**answers):
+    """Answer by the task's id, `up` for all others."""
+    return lambda prompt: answers.get(prompt.conversation.split("#")[0], up)(prompt)
+
+
+def played(answer, jobs, concurrency=2, protocol=PROTOCOL):
+    """(trajectories by task, worlds, engine) after playing all jobs."""
+    worlds, engine = [], _Script(answer)
+    found = play(
+        jobs,
+        engine,
+        lambda: _Counter(worlds),
+        protocol=protocol,
+        sampling=Sampling(),
+        concurrency=concurrency,
+    )
+    return {one.task.id: one for one in found}, worlds, engine
+
+
+def jobs(*names):
+    return [Job(Task(name), seed=index) for index, name in enumerate(names)]
+
+
+def finish_from(steps, *texts):
+    """Send the texts to an episode under way; the trajectory it returns."""
+    for text in texts[:-1]:
+        steps.send(Action(text))
+    with pytest.raises(StopIteration) as end:
+        steps.send(Action(texts[-1]))
+    return end.value.value
+
+
+def finish(steps, *texts):
+    """Start an episode and send the texts; the trajectory it returns."""
+    next(steps)
+    return finish_from(steps, *texts)
+
+
+def test_an_episode_is_played_by_hand():
+    """Prompts out, actions in: 'up' three times ends it with rewards 0.25, 0.5 and 0.75."""
+    steps = episode(_Counter(), Job(Task("t/1"), seed=5, sample=2), protocol=PROTOCOL, policy="hand")
+    first = next(steps)
+    second = steps.send(Action("Action: up"))
+    third = steps.send(Action("Action: up"))
+    record = finish_from(steps, "Action: up")
+
+    assert first.messages == system_prompt(PROTOCOL)
+    assert (first.turns, first.observation) == ((), ({"role": "user", "content": "count is 0"},))
+    assert second.observation == ({"role": "user", "content": "count is 1"},)
+    assert third.turns == record.turns[:2]
+    assert [turn.reward for turn in record.turns] == [0.25, 0.5, 0.75]
+    assert [turn.state_key for turn in record.turns] == ["0", "1", "2"]
+    assert record.total_reward == 1.5
+    assert (record.success, record.terminated, record.truncated) == (True, True, False)
+    assert (record.environment, record.protocol) == ("counter-1.0", "plain-action")
+    assert (record.policy, record.key, record.seed) == ("hand", ("t/1", 2), 5)
+    assert (record.status, record.error) == (Status.COMPLETED, None)
+
+
+def test_the_system_prompt_is_the_protocols_text_and_the_formats_instruction():
+    """An empty system text leaves no blank line behind."""
+    instruction = FORMATS["action"].instruction
+
+    assert system_prompt(PROTOCOL)[0]["content"] == f"Play.\n\n{instruction}"
+    assert system_prompt(EpisodeProtocol("p", format="action"))[0]["content"] == instruction
+
+
+def test_an_answer_that_breaks_the_format_is_an_invalid_turn():
+    """The world is not asked; the reminder is the next observation, and the state is what it was."""
+    steps = episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL)
+    next(steps)
+    steps.send(Action("Action: up"))
+    asked = steps.send(Action("up"))
+    record = finish_from(steps, "Action: up", "Action: up")
+
+    assert asked.observation == ({"role": "user", "content": FORMATS["action"].reminder},)
+    assert [turn.valid for turn in record.turns] == [True, False, True, True]
+    assert [turn.reward for turn in record.turns] == [0.25, 0.0, 0.5, 0.75]
+    assert [turn.state_key for turn in record.turns] == ["0", "1", "1", "2"]
+    assert record.turns[1].action.text == "up"
+    assert record.success
+
+
+def test_an_action_the_world_does_not_understand_is_an_invalid_turn():
+    """Well written, but the environment said so."""
+    record = finish(
+        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL),
+        *["Action: dance", "Action: up", "Action: up", "Action: up"],
+    )
+
+    assert [turn.valid for turn in record.turns] == [False, True, True, True]
+
+
+def test_the_turn_limit_truncates():
+    """Four turns of 'wait' end by our limit, not by the world."""
+    record = finish(episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), *["Action: wait"] * 4)
+
+    assert len(record.turns) == 4
+    assert (record.success, record.terminated, record.truncated) == (False, False, True)
+    assert record.status is Status.COMPLETED
+
+
+def test_the_turn_limit_may_depend_on_the_kind_of_task():
+    """One turn for this kind."""
+    protocol = EpisodeProtocol("p", format="action", max_turns=4, max_turns_by_kind={"short": 1})
+    record = finish(
+        episode(_Counter(), Job(Task("t/1", kind="short"), seed=0), protocol=protocol), "Action: up"
+    )
+
+    assert len(record.turns) == 1
+    assert record.truncated
+
+
+def test_a_world_that_raises_in_step_fails_its_episode_and_keeps_the_turns():
+    """The turn that raised is not a turn; type and text of the error are kept."""
+    record = finish(
+        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up", "Action: crash"
+    )
+
+    assert record.status is Status.FAILED
+    assert record.error == "RuntimeError: the world fell over"
+    assert len(record.turns) == 1
+    assert record.total_reward == 0.25
+    assert (record.terminated, record.truncated, record.success) == (False, False, False)
+
+
+def test_seeds_differ_by_turn_and_by_episode():
+    """Equal seeds would draw equal numbers in every turn."""
+    _, _, engine = played(up, jobs("a", "b", "c"))
+    seeds = [prompt.seed for batch in engine.batches for prompt in batch]
+
+    assert len(seeds) == 9
+    assert len(set(seeds)) == 9
+
+
+def test_seeds_are_the_same_when_played_again_and_whatever_plays_beside():
+    """A seed is a function of the episode's seed and the turn."""
+    by_key = []
+    for concurrency in (1, 3):
+        _, _, engine = played(up, jobs("a", "b", "c"), concurrency)
+        by_key.append({(p.conversation, len(p.turns)): p.seed for batch in engine.batches for p in batch})
+
+    assert by_key[0] == by_key[1]
+
+
+def test_a_world_that_raises_in_reset_fails_that_episode_only(caplog):
+    """The others go on; the failure is logged with its task."""
+    found, _, _ = played(up, jobs("a", "broken", "b", "c"))
+
+    assert found["broken"].status is Status.FAILED
+    assert found["broken"].error == "EnvironmentFailure: no such room"
+    assert found["broken"].turns == ()
+    assert [found[name].success for name in "abc"] == [True] * 3
+    assert "broken" in caplog.text
+
+
+def test_a_first_batch_of_broken_tasks_does_not_end_the_play():
+    """No prompt to answer at first; the jobs behind them are still played."""
+    broken = [Job(Task("broken"), 0, sample) for sample in range(2)]
+    found, worlds, engine = played(up, [*broken, *jobs("a")])
+
+    assert found["a"].success
+    assert [len(batch) for batch in engine.batches] == [1, 1, 1]
+    assert all(world.closed for world in worlds)
+
+
+@pytest.mark.parametrize("name", ["broken", "crash"])
+def test_a_broken_world_is_closed_and_replaced(name):
+    """One at a time: the world of the failed episode does not play the next task."""
+    crash = by_task(crash=lambda prompt: Action("Action: crash"))
+    found, worlds, _ = played(crash, jobs("a", name, "b"), concurrency=1)
+
+    assert found[name].status is Status.FAILED
+    assert found["b"].success
+    assert len(worlds) == 2
+    assert all(world.closed for world in worlds)
+
+
+def test_a_world_that_cannot_even_close_stops_nothing(monkeypatch):
+    """It failed before; closing it is a courtesy."""
+    monkeypatch.setattr(_Counter, "breaks_on_close", True)
+    engine = _Script(up)
+    steps = play(jobs("broken"), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=1)
+
+    assert [one.status for one in steps] == [Status.FAILED]
+
+
+def test_an_engine_failure_fails_that_episode_only():
+    """It is thrown into its episode, which keeps the turn before it."""
+    fails = lambda prompt: EngineFailure("too long") if prompt.turns else up(prompt)  # noqa: E731
+    found, worlds, engine = played(by_task(b=fails), jobs("a", "b", "c"))
+
+    assert found["b"].status is Status.FAILED
+    assert found["b"].error == "EngineFailure: too long"
+    assert len(found["b"].turns) == 1
+    assert found["a"].success
+    assert found["c"].success
+    assert "b#0" in engine.forgotten
+    assert all(world.closed for world in worlds)
+
+
+def test_at_most_so_many_worlds_as_may_run_at_once():
+    """Seven episodes in two worlds, at most two prompts a batch; the worlds are used again."""
+    found, worlds, engine = played(up, jobs(*"abcdefg"), concurrency=2)
+
+    assert sorted(found) == list("abcdefg")
+    assert len(worlds) == 2
+    assert max(map(len, engine.batches)) <= 2
+    assert all(world.closed for world in worlds)
+
+
+def test_every_conversation_that_ended_is_forgotten():
+    """An engine may keep keys and values until then."""
+    _, _, engine = played(up, jobs("a", "b"))
+
+    assert sorted(engine.forgotten) == ["a#0", "b#0"]
+
+
+@dataclass
+class _Gate(_Counter):
+    """A counter that waits in `reset` of a task called late, and in `step` of one called slow, for an event."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    waited: list = field(default_factory=list)
+
+    def reset(self, task, seed):
+        self.task = task
+        if task.id == "late":
+            self.waited.append(self.opened.wait(20))
+        return super().reset(task, seed)
+
+    def step(self, action):
+        if self.task.id == "slow":
+            self.waited.append(self.opened.wait(20))
+        return super().step(action)
+
+
+def test_nobody_waits_for_the_slowest_world():
+    """The slow world goes on when all others have ended, and they are handed out before."""
+    opened, waited = threading.Event(), []
+    make = lambda: _Gate(opened=opened, waited=waited)  # noqa: E731
+    found = play(
+        jobs("slow", *"abcde"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=3
+    )
+
+    early = [next(found).task.id for _ in range(5)]
+    opened.set()
+
+    assert sorted(early) == list("abcde")
+    assert [one.task.id for one in found] == ["slow"]
+    assert waited == [True] * 3
+
+
+def test_worlds_start_while_the_model_generates():
+    """The late world starts once the engine has been called for another."""
+    opened, waited = threading.Event(), []
+
+    def answer(prompt):
+        opened.set()
+        return up(prompt)
+
+    make = lambda: _Gate(opened=opened, waited=waited)  # noqa: E731
+    found = list(play(jobs("late", "a"), _Script(answer), make, protocol=PROTOCOL, sampling=Sampling()))
+
+    assert [one.success for one in found] == [True, True]
+    assert waited == [True]
+
+
+def test_a_world_lives_in_one_thread_and_the_engine_in_ours():
+    """Made, reset, stepped and closed in one thread; worlds of other seats in others."""
+    threads = []
+
+    class Noting(_Counter):
+        def __post_init__(self):
+            self.seen = {threading.get_ident()}
+            threads.append(self.seen)
+
+        def reset(self, task, seed):
+            self.seen.add(threading.get_ident())
+            return super().reset(task, seed)
+
+        def step(self, action):
+            self.seen.add(threading.get_ident())
+            return super().step(action)
+
+        def close(self):
+            self.seen.add(threading.get_ident())
+
+    mine = []
+    engine = _Script(lambda prompt: mine.append(threading.get_ident()) or up(prompt))
+    list(play(jobs("a", "b", "c"), engine, Noting, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
+
+    assert set(mine) == {threading.get_ident()}
+    assert [len(seen) for seen in threads] == [1, 1]
+    assert not threads[0] & threads[1] | set.union(*threads) & set(mine)
+
+
+class _Sleeper(_Counter):
+    """A step takes 50 ms; `stepping` has as many items as worlds are in one."""
+
+    stepping: list = []  # noqa: RUF012  shared on purpose
+
+    def step(self, action):
+        self.stepping.append(None)
+        time.sleep(0.05)
+        self.stepping.pop()
+        return super().step(action)
+
+
+def test_sleeping_worlds_keep_the_engine_busy():
+    """16 episodes at once, 50 ms a step, 20 ms a call: alone the engine would be busy for 2/7 of the time.
+
+    At least 80 % in the best of three plays, since the machine may be busy otherwise. Most calls happen while
+    worlds step.
+    """
+    shares, beside = [], []
+
+    def busy(prompt_list, sampling):
+        beside.append(len(_Sleeper.stepping))
+        began = time.monotonic()
+        time.sleep(0.02)
+        spent.append(time.monotonic() - began)
+        return [up(prompt) for prompt in prompt_list]
+
+    engine = _Script(up)
+    engine.generate = busy
+    for _ in range(3):
+        spent, began = [], time.monotonic()
+        names = [f"t{n}" for n in range(64)]
+        list(play(jobs(*names), engine, _Sleeper, protocol=PROTOCOL, sampling=Sampling(), concurrency=16))
+        shares.append(sum(spent) / (time.monotonic() - began))
+        if shares[-1] >= 0.8:
+            break
+
+    assert max(shares) >= 0.8
+    assert sorted(beside)[len(beside) // 2] >= 4
+
+
+class _Stream(_Script):
+    """Takes prompts on at any time; answers the latest first, one a moment."""
+
+    def __init__(self, answer):
+        super().__init__(answer)
+        self.open, self.most = [], 0
+
+    def submit(self, prompts, sampling):
+        self.open += prompts
+        self.most = max(self.most, len(self.open))
+
+    def advance(self):
+        if not self.open:
+            raise AssertionError("nothing to do")
+        prompt = self.open.pop()
+        return [(prompt, *self.generate([prompt], None))]
+
+
+def test_an_engine_that_streams_is_given_prompts_as_they_come():
+    """Answers in another order reach their own episodes; the trajectories are those of batches."""
+    names = [f"t{n}" for n in range(9)]
+    answers = by_task(
+        t3=lambda prompt: Action("Action: nothing"), t5=lambda prompt: EngineFailure("out of room")
+    )
+    engine = _Stream(answers)
+    found = {
+        one.task.id: one
+        for one in play(jobs(*names), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=4)
+    }
+
+    assert found == played(answers, jobs(*names), concurrency=4)[0]
+    assert sorted(engine.forgotten) == sorted(f"{name}#0" for name in names)
+    assert 2 <= engine.most <= 4
+
+
+def test_an_answer_that_breaks_the_contract_of_a_world_fails_the_episode():
+    """In this process too: no observation, and no number."""
+    for answer, says in {
+        "x": "step('up') returned 'x', not an Observation.",
+        Observation("x", reward=float("nan")): "step('up') returned the reward nan, which is not finite.",
+    }.items():
+        world = _Counter()
+        world.step = lambda action, answer=answer: answer
+        record = finish(episode(world, Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up")
+
+        assert record.status is Status.FAILED
+        assert record.error.startswith(f"EnvironmentFailure: {says}")
+
+
+@pytest.mark.parametrize(
+    ("losses", "retries", "plays"),
+    [
+        ([WorldLost], 0, 1),
+        ([WorldLost], 1, 2),
+        ([WorldLost] * 3, 2, 3),
+        ([BystanderLost] * 3, 0, 4),
+        ([BystanderLost, WorldLost, BystanderLost], 1, 4),
+        ([EnvironmentFailure], 3, 1),
+        ([BystanderLost] * 99, 1, 1 + 16 + 1),
+    ],
+)
+def test_an_episode_whose_world_was_lost_is_played_again(losses, retries, plays):
+    """Losses count against `retries`, but for those to another's fault, up to 16; other failures are final."""
+    coming, worlds = list(losses), []
+
+    class Mortal(_Counter):
+        def step(self, action):
+            if coming:
+                raise coming.pop(0)("gone")
+            return super().step(action)
+
+    found = list(
+        play(
+            jobs("a"),
+            _Script(up),
+            lambda: Mortal(worlds),
+            protocol=PROTOCOL,
+            sampling=Sampling(),
+            retries=retries,
+        )
+    )
+
+    assert len(found) == 1
+    assert found[0].success is (plays > len(losses))
+    assert len(worlds) == plays
+
+
+def test_worlds_are_closed_when_the_consumer_stops_early():
+    """Closing the generator runs its clean-up."""
+    worlds = []
+    steps = play(
+        jobs(*"abcd"),
+        _Script(up),
+        lambda: _Counter(worlds),
+        protocol=PROTOCOL,
+        sampling=Sampling(),
+        concurrency=2,
+    )
+    next(steps)
+    steps.close()
+
+    assert len(worlds) == 2
+    assert all(world.closed for world in worlds)
+
+
+def test_worlds_are_closed_when_the_engine_raises():
+    """An engine that cannot answer at all stops the play with its own error."""
+
+    def breaks(prompt):
+        raise EngineFailure("out of memory")
+
+    worlds = []
+    steps = play(
+        jobs("a", "b"), _Script(breaks), lambda: _Counter(worlds), protocol=PROTOCOL, sampling=Sampling()
+    )
+    with pytest.raises(EngineFailure, match="out of memory"):
+        list(steps)
+
+    assert len(worlds) == 2
+    assert all(world.closed for world in worlds)
+
+
+def test_worlds_are_closed_when_one_of_them_cannot_start():
+    """The second world raises as it is made; the first is released."""
+    worlds = []
+
+    def make():
+        if worlds:
+            raise EnvironmentFailure("no port is free")
+        return _Counter(worlds)
+
+    with pytest.raises(EnvironmentFailure, match="no port is free"):
+        list(play(jobs("a", "b"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
+
+    assert worlds[0].closed
+
+
+def test_a_world_that_says_that_the_run_cannot_go_on_stops_it(monkeypatch):
+    """A `RunError` is nobody's bad episode: it reaches the caller, and no trajectory is made of it."""
+
+    def reset(world, task, seed):
+        raise RunError("no machine is left")
+
+    monkeypatch.setattr(_Counter, "reset", reset)
+
+    with pytest.raises(RunError, match="no machine is left"):
+        played(up, jobs("a", "b"))
+
+
+def test_all_worlds_are_closed_even_if_one_cannot_close(monkeypatch, caplog):
+    """Two worlds whose close raises: both are closed, and the trajectories have been handed out."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(_Counter, "breaks_on_close", True)
+    found, worlds, _ = played(up, jobs("a", "b"))
+
+    assert sorted(found) == ["a", "b"]
+    assert [world.closed for world in worlds] == [True, True]

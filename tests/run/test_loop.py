@@ -1,0 +1,463 @@
+"""The whole loop on a tiny policy: complete, repeatable stage by stage, and indifferent to kill -9."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from perturn.cli import main
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.errors import RunError
+from perturn.policy.config import TurnConfig
+from perturn.policy.trainer import TurnTrainer
+from perturn.run import train
+from perturn.run.loop import loop, open_run, run_steps
+
+PERTURN = Path(sys.executable).with_name("perturn")
+
+CORRIDOR = '''
+import os
+import time
+
+from perturn.types import Observation, Task
+
+
+class Corridor:
+    """A door one or two steps to the left or to the right; a step takes CORRIDOR_PAUSE seconds."""
+
+    name = "corridor-1.0"
+
+    def tasks(self, split):
+        return [
+            Task(f"{split}-{kind}/{n}", kind, split, {"length": 1 + n % 2})
+            for kind in ("left", "right")
+            for n in range(6)
+        ]
+
+    def reset(self, task, seed):
+        self.task, self.walked = task, 0
+        return Observation(f"The door is {task.data['length']} steps to the {task.kind}.")
+
+    def step(self, action):
+        time.sleep(float(os.environ.get("CORRIDOR_PAUSE", "0")))
+        if action not in ("left", "right"):
+            return Observation("Say left or right.", valid=False)
+        self.walked += 1 if action == self.task.kind else -1
+        if self.walked == self.task.data["length"]:
+            return Observation("You are there.", reward=1.0, terminated=True, success=True)
+        return Observation("You walk on.")
+
+    def expert(self, task):
+        return [task.kind] * task.data["length"]
+
+    def close(self):
+        pass
+'''
+
+RECIPE = """
+name: whole
+output: runs
+model: {name: tiny, dtype: float32}
+environment: {name: "perturn_corridor:Corridor"}
+protocol: {name: tiny, format: action, system: Walk to the door., max_turns: 3}
+sft:
+  loss: {name: sft}
+  tasks: {split: train, per_kind: 4}
+  epochs: 4
+  batch_size: 4
+  learning_rate: 1.0e-2
+  save_steps: 1
+explore:
+  tasks: {split: train, per_kind: 2, skip: 4}
+  samples: 2
+  sampling: {temperature: 1.0, max_new_tokens: 6}
+  concurrency: 2
+align:
+  loss: {name: tlm-dre}
+  epochs: 2
+  batch_size: 2
+  learning_rate: 1.0e-3
+  save_steps: 1
+evaluate:
+  tasks: {split: test, per_kind: 3}
+  sampling: {max_new_tokens: 6}
+  concurrency: 2
+"""
+EPISODES = {
+    "trajectories/expert.jsonl": 2 * 6,
+    "trajectories/explore.jsonl": 2 * 2 * 2,
+    "evaluation/base.jsonl": 2 * 3,
+    "evaluation/sft.jsonl": 2 * 3,
+    "evaluation/tlm-dre.jsonl": 2 * 3,
+}
+STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_folder):
+    """A folder with a world, a policy and a recipe, and a cache of its own."""
+    folder = tmp_path_factory.mktemp("loop")
+    (folder / "perturn_corridor.py").write_text(CORRIDOR)
+    (folder / "tiny.yaml").write_text(RECIPE)
+    shutil.copytree(tiny_folder, folder / "tiny")
+    return folder
+
+
+def start(place, name, *words, pause=0.0):
+    """`perturn run` as a process of its own, in a session of its own."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PERTURN_CACHE": str(place / "cache"),
+        "CORRIDOR_PAUSE": str(pause),
+    }
+    return subprocess.Popen(
+        [PERTURN, "run", "tiny.yaml", f"name={name}", *words],
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    """Wait for the end of a run; its standard output and notices."""
+    output, notices = process.communicate(timeout=120)
+    assert process.returncode == 0, notices
+    return output, notices
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nothing interrupted, and what it printed."""
+    printed, _ = finish(start(place, "whole"))
+    return place / "runs" / "whole", printed
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """The same place for calls inside this process."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PERTURN_CACHE", str(place / "cache"))
+    return place
+
+
+def episodes(file):
+    """What each episode was, by key; logprobs are left out, since rounding depends on what else is in the batch."""
+    found = {}
+    for one in read_trajectories(file):
+        assert one.key not in found
+        acts = [(turn.observation_text, turn.action.text, turn.action.token_ids) for turn in one.turns]
+        found[one.key] = (acts, one.total_reward, one.success, one.seed, one.status, one.policy)
+    return found
+
+
+def losses(file):
+    """Step -> loss of the optimizer steps in a metrics file, each step once."""
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [entry["step"] for entry in entries]
+    assert steps == sorted(set(steps))
+    return {entry["step"]: entry["loss"] for entry in entries}
+
+
+def assert_equal_runs(one, other):
+    """Same episodes, same training, same weights."""
+    for file, count in EPISODES.items():
+        assert len(episodes(one / file)) == count
+        assert episodes(one / file) == episodes(other / file)
+    for file, count in STEPS.items():
+        assert list(losses(one / file)) == list(range(1, count + 1))
+        assert losses(one / file) == pytest.approx(losses(other / file), abs=1e-4)
+    for policy in ("sft", "tlm-dre"):
+        assert_close(*(load_file(run / "checkpoints" / policy / "model.safetensors") for run in (one, other)))
+
+
+def without_time(summary):
+    return {key: value for key, value in json.loads(summary.read_text()).items() if key != "seconds"}
+
+
+def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pairs):
+    """Recipe, manifest, episodes, pairs, metrics, two policies, report; and no half-made folder."""
+    folder, printed = whole
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert all(stage["done"] for stage in manifest["stages"].values())
+    assert len(manifest["stages"]) == 8
+    assert {file: len(episodes(folder / file)) for file in EPISODES} == EPISODES
+    assert {file: len(losses(folder / file)) for file in STEPS} == STEPS
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["sft", "tlm-dre"]
+    assert not list(folder.rglob("*partial*"))
+    assert_reference_fits_pairs(folder)
+    assert "<html" in (folder / "report.html").read_text()
+    assert "runs/whole/report.html" in printed
+    assert "tlm-dre against sft, paired over 6 tasks" in printed
+
+
+def test_alignment_notes_how_far_sampling_was_from_training(whole):
+    """Over the tokens that the explorer sampled, which are float32's here: 1e-4 nats at most."""
+    folder, _ = whole
+    rejected = [pair.rejected for pair in read_pairs(folder / "pairs.jsonl")]
+    noted = json.loads((folder / "metrics" / "agreement.json").read_text())
+
+    assert noted["tokens"] == sum(len(turn.action.token_ids) for one in rejected for turn in one.turns)
+    assert 0 <= noted["median"] <= noted["p99"] <= noted["max"] < 1e-4
+    assert noted["max"] > 0
+
+
+def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
+    """Stored log-probabilities moved by 0.5 nats are more than rounding explains; nobody else's are compared."""
+    folder, _ = whole
+    shutil.copytree(folder, tmp_path / "run")
+    run, pairs = open_run(tmp_path / "run", []), read_pairs(folder / "pairs.jsonl")
+    sft = str(folder / "checkpoints" / "sft")
+    args = TurnConfig(
+        output_dir=str(tmp_path / "out"), loss={"name": "dpo"}, use_cpu=True, reference_cache=str(tmp_path)
+    )
+    trainer = TurnTrainer(sft, args, pairs)
+    moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
+
+    train._note_agreement(run, trainer, pairs, "sft")
+    assert "more than rounding" not in capsys.readouterr().err
+    train._note_agreement(run, trainer, moved, "sft")
+    assert "more than rounding" in capsys.readouterr().err
+    train._note_agreement(run, trainer, moved, "another")
+    assert capsys.readouterr().err == ""
+
+
+def _moved(episode, nats):
+    """The episode with other log-probabilities of its actions."""
+    turns = [
+        replace(
+            turn, action=replace(turn.action, logprobs=tuple(each - nats for each in turn.action.logprobs))
+        )
+        for turn in episode.turns
+    ]
+    return replace(episode, turns=tuple(turns))
+
+
+def test_the_summary_has_the_keys_that_scripts_read(whole):
+    """policies, comparison and seconds; the scores are those of the stored episodes."""
+    summary = json.loads((whole[0] / "summary.json").read_text())
+
+    assert {"policies", "comparison", "seconds"} <= summary.keys()
+    assert [row["name"] for row in summary["policies"]] == ["base", "sft", "tlm-dre"]
+    for row in summary["policies"]:
+        scores = [episode[1] for episode in episodes(whole[0] / f"evaluation/{row['name']}.jsonl").values()]
+        assert {"name", "n", "mean_score", "interval", "success_rate"} <= row.keys()
+        assert row["n"] == 6
+        assert row["mean_score"] == pytest.approx(sum(scores) / 6)
+        assert row["interval"][0] <= row["mean_score"] <= row["interval"][1]
+    assert (summary["comparison"]["a"], summary["comparison"]["b"]) == ("tlm-dre", "sft")
+    assert summary["seconds"] > 0
+
+
+def test_a_score_has_its_protocol(whole):
+    """All that must be equal before scores are compared; the command prints it in one line."""
+    folder, printed = whole
+    summary = json.loads((folder / "summary.json").read_text())
+    stamp = summary["protocol"]
+
+    assert stamp == json.loads((folder / "evaluation" / "protocol.json").read_text())
+    assert [stamp.pop(key)[:8] for key in ("panel_sha256", "prompt_sha256")] == ["dfd87854", "f7e7e7f5"]
+    assert stamp == {
+        "environment": "corridor-1.0",
+        "settings": {"name": "perturn_corridor:Corridor"},
+        "split": "test",
+        "n": 6,
+        "name": "tiny-action",
+        "max_turns": {"left": 3, "right": 3},
+        "history": "full",
+        "list_admissible": False,
+        "decoding": {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 6},
+        "departures": {},
+        "seed": 0,
+    }
+    words = " ".join(printed.split())
+    for part in ("tiny-action on corridor-1.0; split test, n = 6", "full history; greedy, at most 6 tokens"):
+        assert part in words
+
+
+def test_a_second_call_says_done_and_changes_nothing(whole, here, monkeypatch, capsys):
+    """Every file keeps its bytes; the policies are not even loaded, so nothing is computed."""
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["perturn", "run", "tiny.yaml"])
+
+    main_exits_with(0)
+
+    printed = capsys.readouterr()
+    assert printed.err.count("done before") == 8
+    assert "runs/whole/report.html" in printed.out
+    assert {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()} == before
+
+
+def main_exits_with(code):
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert (caught.value.code or 0) == code
+
+
+def test_stages_one_by_one_make_the_same_run(whole, here, monkeypatch, capsys):
+    """collect, train, collect, pair, train, evaluate, report: each does what can be done, and says what waits."""
+    place = here
+    commands = ["collect", "train", "collect", "pair", "train", "evaluate", "report"]
+    for number, command in enumerate(commands):
+        source, words = ("tiny.yaml", ["name=staged"]) if number == 0 else ("runs/staged", [])
+        monkeypatch.setattr(sys, "argv", ["perturn", command, source, *words])
+        main_exits_with(0)
+
+    notices = capsys.readouterr().err
+    assert_equal_runs(place / "runs" / "staged", whole[0])
+    assert without_time(place / "runs/staged/summary.json") == without_time(whole[0] / "summary.json")
+    assert notices.count("explore: waits for sft") == 1
+    assert notices.count("align: waits for pair") == 1
+    assert notices.count("expert: done before") == 1
+
+
+def kill(process):
+    """SIGKILL to the process alone; the worlds it started end with it, within 10 s."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def is_done(folder, stage):
+    manifest = folder / "manifest.json"
+    stages = json.loads(manifest.read_text())["stages"] if manifest.is_file() else {}
+    return stages.get(stage, {}).get("done", False)
+
+
+def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(place, whole):
+    """SIGKILL in expert, SFT, exploration, alignment and evaluation of one run, each time gone on from there.
+
+    Training goes on from checkpoint 3 of 8 with the optimizer's, scheduler's and sampler's state, so its losses
+    and weights are those of the run that was not killed.
+    """
+    folder = place / "runs" / "killed"
+    reached = {
+        "expert": lambda: lines(folder / "trajectories/expert.jsonl") >= 2,
+        "sft": lambda: (folder / "checkpoints/sft.partial/checkpoint-3/trainer_state.json").is_file(),
+        "explore": lambda: lines(folder / "trajectories/explore.jsonl") >= 2,
+        "align": lambda: (folder / "checkpoints/tlm-dre.partial/checkpoint-3/trainer_state.json").is_file(),
+        "evaluate-tlm-dre": lambda: lines(folder / "evaluation/tlm-dre.jsonl") >= 1,
+    }
+    late = []
+    for stage, is_reached in reached.items():
+        process = start(place, "killed", pause=0.05)
+        while process.poll() is None and not is_reached():
+            time.sleep(0.002)
+        kill(process)
+        late += [stage] if is_done(folder, stage) else []
+
+    finish(start(place, "killed"))
+
+    assert late == []
+    assert_equal_runs(folder, whole[0])
+    assert without_time(folder / "summary.json") == without_time(whole[0] / "summary.json")
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["sft", "tlm-dre"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "checkpoints"])
+def test_a_kill_between_the_saved_policy_and_the_manifest_is_survived(whole, here, left):
+    """The policy's folder is there, but the stage is not noted as done; with and without the last checkpoint."""
+    folder = here / "runs" / f"late-{left}"
+    shutil.copytree(whole[0], folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["stages"]["align"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run = open_run(folder)
+    if left == "checkpoints":
+        (folder / "checkpoints/tlm-dre.partial/checkpoint-8").mkdir(parents=True)  # half-written
+
+    run_steps(run, "train")
+
+    assert run.is_done("align")
+    assert_equal_runs(folder, whole[0])
+
+
+def test_a_half_written_checkpoint_is_removed(tmp_path, capsys):
+    """The trainer writes its state last: without it, or with half of it, a checkpoint is no checkpoint."""
+    for step, state in {2: "{}", 10: "{}", 11: '{"global', 12: None}.items():
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+
+    newest = train.last_checkpoint(tmp_path)
+
+    assert newest == str(tmp_path / "checkpoint-10")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-2"]
+    assert capsys.readouterr().err.count("removing half-written") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
+    """Stopped after step 3 and gone on from there, LoRA has the losses of a run that was not, and merges."""
+    runs = {}
+    for name in ("stopped", "lora"):
+        words = [f"name={name}", "align.lora.rank=2", "align.learning_rate=0.01"]
+        run = runs[name] = open_run(here / "tiny.yaml", words)
+        shutil.copytree(whole[0] / "checkpoints" / "sft", run.checkpoint("sft"))
+        shutil.copy(whole[0] / "pairs.jsonl", run.pairs)
+        torch.manual_seed(0)
+        if name == "stopped":
+            monkeypatch.setattr(train._Progress, "on_step_begin", interrupt_after(3), raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                train.train_align(run)
+            monkeypatch.delattr(train._Progress, "on_step_begin")
+            torch.manual_seed(
+                1
+            )  # adapters come from the checkpoint, so what is drawn for new ones must not matter
+        train.train_align(run)
+
+    weights, others, before = (
+        load_file(run.checkpoint(name) / "model.safetensors")
+        for run, name in [(runs["stopped"], "tlm-dre"), (runs["lora"], "tlm-dre"), (runs["lora"], "sft")]
+    )
+    changed = {name.split(".")[-2] for name in weights if not weights[name].equal(before[name])}
+    assert losses(runs["stopped"].metrics("align")) == pytest.approx(
+        losses(runs["lora"].metrics("align")), abs=1e-4
+    )
+    assert_close(weights, others)
+    assert {"q_proj", "down_proj"} <= changed
+    assert not changed & {"embed_tokens", "norm", "input_layernorm"}
+
+
+def interrupt_after(step):
+    """A callback that stops training as Ctrl-C does."""
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    return on_step_begin
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, here):
+    """A learning rate of 1e30 makes the weights infinite; the error names the step, and its bar is gone."""
+    words = ["name=diverged", "sft.learning_rate=1e30", "sft.max_grad_norm=1e30"]
+    run = open_run(here / "tiny.yaml", words)
+    shutil.copytree(whole[0] / "trajectories", run.folder / "trajectories", dirs_exist_ok=True)
+
+    with pytest.raises(RunError, match=r"the loss is nan at step \d; lower the learning rate") as caught:
+        next(step for step in loop(run.recipe) if step.name == "sft").work(run)
+
+    shown = [frame.locals["progress"] for frame in caught.traceback if "progress" in frame.locals]
+    assert [one._bar._progress.live.is_started for one in shown] == [False]
+    assert not run.is_done("sft")

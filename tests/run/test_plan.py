@@ -1,0 +1,193 @@
+"""`--dry-run`: what would be done, with estimates, and nothing written."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from perturn.cli import main
+from perturn.run.loop import open_run, run_steps
+from perturn.run.plan import make_plan
+from perturn.run.plan.episodes import Panels
+from perturn.run.plan.estimate import (
+    KEPT_BY_ALLOCATOR,
+    Machine,
+    generation_seconds,
+    trained_tokens,
+    training_gb,
+    training_seconds,
+)
+from perturn.run.plan.rates import Rates, Shape, model_shape
+from perturn.settings.recipe import Lora, Train
+
+RECIPE = """
+name: one
+output: {output}
+model: {{name: "{model}", dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
+sft:
+  loss: {{name: sft}}
+  tasks: {{per_kind: 4}}
+explore:
+  tasks: {{per_kind: 4, skip: 4}}
+  samples: 2
+align:
+  loss: {{name: tlm-dre}}
+worlds: {{processes: 0}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_folder, own_environment):
+    """A recipe that would run."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
+    return file
+
+
+def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
+    """4 + 4 expert episodes, 4 evaluated by each policy, 4 x 2 explored, of which 6 are assumed to become pairs."""
+    plan = make_plan(recipe, [], None)
+
+    work = {step.name: step.work for step in plan.steps}
+    assert list(work)[:4] == ["expert", "evaluate-base", "sft", "evaluate-sft"]
+    assert work["expert"] == "8 episodes"
+    assert work["evaluate-base"] == "4 episodes, about 5 turns each"
+    assert work["explore"] == "8 episodes, about 3 turns each"
+    assert work["sft"].startswith("4 episodes, 1 epochs")
+    assert work["align"].startswith("6 pairs (assumed)")
+    assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)
+    assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
+    assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_done_shows_what_it_took(recipe):
+    """And recorded expert episodes give the lengths."""
+    run = open_run(recipe)
+    run_steps(run, "collect")
+    before = sorted(run.folder.rglob("*"))
+
+    plan = make_plan(run.folder, [], "collect")
+
+    assert [(step.name, step.state) for step in plan.steps] == [("expert", "done"), ("explore", "to do")]
+    assert plan.steps[0].seconds == run.manifest["stages"]["expert"]["seconds"]
+    assert plan.seconds == plan.steps[1].seconds
+    assert plan.how[0].startswith("Lengths: 8 recorded expert episodes")
+    assert sorted(run.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["run", "collect", "pair", "train", "evaluate"])
+def test_every_stage_has_a_dry_run_that_refuses_what_it_would_refuse(
+    recipe, tmp_path, monkeypatch, capsys, command
+):
+    """JSON for machines; a wrong loss is one line and code 2."""
+    codes = []
+    for words in (["--json"], ["align.loss.name=dop"]):
+        monkeypatch.setattr(sys, "argv", ["perturn", command, str(recipe), "--dry-run", *words])
+        try:
+            main()
+        except SystemExit as end:
+            codes.append(end.code or 0)
+
+    printed = capsys.readouterr()
+    assert codes == [0, 2]
+    assert {step["state"] for step in json.loads(printed.out)["steps"]} == {"to do"}
+    assert "Did you mean 'dpo'?" in printed.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_server_is_not_estimated(recipe, monkeypatch):
+    """Its time is not ours to know; the bound of the recipe is shown."""
+    monkeypatch.setenv("SOME_KEY", "0")
+    api = ["engine.name=api", "engine.api_key_env=SOME_KEY", "engine.max_tokens_total=1000"]
+
+    plan = make_plan(recipe, [*api, "sft=null", "align=null"], None)
+
+    assert [step.name for step in plan.steps] == ["evaluate-base"]
+    assert plan.steps[0].seconds is None
+    assert "engine's bound: 1000" in plan.how[0]
+
+
+SHAPE = Shape(
+    parameters=1_000_000,
+    layers=10,
+    hidden=100,
+    inner=400,
+    vocabulary=1000,
+    key_value_width=50,
+    trained=1_000_000,
+)
+MACHINE = Machine(SHAPE, Rates(many=1e9, few=1e9), "cpu", 4, base_gb=1.0)
+PANELS = Panels(
+    sft=4,
+    expert=8,
+    explore=8,
+    evaluate=4,
+    turns=3,
+    limit=5,
+    prompt_tokens=100,
+    heard_tokens=20,
+    said_tokens=10,
+    seconds=0.1,
+    memory_gb=1.0,
+    source="",
+)
+
+
+def test_tokens_are_worked_by_hand():
+    """Expert: 100 + 2 * 20 + 3 * 10 = 170. Taught policy, 4 turns: 100 + 3 * 20 + 4 * 10 = 200."""
+    assert trained_tokens(PANELS, 2, on_pairs=False) == 2 * 170
+    assert trained_tokens(PANELS, 2, on_pairs=True) == 2 * 370
+
+
+@pytest.mark.parametrize(
+    ("settings", "operations"),
+    [({}, 6), ({"epochs": 2.0}, 12), ({"lora": Lora()}, 4), ({"gradient_checkpointing": True}, 8)],
+)
+def test_training_is_worked_by_hand(settings, operations):
+    """Operations a parameter and token, 1M parameters, 1000 tokens, 0.7 GFLOP/s; 2 more for a reference."""
+    train = Train({"name": "dpo"}, **settings)
+
+    assert training_seconds(MACHINE, train, 1000, False) == pytest.approx(operations / 0.7)
+    assert training_seconds(MACHINE, train, 1000, True) == pytest.approx((operations + 2) / 0.7)
+
+
+def test_generation_is_worked_by_hand():
+    """Untaught, 5 turns of 30 tokens, 4 at once: 350 tokens read each, 150 steps of 4 ms and 40 times 0.2 ms."""
+    seconds = generation_seconds(MACHINE, PANELS, 4, 16, learned=False, most=30)
+
+    assert seconds == pytest.approx(4 * 350 * 2e-3 + 150 * (4e-3 + 40 * 2e-4))
+
+
+def test_slow_worlds_decide():
+    """4 episodes of 5 turns of 10 s each: worlds and engine work side by side."""
+    slow = replace(PANELS, seconds=10.0)
+
+    assert generation_seconds(MACHINE, slow, 4, 16, learned=False, most=30) == pytest.approx(4 * 5 * 10.0)
+
+
+def test_memory_of_training_grows_with_what_is_trained():
+    """12 bytes less for a frozen parameter; a checkpointed model keeps one layer's activations."""
+    whole = training_gb(MACHINE, Train({"name": "sft"}), 0)
+    frozen = replace(MACHINE, shape=replace(SHAPE, trained=0))
+
+    assert whole - training_gb(frozen, Train({"name": "sft"}), 0) == pytest.approx(0.012 * KEPT_BY_ALLOCATOR)
+    assert training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True), 0) < whole
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+def test_the_shape_is_that_of_the_model(tiny_folder, tiny_model):
+    """Without reading its weights; adapters of rank 4 on all linear layers but the last, as peft makes them."""
+    from peft import LoraConfig, get_peft_model
+
+    shape = model_shape(str(tiny_folder), lora_rank=4)
+    parameters = sum(each.numel() for each in tiny_model.parameters())
+    adapted = get_peft_model(tiny_model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+    assert shape.parameters == parameters
+    assert (shape.layers, shape.hidden, shape.vocabulary) == (2, 32, 49152)
+    assert shape.key_value_width == 2 * 2 * 8
+    assert shape.trained == sum(each.numel() for each in adapted.parameters() if each.requires_grad)
