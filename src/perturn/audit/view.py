@@ -10,9 +10,9 @@ from perturn.credit import Credit
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.models import load_tokenizer
+from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.policy.weighing import choose_credit
-from perturn.run.session import chat_template
 from perturn.settings.recipe import Recipe, build, read_recipe
 
 

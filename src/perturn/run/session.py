@@ -33,7 +33,6 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, did_you_mean
 from perturn.faults import task_fault
-from perturn.io.reading import read_text, user_path
 from perturn.memory import release_memory
 from perturn.policy.models import (
     compute_dtype,
@@ -43,11 +42,12 @@ from perturn.policy.models import (
     resolve_model,
     weights_digest,
 )
-from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
+from perturn.policy.templates import chat_template
+from perturn.policy.tokens import Renderer
 from perturn.rope import steady_length
 from perturn.run.failures import Failures, has_failed
 from perturn.run.progress import bar, console
-from perturn.settings.recipe import ModelSettings, ProtocolSettings, Recipe, Tasks, build, to_yaml
+from perturn.settings.recipe import ProtocolSettings, Recipe, Tasks, build, to_yaml
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
@@ -199,16 +199,6 @@ def policy_path(run: Run, policy: str) -> str:
 def device() -> torch.device:
     """Where models run: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def chat_template(settings: ModelSettings) -> str | None:
-    """Text of the chat template the recipe names, if any."""
-    if settings.chat_template is None:
-        return None
-    if settings.chat_template == "tools":
-        return TOOLS_TEMPLATE.read_text(encoding="utf-8")
-    file = user_path(settings.chat_template, "model.chat_template")
-    return read_text(file, ConfigError, "Correct model.chat_template.", longest=1 << 20)
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:

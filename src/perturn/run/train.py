@@ -25,17 +25,11 @@ from perturn.policy.agreement import differences, summary
 from perturn.policy.config import TurnConfig
 from perturn.policy.examples import Example, Examples
 from perturn.policy.models import compute_dtype, context_length, load_model, load_tokenizer
+from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.trainer import TurnTrainer
 from perturn.run.progress import bar, console, track
-from perturn.run.session import (
-    chat_template,
-    choose_tasks,
-    device,
-    policy_path,
-    sft_tasks,
-    world_maker,
-)
+from perturn.run.session import choose_tasks, device, policy_path, sft_tasks, world_maker
 from perturn.run.tracking import PROJECT, open_trackers
 from perturn.settings.recipe import Lora, Recipe, Train
 from perturn.types import PreferencePair

@@ -17,6 +17,7 @@ from perturn.data.store import read_pairs
 from perturn.engines import ApiSettings
 from perturn.losses import LOSSES
 from perturn.policy.models import compute_dtype, load_tokenizer
+from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.failures import has_failed
 from perturn.run.loop import Step, check, loop, refuse_training
@@ -32,7 +33,6 @@ from perturn.run.plan.estimate import (
 )
 from perturn.run.plan.rates import measure, model_shape
 from perturn.run.session import (
-    chat_template,
     choose_tasks,
     device,
     engine_settings,
