@@ -23,9 +23,7 @@ import yaml
 
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.run.evaluate import evaluate
-from perturn.run.loop import loop
-from perturn.run.train import train_align
+from perturn.run.loop import run_stages
 from perturn.settings.recipe import Recipe, Train, parse, read_recipe
 from perturn.stats import paired_comparison
 
@@ -33,9 +31,7 @@ from perturn.stats import paired_comparison
 def prepare(recipe: Recipe) -> Run:
     """Run the loop up to the pairs, and score the SFT policy."""
     run = Run(recipe)
-    for step in loop(recipe):
-        if step.name in ("expert", "sft", "evaluate-sft", "explore", "pair") and not run.is_done(step.name):
-            step.work(run)
+    run_stages(run, names=("expert", "sft", "evaluate-sft", "explore", "pair"))
     return run
 
 
@@ -47,15 +43,12 @@ def align(base: Run, changes: dict[str, Any]) -> Run:
         base.recipe, name=f"{base.recipe.name}-{label}", align=parse(Train, settings, "align")
     )
     run = Run(recipe)
-    shutil.copy(base.pairs, run.pairs)
+    shutil.copy(base.pairs(), run.pairs())
     link = run.checkpoint("sft")
     if not link.exists():
         link.symlink_to(base.checkpoint("sft").resolve())
     policy = str(recipe.align.loss["name"])
-    if not run.is_done("align"):
-        train_align(run)
-    if not run.is_done(f"evaluate-{policy}"):
-        evaluate(run, policy)
+    run_stages(run, names=("align", f"evaluate-{policy}"))
     shutil.rmtree(run.checkpoint(policy), ignore_errors=True)
     return run
 

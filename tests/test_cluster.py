@@ -19,7 +19,7 @@ from perturn.cluster.connect import connect
 from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
-from perturn.run.loop import open_run, run_steps
+from perturn.run.loop import open_run, run_stages
 from perturn.settings.cluster import Cluster
 from perturn.settings.recipe import Worlds, parse
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Status, Task
@@ -248,7 +248,7 @@ def recipe(tmp_path, tiny_folder, steps):
 def evaluated(recipe, folder, *overrides):
     """Evaluate the base policy; its trajectories by task, without log-probabilities, and those."""
     run = open_run(recipe, [f"output={folder}", *overrides], "evaluate")
-    run_steps(run, "evaluate")
+    run_stages(run, "evaluate")
     found = {one.task.id: trajectory_to_dict(one) for one in read_trajectories(run.evaluation("base"))}
     logprobs = {key: [turn["action"].pop("logprobs") for turn in one["turns"]] for key, one in found.items()}
     return found, logprobs
@@ -280,7 +280,7 @@ def test_a_cluster_shows_tasks_by_its_expert(nodes, recipe, tmp_path):
     words = [f"output={tmp_path}/runs", world, f"cluster={nodes.address}", "evaluate.tasks.split=test"]
     run = open_run(recipe, words, "collect")
 
-    run_steps(run, "collect")
+    run_stages(run, "collect")
 
     found = list(read_trajectories(run.trajectories("expert")))
     assert sorted(one.task.id for one in found) == [f"guess/{n}" for n in range(1, 9)]

@@ -48,7 +48,7 @@ class Table(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._own:
             entry = self._own[name]
-            return cast(T, _load(entry)) if isinstance(entry, str) else entry
+            return cast(T, locate(entry)) if isinstance(entry, str) else entry
         point = self._foreign[name]
         try:
             return cast(T, point.load())
@@ -68,8 +68,8 @@ class Table(Mapping[str, T], Generic[T]):
         return name in self._own or name in self._foreign
 
 
-def _load(where: str) -> Any:
-    """The object that `module:object` names."""
+def locate(where: str) -> Any:
+    """The object that `module:object` names, loaded now."""
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
 

@@ -120,7 +120,7 @@ def run(tmp_path, tiny_folder):
         with TrajectoryStore(run.trajectories(name)) as store:
             for row in rows:
                 store.append(row)
-    write_pairs(run.pairs, [PreferencePair(experts[0], explored[0])])
+    write_pairs(run.pairs(), [PreferencePair(experts[0], explored[0])])
     with TrajectoryStore(run.evaluation("sft")) as store:
         store.append(played("go", task="t/1"))
         store.append(played("go", task="t/9"))

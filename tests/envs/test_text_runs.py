@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from perturn.cli import app
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
-from perturn.run.loop import open_run, run_all
+from perturn.run.loop import open_run, run_stages
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json").read_text())
@@ -57,7 +57,7 @@ def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
 
     first, second = (CliRunner().invoke(app, call, catch_exceptions=False) for _ in range(2))
     run = open_run(recipe, [*words, *asked(wiki), "worlds.processes=1"])
-    run_all(run)
+    run_stages(run)
 
     assert first.stdout.endswith("trajectories/expert.jsonl: 4 imported, 0 there before\n")
     assert second.stdout.endswith("trajectories/expert.jsonl: 0 imported, 4 there before\n")
@@ -66,7 +66,7 @@ def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
         (True, "hotpotqa-react-react", "recorded")
     ] * 4
     assert experts[0].prompt[1]["content"].startswith("Question: Which river")
-    pairs = read_pairs(run.pairs)
+    pairs = read_pairs(run.pairs())
     assert [pair.chosen for pair in pairs] == [
         one for one in experts if one.task.id in {p.chosen.task.id for p in pairs}
     ]
@@ -98,10 +98,10 @@ def test_webshop_is_taught_by_its_buyer(words, shop):
     given = [*words, "evaluate.tasks={split: test, per_kind: 1}", *(setting(*item) for item in shop.items())]
     run = open_run(RECIPES / "webshop_tlm-dre.yaml", given)
 
-    run_all(run)
+    run_stages(run)
 
     experts = list(read_trajectories(run.trajectories("expert")))
     assert [(one.success, one.protocol) for one in experts] == [(True, "webshop-eto-react")] * 4
-    assert len(read_pairs(run.pairs)) == 4
+    assert len(read_pairs(run.pairs())) == 4
     with pytest.raises(ConfigError, match="environment 'webshop' reads no episodes of others"):
         import_expert(run, Path("fireact.json"))

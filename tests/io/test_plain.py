@@ -18,7 +18,8 @@ from perturn.faults import task_fault
 from perturn.io.plain import fault, mended, told
 from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
 from perturn.run.collect import demonstrate
-from perturn.run.session import choose_tasks, make_protocol
+from perturn.run.panels import choose_tasks
+from perturn.run.session import make_protocol
 from perturn.settings.recipe import ProtocolSettings, Tasks
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn
 

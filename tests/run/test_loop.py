@@ -22,7 +22,7 @@ from perturn.errors import RunError
 from perturn.policy.config import TurnConfig
 from perturn.policy.trainer import TurnTrainer
 from perturn.run import train
-from perturn.run.loop import loop, open_run, run_steps
+from perturn.run.loop import open_run, run_stages
 
 PERTURN = Path(sys.executable).with_name("perturn")
 
@@ -386,7 +386,7 @@ def test_a_kill_between_the_saved_policy_and_the_manifest_is_survived(whole, her
     if left == "checkpoints":
         (folder / "checkpoints/tlm-dre.partial/checkpoint-8").mkdir(parents=True)  # half-written
 
-    run_steps(run, "train")
+    run_stages(run, "train")
 
     assert run.is_done("align")
     assert_equal_runs(folder, whole[0])
@@ -414,17 +414,17 @@ def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
         words = [f"name={name}", "align.lora.rank=2", "align.learning_rate=0.01"]
         run = runs[name] = open_run(here / "tiny.yaml", words)
         shutil.copytree(whole[0] / "checkpoints" / "sft", run.checkpoint("sft"))
-        shutil.copy(whole[0] / "pairs.jsonl", run.pairs)
+        shutil.copy(whole[0] / "pairs.jsonl", run.pairs())
         torch.manual_seed(0)
         if name == "stopped":
             monkeypatch.setattr(train._Progress, "on_step_begin", interrupt_after(3), raising=False)
             with pytest.raises(KeyboardInterrupt):
-                train.train_align(run)
+                run_stages(run, names=["align"])
             monkeypatch.delattr(train._Progress, "on_step_begin")
             torch.manual_seed(
                 1
             )  # adapters come from the checkpoint, so what is drawn for new ones must not matter
-        train.train_align(run)
+        run_stages(run, names=["align"])
 
     weights, others, before = (
         load_file(run.checkpoint(name) / "model.safetensors")
@@ -456,7 +456,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, he
     shutil.copytree(whole[0] / "trajectories", run.folder / "trajectories", dirs_exist_ok=True)
 
     with pytest.raises(RunError, match=r"the loss is nan at step \d; lower the learning rate") as caught:
-        next(step for step in loop(run.recipe) if step.name == "sft").work(run)
+        run_stages(run, names=["sft"])
 
     shown = [frame.locals["progress"] for frame in caught.traceback if "progress" in frame.locals]
     assert [one._bar._progress.live.is_started for one in shown] == [False]

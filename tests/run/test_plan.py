@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perturn.cli import main
-from perturn.run.loop import open_run, run_steps
+from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import make_plan
 from perturn.run.plan.episodes import Panels
 from perturn.run.plan.estimate import (
@@ -67,7 +67,7 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
 def test_what_is_done_shows_what_it_took(recipe):
     """And recorded expert episodes give the lengths."""
     run = open_run(recipe)
-    run_steps(run, "collect")
+    run_stages(run, "collect")
     before = sorted(run.folder.rglob("*"))
 
     plan = make_plan(run.folder, [], "collect")

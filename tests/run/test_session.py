@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from perturn.envs.load import environment_maker, load_object
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.session import (
-    choose_tasks,
-    evaluation_sampling,
-    make_jobs,
-    make_protocol,
-    panel_digest,
-)
+from perturn.run.panels import choose_tasks, make_jobs, panel_digest
+from perturn.run.session import evaluation_sampling, make_protocol
 from perturn.settings.recipe import Evaluate, ModelSettings, ProtocolSettings, Recipe, Tasks
 from perturn.types import EpisodeProtocol, Sampling, Task
 

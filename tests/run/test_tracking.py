@@ -9,9 +9,8 @@ import pytest
 
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import ConfigError
-from perturn.run.loop import open_run, run_steps
+from perturn.run.loop import open_run, run_stages
 from perturn.run.tracking import TRACKERS, check_trackers, open_trackers
-from perturn.run.train import train_align
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, PreferencePair
 
@@ -106,14 +105,14 @@ def trained(folder, tiny_folder, tracker):
     file = folder / "recipe.yaml"
     file.write_text(RECIPE % tiny_folder)
     run = open_run(file, [f"output={folder}", f"report_to=[{tracker}]"])
-    run_steps(run, "collect")
-    run_steps(run, "train")
+    run_stages(run, "collect")
+    run_stages(run, "train")
     experts = list(read_trajectories(run.trajectories("expert")))
     turn = replace(experts[0].turns[0], action=Action("12"))
     write_pairs(
-        run.pairs, [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]]
+        run.pairs(), [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]]
     )
-    train_align(run)
+    run_stages(run, names=["align"])
     return run
 
 

@@ -33,7 +33,7 @@ from perturn.settings.recipe import read_recipe
 from perturn.data.run_folder import Run
 
 run = Run(read_recipe(Path(sys.argv[1])))
-run.steps = ["expert", "explore"]
+run.planned = ["expert", "explore"]
 with run.stage("expert"):
     run.expect(run.trajectories("expert"), total=10, done=1)
     print("working", flush=True)
@@ -62,8 +62,8 @@ def run(recipe):
 
 def fill(run):
     """A finished run: expert, base and sft evaluated, aligned."""
-    run.steps = ["expert", "evaluate-base", "evaluate-sft", "align"]
-    for stage in run.steps:
+    run.planned = ["expert", "evaluate-base", "evaluate-sft", "align"]
+    for stage in run.planned:
         with run.stage(stage) as counts:
             counts["episodes"] = 2
     run.evaluation("base").write_text(episode("t/0", 0.0) + episode("t/1", 1.0, "failed"))
@@ -86,7 +86,7 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
 
     assert (state.state, state.is_well) == ("finished", True)
     assert [(stage.name, stage.state, stage.done) for stage in state.stages] == [
-        (name, "done", 2) for name in run.steps
+        (name, "done", 2) for name in run.planned
     ]
     assert [(row.policy, row.n, row.mean_score, row.failed) for row in state.scores] == [
         ("base", 2, 0.0, 1),

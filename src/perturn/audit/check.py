@@ -204,7 +204,7 @@ def _run_parts(run: Path, recipe: Recipe) -> dict[str, Path]:
 def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
     """What becomes of the explored trajectories under the recipe's settings, by reason."""
     files = [run / "trajectories" / f"{name}.jsonl" for name in ("expert", "explore")]
-    if not all(file.is_file() for file in files):
+    if recipe.pair is None or not all(file.is_file() for file in files):
         return None
     experts, explored = (list(read_trajectories(file)) for file in files)
     _, reasons = pair_with_expert(

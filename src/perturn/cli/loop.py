@@ -27,13 +27,15 @@ def run(
     source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Do the whole loop of a recipe; a second call goes on where the first one stopped."""
-    from perturn.run.loop import open_run, run_all
+    from perturn.report import write_report
+    from perturn.run.loop import open_run, run_stages
 
     if dry_run:
         _show_plan(source, overrides, None, as_json)
         return
     with open_run(source, overrides or []) as opened:
-        report_file = run_all(opened)
+        run_stages(opened)
+        report_file = write_report(opened.folder)
     if as_json:
         sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
         return
@@ -43,17 +45,18 @@ def run(
 
 
 def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
-    """Do the steps of one command, or say what they would be."""
-    from perturn.run.loop import loop, open_run, run_steps
+    """Do the stages of one command, or say what they would be."""
+    from perturn.run.loop import open_run, run_stages
+    from perturn.settings.stages import stages
 
     if dry_run:
         _show_plan(source, overrides, name, as_json)
         return
     with open_run(source, overrides or [], name) as opened:
-        run_steps(opened, name)
+        run_stages(opened, name)
     if as_json:
-        steps = [step.name for step in loop(opened.recipe) if step.command == name]
-        done = {step: opened.manifest["stages"].get(step) for step in steps}
+        names = [stage.name for stage in stages(opened.recipe) if stage.command == name]
+        done = {each: opened.manifest["stages"].get(each) for each in names}
         sys.stdout.write(json.dumps({"run": str(opened.folder), "stages": done}) + "\n")
 
 

@@ -65,8 +65,8 @@ class Run:
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
-        self.steps: list[str] = []
-        """The steps that this call will do, for who watches it."""
+        self.planned: list[str] = []
+        """The stages that this call will do, for those who watch it."""
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
         try:
@@ -114,25 +114,34 @@ class Run:
         self.close()
 
     def trajectories(self, name: str) -> Path:
-        """File of the trajectories of a stage: `expert` or `explore`."""
+        """File of the trajectories of a stage, such as `expert` or `explore`."""
         return self.folder / "trajectories" / f"{name}.jsonl"
 
-    @property
-    def pairs(self) -> Path:
-        """File of the preference pairs."""
-        return self.folder / "pairs.jsonl"
+    def pairs(self, mark: str = "") -> Path:
+        """File of the preference pairs of an iteration."""
+        return self.folder / f"pairs{mark}.jsonl"
 
     def checkpoint(self, name: str) -> Path:
         """Folder of a trained policy."""
         return self.folder / "checkpoints" / name
 
-    def metrics(self, name: str) -> Path:
-        """File of a stage's metrics, one JSON object a line."""
-        return self.folder / "metrics" / f"{name}.jsonl"
+    def metrics(self, name: str, kind: str = "jsonl") -> Path:
+        """File of the metrics of a stage, such as `align`, or of the facts of a training, such as `confidence`."""
+        return self.folder / "metrics" / f"{name}.{kind}"
 
     def evaluation(self, policy: str) -> Path:
         """File of a policy's episodes on the evaluation panel."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
+
+    @property
+    def stamp(self) -> Path:
+        """File of the protocol that scores were made under."""
+        return self.folder / "evaluation" / "protocol.json"
+
+    @property
+    def tasks(self) -> Path:
+        """File of the panels."""
+        return self.folder / "tasks.json"
 
     def is_done(self, stage: str) -> bool:
         """Whether a stage has run to its end."""
@@ -160,7 +169,7 @@ class Run:
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
-        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.steps)
+        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.planned)
         memory = _PeakMemory(also=pulse.beat)
 
         def end(ended: str, error: str = "") -> None:
@@ -217,7 +226,7 @@ class Run:
 
 
 def _is_data(file: str) -> bool:
-    return file == "pairs.jsonl" or file.startswith("trajectories/")
+    return file.startswith(("pairs", "trajectories/"))
 
 
 def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -20,7 +20,7 @@ from perturn.errors import RunError
 Seals = dict[str, dict[str, Any]]
 """File, as a path in the run folder, to its seal."""
 
-SHARED = ("recipe.yaml", "tokens.json", "evaluation/protocol.json")
+SHARED = ("recipe.yaml", "tasks.json", "tokens.json", "evaluation/protocol.json")
 """Files of a run folder that belong to no stage alone."""
 
 

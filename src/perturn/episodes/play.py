@@ -110,6 +110,33 @@ def play(
         floor.close()
 
 
+def play_alone(
+    jobs: Iterable[Job],
+    start: Callable[[Environment, Job], Episode],
+    make_environment: Callable[[], Environment],
+    *,
+    concurrency: int = 16,
+    retries: int = 1,
+) -> Iterator[Trajectory]:
+    """Play many episodes that ask no engine, such as an expert's, at once; see `play`.
+
+    Args:
+        jobs: Episodes to play, in order of start.
+        start: Starts an episode of a job in a world; it ends without a prompt.
+        make_environment: Starts a world, in any thread.
+        concurrency: Episodes running at the same time.
+        retries: How often an episode whose world died or hung (`WorldLost`) is played again.
+    """
+    floor = _Floor(iter(jobs), start)
+    try:
+        floor.open(concurrency, make_environment, retries)
+        for _, said in floor.listen(lambda _: None):
+            assert isinstance(said, Trajectory)
+            yield said
+    finally:
+        floor.close()
+
+
 _Answered = list[tuple[Prompt, Action | EngineFailure]]
 
 

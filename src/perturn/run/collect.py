@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perturn.audit.rows import read_rows
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
 from perturn.episodes.formats import FORMATS
-from perturn.episodes.play import Episode, Job, episode, play_again
+from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
-from perturn.errors import ConfigError, EngineFailure, RunError
-from perturn.run.progress import bar
-from perturn.run.session import (
-    choose_tasks,
-    judge,
-    make_jobs,
-    make_protocol,
-    outcomes,
-    record,
-    sft_tasks,
-    world_maker,
-)
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory
+from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.io.reading import user_path
+from perturn.run.panels import look_up, make_jobs
+from perturn.run.session import Session, make_protocol, outcomes, world_maker
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage
+from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
+
+_AT_ONCE = 16
+"""Expert episodes played at the same time, where nothing is explored."""
 
 
-def collect_expert(run: Run) -> None:
+def show_expert(session: Session, stage: Stage) -> None:
     """Play the expert on every task that is taught or explored, and record what happens.
 
     Episodes that failed before are played again.
@@ -38,38 +37,62 @@ def collect_expert(run: Run) -> None:
     Raises:
         RunError: If the environment has no expert and no expert trajectories are there.
     """
-    recipe = run.recipe
-    protocol = make_protocol(recipe.protocol)
-    file = run.trajectories("expert")
-    env: Any = world_maker(recipe)()
-    try:
-        if not hasattr(env, "expert") and run.trajectories("expert").is_file():
-            with run.stage("expert", file) as counts:
-                counts |= outcomes(read_trajectories(run.trajectories("expert")))
-            return
-        if not hasattr(env, "expert"):
+    run, recipe = session.run, session.recipe
+    file = run.trajectories(stage.name)
+    if not _has_expert(recipe):
+        if not file.is_file():
+            assert recipe.environment is not None
             raise RunError(
                 f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with perturn "
-                f"import-expert, or record them in {run.trajectories('expert')} yourself "
+                f"import-expert, name a file of yours in expert.file, or record them in {file} yourself "
                 "(docs: perturn.data.store.TrajectoryStore)."
             )
-        panels = [sft_tasks(recipe), recipe.explore.tasks]
-        tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
-        with run.stage("expert", file) as counts, TrajectoryStore(file) as store:
-            failures = judge(run, store, len(tasks), again=True)
-            done = store.keys()
-            run.expect(store.path, len(tasks), len(done))
-            with bar("expert episodes", total=len(tasks), done=len(done)) as shown:
-                for job in make_jobs(tasks.values(), recipe.seed):
-                    if (job.task.id, job.sample) not in done:
-                        show = partial(demonstrate, env, job, protocol)
-                        played = play_again(show, recipe.worlds.retries)
-                        store.append(played)
-                        shown.advance()
-                        failures.add([played]).refuse("expert episodes")
+        with run.stage(stage.name, file) as counts:
+            counts |= outcomes(read_trajectories(file))
+        return
+
+    def played(missing: Sequence[Job], make: Callable[[], Environment], at_once: int) -> Iterator[Trajectory]:
+        start = partial(_shown, protocol=session.protocol)
+        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
+
+    jobs = make_jobs(session.panels.expert, recipe.seed)
+    at_once = recipe.explore.concurrency if recipe.explore else _AT_ONCE
+    with run.stage(stage.name, file) as counts, TrajectoryStore(file) as store:
+        session.store_all(store, jobs, played, at_once, "expert episodes", again=True)
+        counts |= outcomes(store.read())
+
+
+def bring_expert(session: Session, stage: Stage) -> None:
+    """Take the expert episodes of the user's file: trajectories of ours as they are, TRL's messages as successes.
+
+    Raises:
+        DataError: If a row is malformed, or a pair.
+    """
+    assert session.recipe.expert is not None
+    assert session.recipe.expert.file is not None
+    source = user_path(session.recipe.expert.file, "expert.file")
+    target = session.run.trajectories(stage.name)
+    with session.run.stage(stage.name, target) as counts:
+        target.unlink(missing_ok=True)
+        with TrajectoryStore(target) as store:
+            for number, row in enumerate(read_rows(source), start=1):
+                if not isinstance(row, Trajectory):
+                    raise DataError(
+                        f"{source}: row {number}: expected one conversation, got a pair; see pair.file."
+                    )
+                store.append(row if row.environment else replace(row, success=True, sample=0))
             counts |= outcomes(store.read())
-    finally:
-        env.close()
+
+
+def _has_expert(recipe: Recipe) -> bool:
+    with closing(world_maker(recipe)()) as env:
+        return hasattr(env, "expert")
+
+
+def _shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
+    """The expert's episode, which asks no engine."""
+    yield from ()
+    return demonstrate(env, job, protocol)
 
 
 def import_expert(run: Run, file: Path) -> dict[str, int]:
@@ -90,12 +113,12 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     """
     recipe = run.recipe
     protocol = make_protocol(recipe.protocol)
+    assert recipe.environment is not None
     env: Any = make_environment(recipe.environment)
     try:
         if not hasattr(env, "read_experts"):
             raise ConfigError(f"environment {recipe.environment['name']!r} reads no episodes of others.")
-        panels = [sft_tasks(recipe), recipe.explore.tasks]
-        tasks = {task.id: task for panel in panels for task in choose_tasks(env, panel)}
+        tasks = look_up(recipe, env).expert
         rules: dict[str, Any] = {
             "protocol": f"{protocol.name}-{protocol.format}",
             "prompt": system_prompt(protocol),
@@ -105,7 +128,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         counts = Counter(imported=0, before=0)
         with TrajectoryStore(run.trajectories("expert")) as store:
             held = store.keys()
-            for found in env.read_experts(file, list(tasks.values()), write):
+            for found in env.read_experts(file, tasks, write):
                 new = found.key not in held
                 counts["imported" if new else "before"] += 1
                 if new and run.is_done("expert"):
@@ -166,26 +189,12 @@ def play_script(steps: Episode, script: Sequence[Action], failure: Exception) ->
     raise AssertionError("an episode ends when its engine fails")
 
 
-def collect_explore(run: Run, policy: str = "sft") -> None:
-    """Let a policy play the tasks it will be corrected on, or on which it is the teacher.
-
-    Args:
-        run: The run.
-        policy: `sft`, or `base` where the engine serves no other.
-    """
-    settings = run.recipe.explore
-    env = world_maker(run.recipe)()
-    try:
-        jobs = make_jobs(choose_tasks(env, settings.tasks), run.recipe.seed, settings.samples)
-    finally:
-        env.close()
-    with run.stage("explore", run.trajectories("explore")) as counts:
-        counts |= record(
-            run,
-            run.trajectories("explore"),
-            jobs,
-            policy,
-            settings.sampling,
-            settings.concurrency,
-            "exploration episodes",
+def explore(session: Session, stage: Stage) -> None:
+    """Let a policy play the tasks it will be corrected on, or on which it is the teacher."""
+    settings, file = session.recipe.explore, session.run.trajectories(stage.name)
+    assert settings is not None
+    jobs = make_jobs(session.panels.tasks["explore"], session.recipe.seed, settings.samples, stage.iteration)
+    with session.run.stage(stage.name, file) as counts:
+        counts |= session.record(
+            file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"
         )

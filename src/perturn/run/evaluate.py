@@ -7,58 +7,41 @@ import hashlib
 import json
 from typing import Any
 
-from perturn.data.run_folder import Run
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
-from perturn.run.session import (
-    choose_tasks,
-    evaluation_sampling,
-    make_jobs,
-    make_protocol,
-    panel_digest,
-    record,
-    world_maker,
-)
+from perturn.run.panels import make_jobs, panel_digest
+from perturn.run.session import Session, evaluation_sampling
+from perturn.settings.stages import Stage
 from perturn.types import EpisodeProtocol, Sampling
 
 
-def evaluate(run: Run, policy: str) -> None:
-    """Play the evaluation panel with a policy and stamp the protocol.
-
-    Args:
-        run: The run.
-        policy: `base`, or the name of a trained checkpoint.
-    """
-    settings = run.recipe.evaluate
-    env = world_maker(run.recipe)()
-    try:
-        tasks = choose_tasks(env, settings.tasks)
-        environment = env.name
-    finally:
-        env.close()
-    protocol, sampling = make_protocol(run.recipe.protocol), evaluation_sampling(run.recipe)
+def evaluate(session: Session, stage: Stage) -> None:
+    """Play the evaluation panel with a policy and stamp the protocol."""
+    run, recipe = session.run, session.recipe
+    settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
+    assert settings is not None
+    sampling = evaluation_sampling(recipe)
     stamp = {
-        "environment": environment,
-        "settings": run.recipe.environment,
+        "environment": session.panels.environment,
+        "settings": recipe.environment,
         "split": settings.tasks.split,
         "n": len(tasks),
         "panel_sha256": panel_digest(tasks),
-        **_rules(protocol, {task.kind for task in tasks}),
+        **_rules(session.protocol, {task.kind for task in tasks}),
         "decoding": dataclasses.asdict(sampling),
-        "departures": _departures(protocol, sampling),
-        "seed": run.recipe.seed,
+        "departures": _departures(session.protocol, sampling),
+        "seed": recipe.seed,
     }
-    jobs = make_jobs(tasks, run.recipe.seed)
-    with run.stage(f"evaluate-{policy}", run.evaluation(policy)) as counts:
-        write_whole(run.folder / "evaluation" / "protocol.json", json.dumps(stamp, indent=2) + "\n")
-        counts |= record(
-            run,
-            run.evaluation(policy),
-            jobs,
-            policy,
+    file = run.evaluation(stage.policy)
+    with run.stage(stage.name, file) as counts:
+        write_whole(run.stamp, json.dumps(stamp, indent=2) + "\n")
+        counts |= session.record(
+            file,
+            make_jobs(tasks, recipe.seed),
+            stage.policy,
             sampling,
             settings.concurrency,
-            f"evaluating {policy}",
+            f"evaluating {stage.policy}",
         )
 
 

@@ -1,12 +1,11 @@
-"""The whole loop: collect, train, explore, pair, align, evaluate, report. Each step is done once."""
+"""The loop, done: a run is opened and checked, and each of its stages is done once."""
 
 from __future__ import annotations
 
 import importlib.util
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from perturn.data.run_folder import Run, is_run, refuse_other, resolve_recipe, run_folder
@@ -16,29 +15,28 @@ from perturn.engines.local.engine import check_layers
 from perturn.engines.vllm.engine import check_vllm
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError
+from perturn.io.reading import user_path
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
 from perturn.policy.adapters import add_adapters
 from perturn.policy.logprobs import check_architecture
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.weighing import choose_credit
-from perturn.report import write_report
-from perturn.run.collect import collect_expert, collect_explore
-from perturn.run.evaluate import evaluate
-from perturn.run.pair import make_pairs
+from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
+    Session,
     check_api,
-    choose_tasks,
     engine_settings,
     make_protocol,
     make_renderer,
-    sft_tasks,
     world_maker,
 )
 from perturn.run.tracking import check_trackers
-from perturn.run.train import lora_config, make_config, train_align, train_sft
+from perturn.run.train import lora_config, make_config
 from perturn.settings.recipe import Recipe, Train, build
+from perturn.settings.stages import Stage, stages
+from perturn.table import locate
 from perturn.types import Environment, EpisodeProtocol, Task
 
 
@@ -56,11 +54,13 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
     check_trackers(recipe.report_to)
+    refuse_command(recipe, command)
     refuse_training(recipe, command)
-    if not is_run(run_folder(recipe)):
-        check(recipe, command)
+    panels = None if is_run(run_folder(recipe)) else check(recipe, command)
     run = Run(recipe)
     try:
+        if panels is not None:
+            panels.write(run.tasks)
         refuse_damage(run.folder, run.manifest["files"])
         _refuse_orphans(run)
     except BaseException:
@@ -69,41 +69,58 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     return run
 
 
+def refuse_command(recipe: Recipe, command: str | None) -> None:
+    """Refuse a command for which a recipe has no stage.
+
+    Raises:
+        ConfigError: Naming the section that is missing.
+    """
+    if command is None or any(stage.command == command for stage in stages(recipe)):
+        return
+    sections = {"collect": "explore", "pair": "pair", "train": "sft or align", "evaluate": "evaluate"}
+    raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
+
+
 def _refuse_orphans(run: Run) -> None:
     """Refuse a run of which a stage was removed, but not what was made from it."""
-    for step in loop(run.recipe):
-        if step.needs and run.is_done(step.name) and not run.is_done(step.needs):
-            if step.needs not in run.manifest["stages"]:  # brought from another run, as a benchmark does
-                continue
-            remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], step.needs))
-            raise RunError(
-                f"{run.folder}: {step.needs} is to be done again, but {step.name} was made from what it was; "
-                f"restore it from a copy, or have that made again too: rm -r {remedy}"
-            )
+    for stage in stages(run.recipe):
+        for need in stage.needs:
+            if run.is_done(stage.name) and not run.is_done(need) and need in run.manifest["stages"]:
+                remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], need))
+                raise RunError(
+                    f"{run.folder}: {need} is to be done again, but {stage.name} was made from what it was; "
+                    f"restore it from a copy, or have that made again too: rm -r {remedy}"
+                )
 
 
-def made_from(folder: Path, recipe: Recipe, seals: Seals, stage: str) -> list[str]:
+def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
     """Files and folders of a stage and of all that follows from it: what to remove to have them made again."""
-    stages = {stage}
-    for step in loop(recipe):
-        if step.needs in stages or (stage == "expert" and step.name == "pair"):
-            stages.add(step.name)
-    files = [Path(file) for file, one in seals.items() if one["stage"] in stages]
+    names = {name}
+    for stage in stages(recipe):
+        if names.intersection(stage.needs):
+            names.add(stage.name)
+    files = [Path(file) for file, one in seals.items() if one["stage"] in names]
     places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
     return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
 
 
-def check(recipe: Recipe, command: str | None = None) -> None:
-    """Build everything the steps will need, so that a mistake shows now and not hours later.
+def check(recipe: Recipe, command: str | None = None) -> Panels | None:
+    """Build everything the stages will need, so that a mistake shows now and not hours later.
 
     Args:
         recipe: Of the run.
         command: The one command it is for; None: the whole loop.
 
+    Returns:
+        The tasks, where anything is played.
+
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
-    protocol = make_protocol(recipe.protocol)
+    if recipe.iterations > 1 and recipe.align is not None:
+        raise ConfigError(
+            "iterations > 1 can be listed with --dry-run, and not be run yet; set iterations=1."
+        )
     engine = engine_settings(recipe)
     for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
         if settings is not None:
@@ -115,17 +132,21 @@ def check(recipe: Recipe, command: str | None = None) -> None:
             check_vllm(engine)
         make_renderer(recipe, recipe.model.name)
         _check_model(recipe, engine, trains=command in (None, "train"))
-    env = world_maker(recipe)()
-    try:
-        panels = {"sft": sft_tasks(recipe), "explore": recipe.explore.tasks}
-        for name, panel in (panels | {"evaluate": recipe.evaluate.tasks}).items():
-            try:
-                tasks = choose_tasks(env, panel)
-            except ConfigError as error:
-                raise ConfigError(f"{name}.tasks: {error}") from error
-        _check_format(env, tasks[0], protocol)
-    finally:
-        env.close()
+    for section, file in (
+        ("expert", recipe.expert and recipe.expert.file),
+        ("pair", recipe.pair and recipe.pair.file),
+    ):
+        if file and not user_path(file, f"{section}.file").is_file():
+            raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
+    if recipe.environment is None:
+        return None
+    protocol = make_protocol(recipe.protocol)
+    with closing(world_maker(recipe)()) as env:
+        panels = look_up(recipe, env)
+        for tasks in panels.tasks.values():
+            _check_format(env, tasks[0], protocol)
+            break
+    return panels
 
 
 def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
@@ -144,14 +165,15 @@ def refuse_training(recipe: Recipe, command: str | None) -> None:
     Raises:
         ConfigError: If the command, or the whole loop of the recipe, trains.
     """
-    trains = command == "train" or (command is None and (recipe.sft or recipe.align))
+    trains = (recipe.sft or recipe.align) and command in (None, "train")
     if trains and not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
         )
-    history = make_protocol(recipe.protocol).history
+    history = make_protocol(recipe.protocol).history if recipe.protocol else None
     if trains and history is not None:
+        assert recipe.protocol is not None
         raise ConfigError(
             f"protocol {recipe.protocol.name!r} shows the last {history} turns alone, so its episodes are not one "
             "sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it with "
@@ -194,69 +216,35 @@ def _check_model(recipe: Recipe, engine: LocalSettings | VllmSettings, trains: b
                 raise ConfigError(f"{name}.lora: {error}") from error
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of the loop."""
-
-    name: str
-    command: str
-    """The command that does it."""
-    needs: str | None
-    """The step whose result it starts from."""
-    work: Callable[[Run], None]
-
-
-def loop(recipe: Recipe) -> list[Step]:
-    """The steps of a run, in order."""
-    if not engine_settings(recipe).serves_checkpoints:
-        return [
-            Step("expert", "collect", None, collect_expert),
-            Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
-            Step("explore", "collect", None, partial(collect_explore, policy="base")),
-            Step("pair", "pair", "explore", make_pairs),
-        ]
-    assert recipe.align is not None
-    aligned = str(recipe.align.loss["name"])
-    return [
-        Step("expert", "collect", None, collect_expert),
-        Step("evaluate-base", "evaluate", None, partial(evaluate, policy="base")),
-        Step("sft", "train", "expert", train_sft),
-        Step("evaluate-sft", "evaluate", "sft", partial(evaluate, policy="sft")),
-        Step("explore", "collect", "sft", collect_explore),
-        Step("pair", "pair", "explore", make_pairs),
-        Step("align", "train", "pair", train_align),
-        Step(f"evaluate-{aligned}", "evaluate", "align", partial(evaluate, policy=aligned)),
-    ]
-
-
-def run_steps(run: Run, command: str | None = None) -> None:
-    """Do the steps that are not done yet.
+def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:
+    """Do the stages that are not done yet.
 
     Args:
         run: The run.
-        command: Do the steps of one command only, those that can be done now; None: the whole loop.
+        command: Do the stages of one command only, those that can be done now; None: of all.
+        names: Do these stages only; None: all.
     """
-    steps = [step for step in loop(run.recipe) if command in (None, step.command)]
-    run.steps = [step.name for step in steps]
-    for step in steps:
-        if run.is_done(step.name) and not _plays_again(run, step):
-            console.print(f"{step.name}: done before", style="dim")
-        elif command and step.needs and not run.is_done(step.needs):
-            console.print(f"{step.name}: waits for {step.needs}")
-        else:
-            console.print(step.name, style="bold")
-            step.work(run)
-            release_memory()
+    planned = [
+        stage
+        for stage in stages(run.recipe)
+        if command in (None, stage.command) and (names is None or stage.name in names)
+    ]
+    run.planned = [stage.name for stage in planned]
+    with Session(run) as session:
+        for stage in planned:
+            waits = [need for need in stage.needs if not run.is_done(need)]
+            if run.is_done(stage.name) and not _plays_again(run, stage):
+                console.print(f"{stage.name}: done before", style="dim")
+            elif command and waits:
+                console.print(f"{stage.name}: waits for {waits[0]}")
+            else:
+                console.print(stage.name, style="bold")
+                locate(stage.does)(session, stage)
+                release_memory()
 
 
-def _plays_again(run: Run, step: Step) -> bool:
+def _plays_again(run: Run, stage: Stage) -> bool:
     """Whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
-    if step.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
+    if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
         return False
-    return not any(run.is_done(stage) for stage in ("sft", "pair"))
-
-
-def run_all(run: Run) -> Path:
-    """Do the whole loop and write the report; where nothing is trained, the evaluation is the loop."""
-    run_steps(run, None if run.recipe.sft else "evaluate")
-    return write_report(run.folder)
+    return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)

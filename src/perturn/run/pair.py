@@ -1,33 +1,36 @@
-"""Make preference pairs from a run's trajectories."""
+"""Make preference pairs from a run's trajectories, or take the user's."""
 
 from __future__ import annotations
 
+from perturn.audit.rows import read_rows
 from perturn.data.pairs import pair_with_expert
-from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories, write_pairs
-from perturn.errors import RunError
+from perturn.errors import DataError, RunError
+from perturn.io.reading import user_path
 from perturn.run.progress import console
+from perturn.run.session import Session
+from perturn.settings.stages import Stage
+from perturn.types import PreferencePair
 
 
-def make_pairs(run: Run) -> None:
+def make_pairs(session: Session, stage: Stage) -> None:
     """Pair the expert's trajectories with the policy's own failures.
 
     Raises:
         RunError: If trajectories are missing, or no pair is left.
     """
-    for name in ("expert", "explore"):
-        if not run.trajectories(name).is_file():
-            raise RunError(f"{run.trajectories(name)} is missing; run: perturn collect {run.folder}")
-    settings = run.recipe.pair
+    run, settings = session.run, session.recipe.pair
+    assert settings is not None
+    expert, explored = (run.trajectories(name) for name in ("expert", f"explore{stage.mark}"))
+    for file in (expert, explored):
+        if not file.is_file():
+            raise RunError(f"{file} is missing; run: perturn collect {run.folder}")
     # Sorted, since they are stored as they end, which depends on timing.
-    explored = sorted(read_trajectories(run.trajectories("explore")), key=lambda one: one.key)
-    experts = [one for one in read_trajectories(run.trajectories("expert")) if one.success]
-    with run.stage("pair", run.pairs) as counts:
+    played = sorted(read_trajectories(explored), key=lambda one: one.key)
+    experts = [one for one in read_trajectories(expert) if one.success]
+    with run.stage(stage.name, run.pairs(stage.mark)) as counts:
         pairs, reasons = pair_with_expert(
-            experts,
-            explored,
-            settings.threshold,
-            max_extra_turns=settings.max_extra_turns,
+            experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns
         )
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
@@ -36,4 +39,24 @@ def make_pairs(run: Run) -> None:
                 f"no pair is left of {sum(reasons.values())} explored trajectories; lower pair.threshold, explore more "
                 "tasks, or take a higher temperature."
             )
-        write_pairs(run.pairs, pairs)
+        write_pairs(run.pairs(stage.mark), pairs)
+
+
+def bring_pairs(session: Session, stage: Stage) -> None:
+    """Take the pairs of the user's file, ours or TRL's.
+
+    Raises:
+        DataError: If a row is malformed, or no pair.
+    """
+    assert session.recipe.pair is not None
+    assert session.recipe.pair.file is not None
+    source = user_path(session.recipe.pair.file, "pair.file")
+    target = session.run.pairs(stage.mark)
+    with session.run.stage(stage.name, target) as counts:
+        pairs = list(read_rows(source))
+        for number, row in enumerate(pairs, start=1):
+            if not isinstance(row, PreferencePair):
+                raise DataError(
+                    f"{source}: row {number}: expected chosen and rejected, got one conversation."
+                )
+        counts["kept"] = write_pairs(target, [row for row in pairs if isinstance(row, PreferencePair)])

@@ -1,14 +1,12 @@
-"""What the workflows share: from a recipe to its world, rules, tasks and engine, and to recorded episodes."""
+"""The session of a run: its rules, tasks, worlds and engine, each opened once, and its episodes on disk."""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -31,8 +29,7 @@ from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, did_you_mean
-from perturn.faults import task_fault
+from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.memory import release_memory
 from perturn.policy.models import (
     compute_dtype,
@@ -46,9 +43,10 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.rope import steady_length
 from perturn.run.failures import Failures, has_failed
+from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
-from perturn.settings.recipe import ProtocolSettings, Recipe, Tasks, build, to_yaml
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Task, Trajectory
+from perturn.settings.recipe import ProtocolSettings, Recipe, build, to_yaml
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Trajectory
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 """Settings of a protocol that make it another one."""
@@ -60,27 +58,34 @@ def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
     """
+    section = recipe.environment
+    if section is None:
+        raise ConfigError("environment is missing, and this stage plays in it; set it in the recipe.")
     if recipe.cluster is not None:
-        most = max(recipe.explore.concurrency, recipe.evaluate.concurrency)
-        return cluster_worlds(recipe.environment, recipe.worlds, recipe.cluster, most)
-    if runs_here(recipe.environment, recipe.worlds):
-        return environment_maker(recipe.environment)
-    return ProcessWorlds(recipe.environment, recipe.worlds)
+        sections = (recipe.explore, recipe.evaluate)
+        most = max((part.concurrency for part in sections if part), default=1)
+        return cluster_worlds(section, recipe.worlds, recipe.cluster, most)
+    if runs_here(section, recipe.worlds):
+        return environment_maker(section)
+    return ProcessWorlds(section, recipe.worlds)
 
 
 def _room(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
     """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.room(concurrency)
+    assert recipe.environment is not None
     return world_count(recipe.environment, recipe.worlds, concurrency)
 
 
-def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
+def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
     """Settings -> rules; a named protocol with changed rules is marked as custom.
 
     Raises:
-        ConfigError: If the format is unknown, or an unnamed protocol lacks its rules.
+        ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
     """
+    if settings is None:
+        raise ConfigError("protocol is missing, and this stage plays by one; set it in the recipe.")
     if settings.format not in (None, *FORMATS):
         raise ConfigError(
             f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"
@@ -114,70 +119,8 @@ def make_protocol(settings: ProtocolSettings) -> EpisodeProtocol:
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:
     """How the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
-    return recipe.evaluate.sampling or make_protocol(recipe.protocol).sampling or Sampling()
-
-
-def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
-    """The tasks of a panel: of each kind, `per_kind` tasks after `skip`, in a fixed shuffled order.
-
-    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
-
-    Raises:
-        ConfigError: If the panel is empty or a kind has too few tasks.
-        EnvironmentFailure: If a task cannot be stored.
-    """
-    by_kind: dict[str, list[Task]] = defaultdict(list)
-    for task in _tasks(env, panel.split):
-        if problem := task_fault(task):
-            raise EnvironmentFailure(f"{env.name}: {problem}")
-        by_kind[task.kind].append(task)
-    chosen: list[Task] = []
-    for kind, tasks in by_kind.items():
-        random.Random(f"{panel.split}/{kind}").shuffle(tasks)
-        wanted = (
-            tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
-        )
-        if panel.per_kind is not None and len(wanted) < panel.per_kind:
-            raise ConfigError(
-                f"kind {kind!r} has {len(tasks)} tasks in split {panel.split!r}, but per_kind={panel.per_kind} "
-                f"and skip={panel.skip} ask for {panel.skip + panel.per_kind}."
-            )
-        chosen += wanted
-    if not chosen:
-        raise ConfigError(f"split {panel.split!r} has no task.")
-    return chosen
-
-
-def sft_tasks(recipe: Recipe) -> Tasks:
-    """The panel whose expert episodes SFT is taught."""
-    return (recipe.sft and recipe.sft.tasks) or Tasks()
-
-
-def _tasks(env: Environment, split: str) -> Sequence[Task]:
-    try:
-        return env.tasks(split)
-    except EnvironmentFailure as error:  # what crossed from another process names its type already
-        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
-    except PerturnError:
-        raise
-    except Exception as error:  # environments are code of others
-        raise ConfigError(
-            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1) -> list[Job]:
-    """Episodes to play; the seed of each depends on the run's seed, its task and its sample alone."""
-    return [Job(task, _seed(seed, task.id, sample), sample) for sample in range(samples) for task in tasks]
-
-
-def _seed(*parts: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
-
-
-def panel_digest(tasks: Sequence[Task]) -> str:
-    """SHA-256 of the panel's task ids: equal digests are equal panels."""
-    return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()
+    own = recipe.evaluate.sampling if recipe.evaluate else None
+    return own or make_protocol(recipe.protocol).sampling or Sampling()
 
 
 def policy_path(run: Run, policy: str) -> str:
@@ -208,7 +151,7 @@ def make_renderer(recipe: Recipe, path: str) -> Renderer:
         ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
     """
     renderer = Renderer(load_tokenizer(path, console.print), chat_template(recipe.model))
-    if FORMATS[make_protocol(recipe.protocol).format].native:
+    if recipe.protocol and FORMATS[make_protocol(recipe.protocol).format].native:
         renderer.require_tools()
     return renderer
 
@@ -290,53 +233,122 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, path: str) -
     )
 
 
-def record(
-    run: Run, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
-) -> dict[str, int]:
-    """Play the episodes that a file lacks, and store each as it ends.
+class Session:
+    """An open run, and what its stages share, each opened once."""
 
-    Args:
-        run: The run.
-        file: Where the trajectories are kept.
-        jobs: All episodes the file should hold in the end.
-        policy: Who plays.
-        sampling: How actions are decoded.
-        concurrency: Episodes running at the same time.
-        what: Name of the episodes, for the progress bar.
+    def __init__(self, run: Run) -> None:
+        self.run, self.recipe = run, run.recipe
+        self._engine: tuple[str, Engine] | None = None
 
-    Returns:
-        Counts of what the file holds.
-    """
-    protocol = make_protocol(run.recipe.protocol)
-    with TrajectoryStore(file) as store:
-        failures = judge(run, store, len(jobs), concurrency)
+    @cached_property
+    def protocol(self) -> EpisodeProtocol:
+        """The rules of its episodes."""
+        return make_protocol(self.recipe.protocol)
+
+    @cached_property
+    def panels(self) -> Panels:
+        """Its tasks, from `tasks.json` if they were looked up before."""
+        found = read_panels(self.run.tasks)
+        if found is None:
+            with closing(world_maker(self.recipe)()) as env:
+                found = look_up(self.recipe, env)
+            found.write(self.run.tasks)
+        return found
+
+    def engine(self, policy: str) -> Engine:
+        """The engine that serves a policy; it stays open until another is asked for, or training needs the memory."""
+        if self._engine is None or self._engine[0] != policy:
+            self.release()
+            self._engine = policy, open_engine(self.run, policy)
+        return self._engine[1]
+
+    def release(self) -> None:
+        """Close the engine, if there is one."""
+        if self._engine is not None:
+            engine, self._engine = self._engine[1], None
+            engine.close()
+            release_memory()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def record(
+        self, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
+    ) -> dict[str, int]:
+        """Play the episodes that a file lacks, and store each as it ends.
+
+        Args:
+            file: Where the trajectories are kept.
+            jobs: All episodes the file should hold in the end.
+            policy: Who plays.
+            sampling: How actions are decoded.
+            concurrency: Episodes running at the same time.
+            what: Name of the episodes, for the progress bar.
+
+        Returns:
+            Counts of what the file holds.
+        """
+
+        def played(
+            missing: Sequence[Job], make: Callable[[], Environment], at_once: int
+        ) -> Iterator[Trajectory]:
+            return play(
+                missing,
+                self.engine(policy),
+                make,
+                protocol=self.protocol,
+                sampling=sampling,
+                concurrency=at_once,
+                retries=self.recipe.worlds.retries,
+            )
+
+        with TrajectoryStore(file) as store:
+            if self.store_all(store, jobs, played, concurrency, what):
+                tokens = load_tokenizer(policy_path(self.run, policy))
+                turns = (turn for one in store.read() for turn in one.turns)
+                note_tokens(
+                    self.run, {token for turn in turns for token in turn.action.token_ids or ()}, tokens
+                )
+            return outcomes(store.read())
+
+    def store_all(
+        self,
+        store: TrajectoryStore,
+        jobs: Sequence[Job],
+        played: Callable[[Sequence[Job], Callable[[], Environment], int], Iterator[Trajectory]],
+        concurrency: int,
+        what: str,
+        again: bool = False,
+    ) -> bool:
+        """Store the episodes that are missing as they end.
+
+        Args:
+            store: Where to.
+            jobs: All episodes that it should hold in the end.
+            played: Plays the missing ones, in worlds that a function makes, so many at a time.
+            concurrency: Episodes running at the same time, if there is room for their worlds.
+            what: Name of the episodes, for the progress bar.
+            again: Play failed episodes again even if they are few.
+
+        Returns:
+            Whether any was missing.
+        """
+        failures = judge(self.run, store, len(jobs), concurrency, again)
         held = store.keys()
         missing = [job for job in jobs if (job.task.id, job.sample) not in held]
-        run.expect(file, len(jobs), len(jobs) - len(missing))
-        if missing:
-            make = world_maker(run.recipe)
-            with (
-                closing(open_engine(run, policy)) as engine,
-                bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown,
-            ):
-                for trajectory in play(
-                    missing,
-                    engine,
-                    make,
-                    protocol=protocol,
-                    sampling=sampling,
-                    concurrency=_room(run.recipe, make, concurrency),
-                    retries=run.recipe.worlds.retries,
-                ):
-                    store.append(trajectory)
-                    shown.advance()
-                    failures.add([trajectory]).refuse(what)
-            ids = {
-                token for one in store.read() for turn in one.turns for token in turn.action.token_ids or ()
-            }
-            if ids:
-                note_tokens(run, ids, load_tokenizer(policy_path(run, policy)))
-        return outcomes(store.read())
+        self.run.expect(store.path, len(jobs), len(jobs) - len(missing))
+        if not missing:
+            return False
+        make = world_maker(self.recipe)
+        with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:
+            for trajectory in played(missing, make, _room(self.recipe, make, concurrency)):
+                store.append(trajectory)
+                shown.advance()
+                failures.add([trajectory]).refuse(what)
+        return True
 
 
 def judge(

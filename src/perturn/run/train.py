@@ -29,10 +29,11 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.trainer import TurnTrainer
 from perturn.run.progress import bar, console, track
-from perturn.run.session import choose_tasks, device, policy_path, sft_tasks, world_maker
+from perturn.run.session import Session, device, policy_path
 from perturn.run.tracking import PROJECT, open_trackers
 from perturn.settings.recipe import Lora, Recipe, Train
-from perturn.types import PreferencePair
+from perturn.settings.stages import Stage
+from perturn.types import PreferencePair, Trajectory
 
 _CHECKPOINTING = (
     "activation_checkpointing"
@@ -41,64 +42,25 @@ _CHECKPOINTING = (
 )
 """The setting's name in transformers; older versions, such as vLLM's, have it by its old one."""
 
-_METRICS = {
-    "sft": ("sft.jsonl",),
-    "align": ("align.jsonl", "confidence.jsonl", "reference.jsonl", "loss.json", "agreement.json"),
-}
-"""What a training stage writes in `metrics/`."""
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
 
-def train_sft(run: Run) -> None:
-    """Teach the base model the expert's episodes."""
-    if not run.trajectories("expert").is_file():
-        raise RunError(f"{run.trajectories('expert')} is missing; run: perturn collect {run.folder}")
-    env = world_maker(run.recipe)()
-    try:
-        taught = {task.id for task in choose_tasks(env, sft_tasks(run.recipe))}
-    finally:
-        env.close()
-    episodes = [
-        one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught
-    ]
-    if not episodes:
-        raise RunError(f"{run.trajectories('expert')} holds no successful episode to teach.")
-    assert run.recipe.sft is not None
-    _train(run, "sft", run.recipe.sft, episodes, "base")
-
-
-def train_align(run: Run) -> None:
-    """Align the SFT policy on its preference pairs."""
-    if not run.pairs.is_file():
-        raise RunError(f"{run.pairs} is missing; run: perturn pair {run.folder}")
-    assert run.recipe.align is not None
-    _train(run, str(run.recipe.align.loss["name"]), run.recipe.align, read_pairs(run.pairs), "sft")
-
-
-def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str) -> None:
-    """Train one policy, going on from the last complete checkpoint, and save it whole.
-
-    Args:
-        run: The run.
-        name: Of the policy.
-        settings: Of the stage.
-        rows: Trajectories or pairs.
-        start: Policy to start from, which is also the reference.
-    """
-    stage = "sft" if name == "sft" else "align"
-    with run.stage(
-        stage, run.checkpoint(name), *(run.folder / "metrics" / file for file in _METRICS[stage])
-    ) as counts:
-        partial = run.checkpoint(f"{name}.partial")
-        path = policy_path(run, start)
+def train(session: Session, stage: Stage) -> None:
+    """Train a policy, going on from the last complete checkpoint, and save it whole."""
+    run, recipe = session.run, session.recipe
+    settings, rows = _taught(session) if stage.name == "sft" else _paired(session, stage)
+    session.release()
+    with run.stage(stage.name, run.checkpoint(stage.policy), *_facts(run, stage)) as counts:
+        partial = run.checkpoint(f"{stage.policy}.partial")
+        path = policy_path(run, stage.start)
         model = load_model(path, say=console.print)
-        progress = _Progress(run, stage, f"training {name}")
+        progress = _Progress(run, stage.name, f"training {stage.policy}")
         resume = last_checkpoint(partial)
         step = int(resume.rpartition("-")[2]) if resume else 0
         trainer = TurnTrainer(
             model,
-            args=make_config(run.recipe, settings, partial, limit=context_length(model)),
+            args=make_config(recipe, settings, partial, limit=context_length(model)),
             train_dataset=rows,
             processing_class=load_tokenizer(path),
             peft_config=settings.lora and lora_config(settings.lora),
@@ -109,18 +71,50 @@ def _train(run: Run, name: str, settings: Train, rows: Sequence[Any], start: str
         assert isinstance(trainer.train_dataset, Examples)
         counts |= count_tokens(trainer.train_dataset)
         if trainer.needs_reference:
-            _write_reference(run, trainer, settings.loss)
-            _note_agreement(run, trainer, rows, start)
-        recipe = run.recipe
+            _write_reference(run, stage, trainer, settings.loss)
+            _note_agreement(run, stage, trainer, rows)
         with (
             closing(progress),
-            open_trackers(recipe.report_to, run.folder, recipe.name, name, step) as others,
+            open_trackers(recipe.report_to, run.folder, recipe.name, stage.policy, step) as others,
         ):
             for callback in others:
                 trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=resume)
-        _save_whole(trainer, run.checkpoint(name))
+        _save_whole(trainer, run.checkpoint(stage.policy))
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
+    """SFT's settings and the expert's successful episodes, in the order of its panel; of the user's file, all."""
+    recipe, file = session.recipe, session.run.trajectories("expert")
+    if not file.is_file():
+        raise RunError(f"{file} is missing; run: perturn collect {session.run.folder}")
+    episodes = [one for one in read_trajectories(file) if one.success]
+    if recipe.expert is None or recipe.expert.file is None:
+        place = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
+        taught = [one for one in episodes if one.task.id in place]
+        episodes = sorted(taught, key=lambda one: (one.sample, place[one.task.id]))
+    if not episodes:
+        raise RunError(f"{file} holds no successful episode to teach.")
+    assert recipe.sft is not None
+    return recipe.sft, episodes
+
+
+def _paired(session: Session, stage: Stage) -> tuple[Train, list[PreferencePair]]:
+    """An alignment's settings and its pairs."""
+    file = session.run.pairs(stage.mark)
+    if not file.is_file():
+        raise RunError(f"{file} is missing; run: perturn pair {session.run.folder}")
+    assert session.recipe.align is not None
+    return session.recipe.align, read_pairs(file)
+
+
+def _facts(run: Run, stage: Stage) -> list[Path]:
+    """Files that a training stage writes in `metrics/`."""
+    rows = () if stage.name == "sft" else ("confidence", "reference")
+    notes = () if stage.name == "sft" else ("loss", "agreement")
+    files = [run.metrics(f"{name}{stage.mark}") for name in rows]
+    return [run.metrics(stage.name), *files, *(run.metrics(f"{name}{stage.mark}", "json") for name in notes)]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
@@ -195,7 +189,7 @@ def lora_config(settings: Lora) -> Any:
     )
 
 
-def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]) -> None:
+def _write_reference(run: Run, stage: Stage, trainer: TurnTrainer, settings: Mapping[str, Any]) -> None:
     """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
 
     `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row a pair, in the order of `pairs.jsonl`.
@@ -210,15 +204,15 @@ def _write_reference(run: Run, trainer: TurnTrainer, settings: Mapping[str, Any]
         turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
         tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
         ids.update(token for found in noted.values() for token in found[1]["ids"])
-    write_whole(run.metrics("confidence"), "\n".join(turns) + "\n")
-    write_whole(run.metrics("reference"), "\n".join(tokens) + "\n")
+    write_whole(run.metrics(f"confidence{stage.mark}"), "\n".join(turns) + "\n")
+    write_whole(run.metrics(f"reference{stage.mark}"), "\n".join(tokens) + "\n")
     loss: Any = trainer.loss
     known = json.dumps({**settings, **asdict(loss)}, indent=2)
-    write_whole(run.folder / "metrics" / "loss.json", known + "\n")
+    write_whole(run.metrics(f"loss{stage.mark}", "json"), known + "\n")
     note_tokens(run, ids, trainer.renderer.tokenizer)
 
 
-def _note_agreement(run: Run, trainer: TurnTrainer, pairs: Sequence[PreferencePair], policy: str) -> None:
+def _note_agreement(run: Run, stage: Stage, trainer: TurnTrainer, pairs: Sequence[Any]) -> None:
     """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
 
     The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
@@ -230,11 +224,11 @@ def _note_agreement(run: Run, trainer: TurnTrainer, pairs: Sequence[PreferencePa
         for episode, side, logprobs in zip(
             (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
         )
-        if episode.policy.startswith(f"{policy}@")
+        if episode.policy.startswith(f"{stage.start}@")
     )
     if not found.tokens:
         return
-    write_whole(run.folder / "metrics" / "agreement.json", json.dumps(asdict(found), indent=2) + "\n")
+    write_whole(run.metrics(f"agreement{stage.mark}", "json"), json.dumps(asdict(found), indent=2) + "\n")
     console.print(f"sampling and training differ by, over {found}")
     if found.median > _ROUNDING:
         console.print(

@@ -96,8 +96,16 @@ class ProtocolSettings:
 
 
 @dataclass(frozen=True)
+class Expert:
+    """Episodes to learn from: the environment's expert plays the tasks that are taught or explored."""
+
+    file: str | None = None
+    """Episodes of your own instead: JSON lines of trajectories, or of TRL's `messages`. None: the expert plays."""
+
+
+@dataclass(frozen=True)
 class Explore:
-    """Let the SFT policy play the tasks it will be corrected on."""
+    """Let the policy play the tasks it will be corrected on."""
 
     tasks: Tasks = field(default_factory=Tasks)
     samples: Annotated[int, Bound(least=1)] = 1
@@ -114,6 +122,8 @@ class Explore:
 class Pair:
     """Make preference pairs: the expert over the policy's own failure."""
 
+    file: str | None = None
+    """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
@@ -224,19 +234,28 @@ class Recipe:
     name: str
     """The run's folder under `output`."""
     model: ModelSettings
-    environment: Section
-    """`name` of an environment and its settings."""
-    protocol: ProtocolSettings
+    environment: Section | None = None
+    """`name` of an environment and its settings; None where nothing is played."""
+    protocol: ProtocolSettings | None = None
+    """The rules of an episode; None where nothing is played."""
     engine: Section = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
+    expert: Expert | None = None
+    """Expert episodes; None: as `sft` and `pair` need them."""
     sft: Train | None = None
-    """None only where the engine is api: a server's model is not trained here."""
+    """None: the model is a policy already."""
     align: Train | None = None
+    """None: nothing is aligned."""
     credit: Section | None = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
-    explore: Explore = field(default_factory=Explore)
-    pair: Pair = field(default_factory=Pair)
-    evaluate: Evaluate = field(default_factory=Evaluate)
+    explore: Explore | None = None
+    """None: as `pair` needs it."""
+    pair: Pair | None = None
+    """None: as `align` needs it."""
+    evaluate: Evaluate | None = field(default_factory=Evaluate)
+    """None: nothing is scored."""
+    iterations: Annotated[int, Bound(least=1)] = 1
+    """How often the policy explores and is aligned, each time from the policy of the time before."""
     worlds: Worlds = field(default_factory=Worlds)
     cluster: Cluster | None = None
     report_to: list[str] = field(default_factory=list)
@@ -252,7 +271,7 @@ class Recipe:
         )
         user_path(self.output, "output")
         _check(
-            "name" in self.environment,
+            self.environment is None or "name" in self.environment,
             "environment.name is missing; `perturn list environments` shows them.",
         )
         _check("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
@@ -260,11 +279,35 @@ class Recipe:
             self.credit is None or "name" in self.credit,
             "credit.name is missing; `perturn list credits` shows them.",
         )
-        for part in ("sft", "align"):
+        self._complete()
+
+    def _complete(self) -> None:
+        """Add the sections that others need, and refuse those that lack what they need."""
+        if self.align is not None and self.pair is None:
+            object.__setattr__(self, "pair", Pair())
+        if self.pair is not None and self.pair.file is None and self.explore is None:
+            object.__setattr__(self, "explore", Explore())
+        if self.environment is None:
+            object.__setattr__(self, "evaluate", None)
+            own = self.expert is not None and self.expert.file is not None
+            plays = {
+                "sft": self.sft is not None and not own,
+                "pair": self.pair is not None and self.pair.file is None,
+                "expert": self.expert is not None and not own,
+                "explore": self.explore is not None,
+            }
+            for part, needed in plays.items():
+                file = " or name a file of yours" if part == "pair" else ""
+                _check(
+                    not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe."
+                )
             _check(
-                self.engine["name"] == "api" or getattr(self, part) is not None,
-                f"{part} is missing and has no default; set it in the recipe.",
+                self.sft is not None or self.align is not None,
+                "environment is missing; set it in the recipe.",
             )
+        else:
+            _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
+        _check(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -20,7 +20,8 @@ from perturn.policy.models import compute_dtype, load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.failures import has_failed
-from perturn.run.loop import Step, check, loop, refuse_training
+from perturn.run.loop import check, refuse_command, refuse_training
+from perturn.run.panels import look_up
 from perturn.run.plan.episodes import Panels, look_at_panels, try_out
 from perturn.run.plan.estimate import (
     Machine,
@@ -33,7 +34,6 @@ from perturn.run.plan.estimate import (
 )
 from perturn.run.plan.rates import measure, model_shape
 from perturn.run.session import (
-    choose_tasks,
     device,
     engine_settings,
     evaluation_sampling,
@@ -42,6 +42,7 @@ from perturn.run.session import (
 )
 from perturn.run.tracking import check_trackers
 from perturn.settings.recipe import Recipe, Train, build
+from perturn.settings.stages import Stage, stages
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, before there are any."""
@@ -98,17 +99,16 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     refuse_damage(run_folder(recipe), without_removed(run_folder(recipe), manifest.get("files", {}))[0])
     check_trackers(recipe.report_to)
     refuse_training(recipe, command)
+    refuse_command(recipe, command)
     check(recipe, command)
-    if command is None and recipe.sft is None:
-        command = "evaluate"
-    stages = read_stages(run_folder(recipe))
-    steps = [step for step in loop(recipe) if command in (None, step.command)]
+    before = read_stages(run_folder(recipe))
+    steps = [step for step in stages(recipe) if command in (None, step.command)]
     if isinstance(engine_settings(recipe), ApiSettings):
-        return _plan_of_api(recipe, steps, stages)
+        return _plan_of_api(recipe, steps, before)
     renderer = Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
     panels = look_at_panels(recipe, renderer)
     machine = _machine(recipe, panels)
-    planned = [_planned(recipe, step, stages, panels, machine) for step in steps]
+    planned = [_planned(recipe, step, before, panels, machine) for step in steps]
     return Plan(str(run_folder(recipe)), planned, _how(machine, panels), list(panels.problems))
 
 
@@ -122,7 +122,9 @@ def _machine(recipe: Recipe, panels: Panels) -> Machine:
     return Machine(shape, rates, where.type, dtype.itemsize, base)
 
 
-def _planned(recipe: Recipe, step: Step, stages: dict[str, Any], panels: Panels, machine: Machine) -> Planned:
+def _planned(
+    recipe: Recipe, step: Stage, stages: dict[str, Any], panels: Panels, machine: Machine
+) -> Planned:
     """One step with its work, time and memory."""
     before = stages.get(step.name, {})
     work, seconds, memory = _cost(recipe, step, panels, machine)
@@ -131,18 +133,19 @@ def _planned(recipe: Recipe, step: Step, stages: dict[str, Any], panels: Panels,
     return Planned(step.name, "to do", work, seconds, memory)
 
 
-def _cost(recipe: Recipe, step: Step, panels: Panels, machine: Machine) -> tuple[str, float, float]:
+def _cost(recipe: Recipe, step: Stage, panels: Panels, machine: Machine) -> tuple[str, float, float]:
     if step.name == "expert":
         return f"{panels.expert} episodes", panels.expert * panels.turns * panels.seconds, machine.base_gb
-    if step.name == "pair":
+    if step.command == "pair":
         return f"{panels.explore} explored episodes", 1.0, machine.base_gb
     if step.command == "train":
         settings = recipe.sft if step.name == "sft" else recipe.align
         assert settings is not None
         return _training_cost(recipe, step.name, settings, panels, machine)
-    explores = step.name == "explore"
+    explores = step.command == "collect"
     part = recipe.explore if explores else recipe.evaluate
-    sampling = recipe.explore.sampling if explores else evaluation_sampling(recipe)
+    assert part is not None
+    sampling = recipe.explore.sampling if explores and recipe.explore else evaluation_sampling(recipe)
     episodes = panels.explore if explores else panels.evaluate
     learned = step.name != "evaluate-base"
     seconds = generation_seconds(
@@ -157,13 +160,13 @@ def _cost(recipe: Recipe, step: Step, panels: Panels, machine: Machine) -> tuple
 def _training_cost(
     recipe: Recipe, name: str, settings: Train, panels: Panels, machine: Machine
 ) -> tuple[str, float, float]:
-    loss = build(LOSSES, settings.loss, f"{name}.loss")
+    loss = build(LOSSES, settings.loss, "loss")
     rows, what = panels.sft, "episodes"
-    if name == "align":
+    if name != "sft":
         file = run_folder(recipe) / "pairs.jsonl"
         rows = len(read_pairs(file)) if file.is_file() else round(KEPT * panels.explore)
         what = "pairs" if file.is_file() else "pairs (assumed)"
-    tokens = trained_tokens(panels, rows, name == "align")
+    tokens = trained_tokens(panels, rows, name != "sft")
     longest = tokens / max(rows, 1)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     seconds = training_seconds(machine, settings, tokens, loss.needs_reference)
@@ -174,13 +177,14 @@ def _try_out(recipe: Recipe) -> list[str]:
     """What goes wrong in the first episode of the evaluation, where no engine is needed to see it."""
     env = world_maker(recipe)()
     try:
-        played = try_out(env, choose_tasks(env, recipe.evaluate.tasks)[0], make_protocol(recipe.protocol))
+        task = next(iter(next(iter(look_up(recipe, env).tasks.values()))))
+        played = try_out(env, task, make_protocol(recipe.protocol))
     finally:
         env.close()
     return [f"the episode played now failed: {played.error}"] if has_failed(played) else []
 
 
-def _plan_of_api(recipe: Recipe, steps: Sequence[Step], stages: dict[str, Any]) -> Plan:
+def _plan_of_api(recipe: Recipe, steps: Sequence[Stage], stages: dict[str, Any]) -> Plan:
     """A server's time and price are not ours to know."""
     planned = []
     for step in steps:

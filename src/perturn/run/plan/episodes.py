@@ -17,8 +17,9 @@ from perturn.errors import EngineFailure
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, play_script
 from perturn.run.failures import has_failed
-from perturn.run.session import choose_tasks, make_protocol, sft_tasks, world_maker
-from perturn.settings.recipe import Recipe
+from perturn.run.panels import look_up
+from perturn.run.session import make_protocol, world_maker
+from perturn.settings.recipe import Explore, Recipe
 from perturn.types import Action, EpisodeProtocol, Status, Task, Trajectory
 
 _PLAYED = 4
@@ -60,12 +61,9 @@ def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
     protocol = make_protocol(recipe.protocol)
     env: Any = world_maker(recipe)()
     try:
-        panels = {
-            "sft": choose_tasks(env, sft_tasks(recipe)) if recipe.sft else [],
-            "explore": choose_tasks(env, recipe.explore.tasks),
-            "evaluate": choose_tasks(env, recipe.evaluate.tasks),
-        }
-        expert = {task.id: task for name in ("sft", "explore") for task in panels[name]}
+        found = look_up(recipe, env)
+        panels = {name: found.tasks.get(name, []) for name in ("sft", "explore", "evaluate")}
+        expert = {task.id: task for task in found.expert}
         file = run_folder(recipe) / "trajectories" / "expert.jsonl"
         shown = [one for one in read_trajectories(file) if one.turns] if file.is_file() else []
         source, seconds = f"{len(shown)} recorded expert episodes", 0.0
@@ -75,23 +73,25 @@ def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
             shown, problems = [one for one in played if one.turns], _problems(played)
             source = f"{len(shown)} expert episodes played now"
         elif not hasattr(env, "expert"):
-            problems = _problems([try_out(env, panels["explore"][0], protocol)])
+            problems = _problems(
+                [try_out(env, next(task for tasks in panels.values() for task in tasks), protocol)]
+            )
         memory = memory_in_use() / 1e9
     finally:
         env.close()
     lengths = _lengths(shown, renderer)
     limits = [protocol.limit(task) for name in ("explore", "evaluate") for task in panels[name]]
-    limit = fmean(limits)
+    limit = fmean(limits or [1])
     return Panels(
         sft=len(panels["sft"]),
         expert=len(expert),
-        explore=len(panels["explore"]) * recipe.explore.samples,
+        explore=len(panels["explore"]) * (recipe.explore.samples if recipe.explore else 0),
         evaluate=len(panels["evaluate"]),
         turns=lengths[0] if lengths else limit,
         limit=limit,
         prompt_tokens=lengths[1] if lengths else 200.0,
         heard_tokens=lengths[2] if lengths else 60.0,
-        said_tokens=lengths[3] if lengths else float(recipe.explore.sampling.max_new_tokens),
+        said_tokens=lengths[3] if lengths else float((recipe.explore or Explore()).sampling.max_new_tokens),
         seconds=seconds,
         memory_gb=memory,
         source=source

@@ -1,0 +1,155 @@
+"""Panels: the tasks that a run teaches, explores and is scored on, looked up once and kept in `tasks.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import read_note
+from perturn.episodes.play import Job
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
+from perturn.faults import task_fault
+from perturn.io.writing import write_whole
+from perturn.settings.recipe import Recipe, Tasks
+from perturn.types import Environment, Task
+
+
+class _Task(TypedDict):
+    id: str
+    kind: str
+    split: str
+    data: dict[str, Any]
+
+
+class _Noted(TypedDict):
+    environment: str
+    panels: dict[str, list[_Task]]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The tasks of a run, by the section that names them: sft, explore and evaluate."""
+
+    environment: str
+    """Name and version of the environment."""
+    tasks: dict[str, list[Task]]
+
+    @property
+    def expert(self) -> list[Task]:
+        """Tasks that are taught or explored, each once."""
+        both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
+        return list({task.id: task for task in both}.values())
+
+    def write(self, file: Path) -> None:
+        """Keep the panels."""
+        panels = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
+        write_whole(file, json.dumps({"environment": self.environment, "panels": panels}) + "\n")
+
+
+def read_panels(file: Path) -> Panels | None:
+    """The panels that `Panels.write` kept; None if there is no such file.
+
+    Raises:
+        RunError: If it holds something else.
+    """
+    noted = read_note(file, _Noted)
+    if noted is None:
+        return None
+    panels = {name: [Task(**task) for task in tasks] for name, tasks in noted["panels"].items()}
+    return Panels(noted["environment"], panels)
+
+
+def look_up(recipe: Recipe, env: Environment) -> Panels:
+    """The tasks of every section of a recipe.
+
+    Raises:
+        ConfigError: Naming the section whose panel is empty or lacks tasks.
+    """
+    named = {
+        "sft": sft_tasks(recipe) if recipe.sft else None,
+        "explore": recipe.explore.tasks if recipe.explore else None,
+        "evaluate": recipe.evaluate.tasks if recipe.evaluate else None,
+    }
+    if recipe.expert and recipe.expert.file is None and not (recipe.sft or recipe.explore):
+        named["sft"] = Tasks()
+    found: dict[str, list[Task]] = {}
+    for name, panel in named.items():
+        try:
+            found |= {} if panel is None else {name: choose_tasks(env, panel)}
+        except ConfigError as error:
+            raise ConfigError(f"{name}.tasks: {error}") from error
+    return Panels(env.name, found)
+
+
+def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
+    """The tasks of a panel: of each kind, `per_kind` tasks after `skip`, in a fixed shuffled order.
+
+    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
+
+    Raises:
+        ConfigError: If the panel is empty or a kind has too few tasks.
+        EnvironmentFailure: If a task cannot be stored.
+    """
+    by_kind: dict[str, list[Task]] = defaultdict(list)
+    for task in _tasks(env, panel.split):
+        if problem := task_fault(task):
+            raise EnvironmentFailure(f"{env.name}: {problem}")
+        by_kind[task.kind].append(task)
+    chosen: list[Task] = []
+    for kind, tasks in by_kind.items():
+        random.Random(f"{panel.split}/{kind}").shuffle(tasks)
+        wanted = (
+            tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
+        )
+        if panel.per_kind is not None and len(wanted) < panel.per_kind:
+            raise ConfigError(
+                f"kind {kind!r} has {len(tasks)} tasks in split {panel.split!r}, but per_kind={panel.per_kind} "
+                f"and skip={panel.skip} ask for {panel.skip + panel.per_kind}."
+            )
+        chosen += wanted
+    if not chosen:
+        raise ConfigError(f"split {panel.split!r} has no task.")
+    return chosen
+
+
+def sft_tasks(recipe: Recipe) -> Tasks:
+    """The panel whose expert episodes SFT is taught."""
+    return (recipe.sft and recipe.sft.tasks) or Tasks()
+
+
+def _tasks(env: Environment, split: str) -> Sequence[Task]:
+    try:
+        return env.tasks(split)
+    except EnvironmentFailure as error:  # what crossed from another process names its type already
+        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
+    except PerturnError:
+        raise
+    except Exception as error:  # environments are code of others
+        raise ConfigError(
+            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
+    """Episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
+    later = (iteration,) if iteration > 1 else ()
+    return [
+        Job(task, _seed(seed, task.id, sample, *later), sample) for sample in range(samples) for task in tasks
+    ]
+
+
+def _seed(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
+
+
+def panel_digest(tasks: Sequence[Task]) -> str:
+    """SHA-256 of the panel's task ids: equal digests are equal panels."""
+    return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

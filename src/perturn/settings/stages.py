@@ -1,0 +1,89 @@
+"""The loop as data: from a recipe to its stages. Nothing is opened or loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perturn.settings.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of the loop."""
+
+    name: str
+    """Unique in its run; with several iterations it ends in the number of its own, as in `explore-003`."""
+    command: str
+    """The command that does it alone: collect, pair, train or evaluate."""
+    does: str
+    """The function that does it, as `module:function`."""
+    needs: tuple[str, ...] = ()
+    """Stages whose results it starts from."""
+    policy: str = ""
+    """The policy that acts, or that training makes."""
+    start: str = ""
+    """The policy that training starts from, which is its reference."""
+    iteration: int = 1
+    mark: str = ""
+    """End of the names of its files: empty, or `-003` with several iterations."""
+
+
+def stages(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe, in order. A recipe without a section is a list without its stages."""
+    found = list(_first(recipe))
+    trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
+    start = "sft" if recipe.sft else "base"
+    for iteration in range(1, recipe.iterations + 1):
+        mark = f"-{iteration:03d}" if recipe.iterations > 1 else ""
+        found += _iteration(recipe, iteration, mark, start, trained.get(start))
+        trained |= {stage.policy: stage.name for stage in found if stage.command == "train"}
+        start = f"{recipe.align.loss['name']}{mark}" if recipe.align else start
+    return found
+
+
+def _first(recipe: Recipe) -> Iterator[Stage]:
+    """What is done once: the expert's episodes, the base's score, SFT and its score."""
+    paired = recipe.pair is not None and recipe.pair.file is None
+    if recipe.sft or paired or recipe.expert:
+        own = recipe.expert is not None and recipe.expert.file is not None
+        yield Stage("expert", "collect", f"perturn.run.collect:{'bring' if own else 'show'}_expert")
+    if recipe.evaluate:
+        yield _evaluation("base")
+    if recipe.sft:
+        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base")
+        if recipe.evaluate:
+            yield _evaluation("sft", "sft")
+
+
+def _iteration(recipe: Recipe, number: int, mark: str, start: str, trained: str | None) -> Iterator[Stage]:
+    """One iteration: exploration, pairs, alignment, and the aligned policy's score."""
+    if recipe.explore:
+        yield Stage(
+            f"explore{mark}",
+            "collect",
+            "perturn.run.collect:explore",
+            (trained,) if trained else (),
+            start,
+            iteration=number,
+            mark=mark,
+        )
+    if recipe.pair:
+        own = recipe.pair.file is not None
+        does = f"perturn.run.pair:{'bring' if own else 'make'}_pairs"
+        needs = [] if own else [f"explore{mark}", "expert"]
+        yield Stage(f"pair{mark}", "pair", does, tuple(needs), iteration=number, mark=mark)
+    if recipe.align:
+        policy = f"{recipe.align.loss['name']}{mark}"
+        paired = (f"pair{mark}",)
+        yield Stage(f"align{mark}", "train", "perturn.run.train:train", paired, policy, start, number, mark)
+        if recipe.evaluate:
+            yield _evaluation(policy, f"align{mark}", number)
+
+
+def _evaluation(policy: str, trained: str | None = None, iteration: int = 1) -> Stage:
+    """The score of a policy."""
+    needs = (trained,) if trained else ()
+    return Stage(
+        f"evaluate-{policy}", "evaluate", "perturn.run.evaluate:evaluate", needs, policy, iteration=iteration
+    )
