@@ -126,10 +126,13 @@ def perturn(place, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "file"), [("collect", "trajectories/expert"), ("evaluate", "evaluation/base")]
+    ("command", "file", "judged"),
+    [("collect", "trajectories/expert", 12), ("evaluate", "evaluation/base", 8)],
 )
-def test_a_broken_world_stops_the_stage_and_is_played_again_once_mended(place, perturn, command, file):
-    """All 12 fail: 8 are played, code 2; mended, all 12 are played, and none is left that failed."""
+def test_a_broken_world_stops_the_stage_and_is_played_again_once_mended(
+    place, perturn, command, file, judged
+):
+    """All 12 fail: as many as play at once are judged, code 2; mended, all are played, and none failed is left."""
     (place / "broken").write_text("all")
     first, _, said = perturn(command)
     recorded = list(read_trajectories(place / f"runs/one/{file}.jsonl"))
@@ -140,7 +143,9 @@ def test_a_broken_world_stops_the_stage_and_is_played_again_once_mended(place, p
 
     assert first == 2
     assert alarms == ["episodes fail"]
-    assert "8 of the last 8 episodes failed, 8 of them with: ValueError: the simulator is gone" in said
+    assert (
+        f"{judged} of the last {judged} episodes failed, {judged} of them with: ValueError: the simul" in said
+    )
     assert [one.status for one in recorded] == [Status.FAILED] * len(recorded)
     assert second == 0
     assert f"{len(recorded)} failed episodes are played again" in again

@@ -23,6 +23,7 @@ from perturn.policy.config import TurnConfig
 from perturn.policy.trainer import TurnTrainer
 from perturn.run import train
 from perturn.run.loop import open_run, run_stages
+from perturn.settings.stages import Stage
 
 PERTURN = Path(sys.executable).with_name("perturn")
 
@@ -228,11 +229,11 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     trainer = TurnTrainer(sft, args, pairs)
     moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
 
-    train._note_agreement(run, trainer, pairs, "sft")
+    train._note_agreement(run, Stage("align", "train", "", start="sft"), trainer, pairs)
     assert "more than rounding" not in capsys.readouterr().err
-    train._note_agreement(run, trainer, moved, "sft")
+    train._note_agreement(run, Stage("align", "train", "", start="sft"), trainer, moved)
     assert "more than rounding" in capsys.readouterr().err
-    train._note_agreement(run, trainer, moved, "another")
+    train._note_agreement(run, Stage("align", "train", "", start="another"), trainer, moved)
     assert capsys.readouterr().err == ""
 
 

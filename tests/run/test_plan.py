@@ -104,7 +104,7 @@ def test_a_server_is_not_estimated(recipe, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "0")
     api = ["engine.name=api", "engine.api_key_env=SOME_KEY", "engine.max_tokens_total=1000"]
 
-    plan = make_plan(recipe, [*api, "sft=null", "align=null"], None)
+    plan = make_plan(recipe, [*api, "sft=null", "align=null", "explore=null"], None)
 
     assert [step.name for step in plan.steps] == ["evaluate-base"]
     assert plan.steps[0].seconds is None

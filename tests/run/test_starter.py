@@ -53,7 +53,9 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
         assert (ours.lora is not None) is lora
         same = {"loss": theirs.loss, "lora": theirs.lora, "tasks": theirs.tasks}
         assert dataclasses.replace(ours, **same) == theirs
-    rest = {name: getattr(every, name) for name in ("sft", "align", "engine", "environment", "evaluate")}
+    rest = {
+        name: getattr(every, name) for name in ("expert", "sft", "align", "engine", "environment", "evaluate")
+    }
     assert dataclasses.replace(recipe, **rest) == every
 
 

@@ -27,7 +27,15 @@ FREE = {
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
-    *("model.dtype", "sft.shared_prefix", "align.shared_prefix", "credit", "worlds.pass_env"),
+    *(
+        "model.dtype",
+        "sft.shared_prefix",
+        "align.shared_prefix",
+        "credit",
+        "worlds.pass_env",
+        "expert.file",
+        "pair.file",
+    ),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
 
@@ -123,7 +131,7 @@ def test_no_number_of_an_engine_or_a_loss_takes_anything(table, name, path):
 CHOICES = [
     path
     for path, hint in fields(Recipe)
-    if hint != Section
+    if Section not in (hint, *typing.get_args(hint))
     and any(part is str or isinstance(part, str) for part in parts(hint))
     and path not in FREE
 ]

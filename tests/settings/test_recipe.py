@@ -115,13 +115,18 @@ def test_a_wrong_recipe_is_refused_in_one_line_that_says_where(changes, begins):
 
 
 def test_a_missing_section_is_refused_by_name():
-    """A recipe without align has no loss to align with."""
-    data = small()
-    del data["align"]
+    """Whatever plays needs an environment and its rules; a recipe that plays nothing needs data of the user's."""
+    without = {name: {key: value for key, value in small().items() if key != name} for name in small()}
 
-    message = refusal(parse, Recipe, data)
-
-    assert message == "align is missing and has no default; set it in the recipe."
+    assert refusal(parse, Recipe, without["protocol"]) == (
+        "protocol is missing and has no default; set it in the recipe."
+    )
+    assert refusal(parse, Recipe, without["environment"]).startswith(
+        "environment is missing, which sft plays in"
+    )
+    assert refusal(parse, Recipe, without["align"] | {"iterations": 2}) == (
+        "iterations need an alignment; set align."
+    )
 
 
 def test_a_setting_of_a_loss_that_is_out_of_range_is_refused_with_its_path():

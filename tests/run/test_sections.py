@@ -1,0 +1,113 @@
+"""Recipes of some sections: what is not there is not done, and nothing that it would need is asked for."""
+
+import json
+
+import pytest
+
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.errors import ConfigError, DataError
+from perturn.run.loop import open_run, run_stages
+
+SAY = [{"role": "user", "content": "Find the box."}]
+
+
+def answer(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.fixture
+def start(tmp_path, tiny_folder):
+    """Write a recipe of some sections for the tiny model, and open it."""
+
+    def write(sections):
+        file = tmp_path / "recipe.yaml"
+        model = {"name": str(tiny_folder), "dtype": "float32"}
+        data = {"name": "run", "output": str(tmp_path / "runs"), "model": model, **sections}
+        file.write_text(json.dumps(data))
+        return open_run(file)
+
+    return write
+
+
+def lines(file, *rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
+    """TRL's rows; the model is the policy already and its own reference."""
+    pairs = [{"prompt": SAY, "chosen": answer(f"go {n}"), "rejected": answer(f"wait {n}")} for n in range(3)]
+    align = {"loss": {"name": "tlm-dre"}, "batch_size": 2}
+    run = start({"align": align, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}})
+
+    run_stages(run)
+
+    assert list(run.manifest["stages"]) == ["pair", "align"]
+    assert [pair.chosen.turns[0].action.text for pair in read_pairs(run.pairs())] == ["go 0", "go 1", "go 2"]
+    assert (run.checkpoint("tlm-dre") / "config.json").is_file()
+    assert len(run.metrics("confidence").read_text().splitlines()) == 3
+    assert not run.tasks.exists()
+
+
+def test_expert_episodes_of_a_file_are_taught_without_an_environment(start, tmp_path):
+    """All rows are taught, as the successes of an expert that they are."""
+    rows = [{"messages": SAY + answer(f"go {n}")} for n in range(3)]
+    expert = {"file": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"sft": {"loss": {"name": "sft"}}, "expert": expert})
+
+    run_stages(run)
+
+    assert list(run.manifest["stages"]) == ["expert", "sft"]
+    assert run.manifest["stages"]["sft"]["counts"]["examples"] == 3
+    assert all(one.success for one in read_trajectories(run.trajectories("expert")))
+
+
+def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_path):
+    """DMPO's discount under tlm-dre, two turns: 1 and 0.7 * 0.3 / 0.51 = 0.411765."""
+    more = [{"role": "user", "content": "And now?"}]
+    rows = [{"prompt": SAY, "chosen": answer("go") + more + answer("take"), "rejected": answer("wait")}]
+    align = {"loss": {"name": "tlm-dre"}}
+    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": align, "pair": pair, "credit": {"name": "discount"}})
+
+    run_stages(run)
+    (row,) = map(json.loads, run.metrics("confidence").read_text().splitlines())
+
+    assert row["chosen"]["weight"] == pytest.approx([1.0, 0.411765], abs=1e-6)
+    assert row["rejected"]["weight"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "row", "says"),
+    [
+        ("pair", {"messages": SAY + answer("go")}, "row 1: expected chosen and rejected"),
+        (
+            "expert",
+            {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")},
+            "row 1: expected one conv",
+        ),
+    ],
+)
+def test_rows_of_the_wrong_kind_are_refused_by_their_number(start, tmp_path, sections, row, says):
+    file = {sections: {"file": lines(tmp_path / "rows.jsonl", row)}}
+    stage = {"align": {"loss": {"name": "dpo"}}} if sections == "pair" else {"sft": {"loss": {"name": "sft"}}}
+    run = start({**stage, **file})
+
+    with pytest.raises(DataError, match=says):
+        run_stages(run)
+
+
+def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
+    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl does not exist"):
+        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_iterations_can_be_listed_and_not_yet_be_run(start, tmp_path):
+    """Until they are built; nothing is made."""
+    row = {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")}
+    pair = {"file": lines(tmp_path / "rows.jsonl", row)}
+
+    with pytest.raises(ConfigError, match="iterations > 1"):
+        start({"align": {"loss": {"name": "dpo"}}, "pair": pair, "iterations": 2})
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,84 @@
+"""The loop as data: which stages a recipe has."""
+
+import pytest
+
+from perturn.errors import ConfigError
+from perturn.settings.recipe import Recipe, parse
+from perturn.settings.stages import stages
+
+MODEL = {"name": "one", "model": {"name": "m"}}
+PLAYS = {**MODEL, "environment": {"name": "e"}, "protocol": {"name": "p"}}
+SFT, ALIGN = {"loss": {"name": "sft"}}, {"loss": {"name": "tlm-dre"}}
+
+
+def names(data):
+    return [stage.name for stage in stages(parse(Recipe, data))]
+
+
+def test_the_whole_loop_is_in_the_order_in_which_it_is_done():
+    found = stages(parse(Recipe, {**PLAYS, "sft": SFT, "align": ALIGN}))
+
+    assert [(stage.name, stage.command, stage.needs) for stage in found] == [
+        ("expert", "collect", ()),
+        ("evaluate-base", "evaluate", ()),
+        ("sft", "train", ("expert",)),
+        ("evaluate-sft", "evaluate", ("sft",)),
+        ("explore", "collect", ("sft",)),
+        ("pair", "pair", ("explore", "expert")),
+        ("align", "train", ("pair",)),
+        ("evaluate-tlm-dre", "evaluate", ("align",)),
+    ]
+    assert [(stage.policy, stage.start) for stage in found if stage.command == "train"] == [
+        ("sft", "base"),
+        ("tlm-dre", "sft"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (PLAYS, ["evaluate-base"]),
+        ({**PLAYS, "evaluate": None, "explore": {}}, ["explore"]),
+        ({**PLAYS, "evaluate": None, "expert": {}}, ["expert"]),
+        ({**PLAYS, "evaluate": None, "sft": SFT}, ["expert", "sft"]),
+        ({**PLAYS, "evaluate": None, "align": ALIGN}, ["expert", "explore", "pair", "align"]),
+        ({**MODEL, "align": ALIGN, "pair": {"file": "pairs.jsonl"}}, ["pair", "align"]),
+        ({**MODEL, "sft": SFT, "expert": {"file": "rows.jsonl"}}, ["expert", "sft"]),
+        (
+            {**PLAYS, "align": ALIGN, "pair": {"file": "pairs.jsonl"}},
+            ["evaluate-base", "pair", "align", "evaluate-tlm-dre"],
+        ),
+    ],
+)
+def test_a_recipe_without_a_section_is_a_list_without_its_stages(data, expected):
+    assert names(data) == expected
+
+
+def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
+    """Policies, stages and files carry the iteration; each explores with what the one before has made."""
+    recipe = parse(Recipe, {**PLAYS, "sft": SFT, "align": ALIGN, "iterations": 2, "evaluate": None})
+    found = {stage.name: stage for stage in stages(recipe)}
+
+    assert list(found) == [
+        *("expert", "sft"),
+        *("explore-001", "pair-001", "align-001"),
+        *("explore-002", "pair-002", "align-002"),
+    ]
+    assert [found[f"align-00{i}"].start for i in (1, 2)] == ["sft", "tlm-dre-001"]
+    assert found["explore-002"].policy == "tlm-dre-001"
+    assert found["explore-002"].needs == ("align-001",)
+    assert found["pair-002"].needs == ("explore-002", "expert")
+    assert (found["align-002"].policy, found["align-002"].mark) == ("tlm-dre-002", "-002")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({**MODEL, "align": ALIGN}, "environment is missing, which pair plays in; set it or name a file"),
+        ({**MODEL, "explore": {}}, "environment is missing, which explore plays in"),
+        (MODEL, "environment is missing; set it"),
+    ],
+)
+def test_a_stage_that_plays_needs_an_environment(data, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(Recipe, data)
