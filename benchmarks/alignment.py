@@ -4,8 +4,8 @@ r"""Compare alignment losses from one SFT policy and one set of pairs a seed, on
         --align "{loss: {name: tlm-dre, reduction: token_mean}}" "{loss: {name: dpo}}" --set evaluate.tasks.per_kind=24
 
 Each `--align` is a YAML mapping laid over the recipe's `align` section. Prints and writes, for each variant, the
-score of every seed, its paired difference to SFT of the same seed, and the difference over all seeds with an
-interval from a bootstrap over tasks (a task's seeds stay together).
+score of every seed and task, and the difference to SFT of the same seeds, paired by task, with its interval (a task's
+seeds are averaged first).
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str,
         "sft": [round(sum(one.values()) / len(one), 4) for one in sft],
         "aligned": [round(sum(one.values()) / len(one), 4) for one in ours],
         "difference": dataclasses.asdict(comparison),
+        "scores": {"sft": sft, "aligned": ours},
         "last_step": [
             {key: row[key] for key in row if "/" in key or key in ("loss", "coefficient")} for row in last
         ],

@@ -166,11 +166,55 @@ def test_the_exit_codes_on_the_page_are_those_of_the_help():
     )
 
 
-def test_readme_shows_the_example_environment_as_it_is():
+def test_the_walk_through_shows_the_example_environment_as_it_is():
     """The block is the file that the tests check."""
-    shown = next(block for block in blocks("README.md", "python") if "class GuessNumber" in block)
+    shown = blocks("docs/how-to/your-environment.md", "python")[0]
 
     assert shown.rstrip() == (ROOT / "docs/examples/own_environment.py").read_text().rstrip()
+
+
+def rows(page, heading):
+    """Cells of the first table behind a heading, by the first cell of each row."""
+    table = (ROOT / page).read_text().split(heading, 1)[1].split("|---", 1)[1].split("\n\n", 1)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+    return {first: rest for first, *rest in cells}
+
+
+def test_the_readme_shows_the_table_of_results_whose_scores_are_those_of_the_file():
+    """The policies' scores of each seed, and the difference; three decimals."""
+    results = rows("docs/results.md", "## The demo")
+    measured = json.loads((ROOT / "benchmarks/alignment.json").read_text())[0]
+    difference = measured["difference"]
+
+    assert rows("README.md", "## See it work") == results
+    assert [cell.split()[0] for cell in results["SFT"][:3]] == [f"{score:.3f}" for score in measured["sft"]]
+    assert [cell.split()[0] for cell in results["tlm-DRE"][:3]] == [
+        f"{score:.3f}" for score in measured["aligned"]
+    ]
+    assert results["tlm-DRE − SFT"][3].replace("−", "-") == (
+        f"{difference['mean_difference']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}], "
+        f"p = {difference['p_value']:.2f}"
+    )
+
+
+def test_the_readme_says_what_each_room_is():
+    """Each package and module of perturn is in the table."""
+    source = ROOT / "src/perturn"
+    rooms = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    modules = {path.name for path in source.glob("*.py")} - {"__init__.py"}
+
+    named = " ".join(rows("README.md", "## What is where"))
+
+    assert set(re.findall(r"`([\w.]+/?)`", named)) == rooms | modules
+
+
+def test_files_that_pages_name_are_there():
+    """Under the repository, a package of ours, or the package that the page is about."""
+    files = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+
+    for page in PAGES:
+        for name in re.findall(r"`([\w/.-]+\.py)`", (ROOT / page).read_text()):
+            assert any(f"/{file}".endswith(f"/{name}") for file in files), f"{page}: {name}"
 
 
 SHOWN = re.findall(r"^perturn ([a-z-]+(?: \| [a-z-]+)*)", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -197,7 +241,7 @@ def test_recipes_say_how_to_run_them():
 
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
     """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
-    page = "docs/own-environment.md"
+    page = "docs/how-to/your-environment.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
     shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
@@ -214,7 +258,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     assert (tmp_path / "runs/guess/report.html").is_file()
 
 
-@pytest.mark.parametrize("page", ["docs/own-environment.md", "docs/environments.md"])
+@pytest.mark.parametrize("page", ["docs/how-to/your-environment.md", "docs/environments.md"])
 def test_environments_that_the_pages_name_exist(page):
     """In each recipe part, with settings that the class takes."""
     sections = [yaml.safe_load(block).get("environment") for block in blocks(page, "yaml")]
