@@ -8,6 +8,7 @@ from typing import Any
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.outside import load_object as load_object
 from perturn.errors import EnvironmentFailure, PerturnError
+from perturn.io.plain import told
 from perturn.settings.recipe import Section, build
 from perturn.types import Environment
 
@@ -37,11 +38,11 @@ def _maker(section: Section) -> Callable[[], Environment]:
     def make() -> Environment:
         try:
             world: Environment = build(table, section, "environment")
-        except PerturnError:
+        except (PerturnError, KeyboardInterrupt):
             raise
-        except Exception as error:  # environments are code of others
+        except BaseException as error:  # environments are code of others
             raise EnvironmentFailure(
-                f"environment {name!r} cannot start: {type(error).__name__}: {error}"
+                f"environment {name!r} cannot start: {type(error).__name__}: {told(error)}"
             ) from error
         return world
 

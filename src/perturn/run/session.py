@@ -33,6 +33,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, did_you_mean
 from perturn.faults import task_fault
+from perturn.io.plain import told
 from perturn.memory import release_memory
 from perturn.policy.models import (
     compute_dtype,
@@ -158,11 +159,11 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
         return env.tasks(split)
     except EnvironmentFailure as error:  # what crossed from another process names its type already
         raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
-    except PerturnError:
+    except (PerturnError, KeyboardInterrupt):
         raise
-    except Exception as error:  # environments are code of others
+    except BaseException as error:  # environments are code of others
         raise ConfigError(
-            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {error}"
+            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {told(error)}"
         ) from error
 
 
