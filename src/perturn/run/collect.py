@@ -16,6 +16,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_again
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.faults import close_world
 from perturn.run.progress import bar
 from perturn.run.session import (
     choose_tasks,
@@ -69,7 +70,7 @@ def collect_expert(run: Run) -> None:
                         failures.add([played]).refuse("expert episodes")
             counts |= outcomes(store.read())
     finally:
-        env.close()
+        close_world(env)
 
 
 def import_expert(run: Run, file: Path) -> dict[str, int]:
@@ -116,7 +117,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
                 if new:
                     store.append(replace(found, **rules))
     finally:
-        env.close()
+        close_world(env)
     if not counts.total():
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
@@ -137,9 +138,9 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
         script = [Action(write(thought, action)) for thought, action in _demonstration(env, job.task)]
-    except RunError:
+    except (RunError, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
     failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
     return play_script(steps, script, failure)
@@ -153,7 +154,7 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 
 
-def play_script(steps: Episode, script: Sequence[Action], failure: Exception) -> Trajectory:
+def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
     """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
     try:
         next(steps)
@@ -178,7 +179,7 @@ def collect_explore(run: Run, policy: str = "sft") -> None:
     try:
         jobs = make_jobs(choose_tasks(env, settings.tasks), run.recipe.seed, settings.samples)
     finally:
-        env.close()
+        close_world(env)
     with run.stage("explore", run.trajectories("explore")) as counts:
         counts |= record(
             run,

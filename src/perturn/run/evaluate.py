@@ -9,6 +9,7 @@ from typing import Any
 
 from perturn.data.run_folder import Run
 from perturn.episodes.prompts import system_prompt
+from perturn.faults import close_world
 from perturn.io.writing import write_whole
 from perturn.run.session import (
     choose_tasks,
@@ -35,7 +36,7 @@ def evaluate(run: Run, policy: str) -> None:
         tasks = choose_tasks(env, settings.tasks)
         environment = env.name
     finally:
-        env.close()
+        close_world(env)
     protocol, sampling = make_protocol(run.recipe.protocol), evaluation_sampling(run.recipe)
     stamp = {
         "environment": environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from perturn.engines.local.engine import check_layers
 from perturn.engines.vllm.engine import check_vllm
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError
+from perturn.faults import close_world
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
 from perturn.policy.adapters import add_adapters
@@ -89,6 +91,7 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, stage: str) -> list[st
         if step.needs in stages or (stage == "expert" and step.name == "pair"):
             stages.add(step.name)
     files = [Path(file) for file, one in seals.items() if one["stage"] in stages]
+    files = [file for file in files if os.path.lexists(folder / file)]
     places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
     return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
 
@@ -125,7 +128,7 @@ def check(recipe: Recipe, command: str | None = None) -> None:
                 raise ConfigError(f"{name}.tasks: {error}") from error
         _check_format(env, tasks[0], protocol)
     finally:
-        env.close()
+        close_world(env)
 
 
 def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:

@@ -125,12 +125,18 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
     Raises:
         ConfigError: If the panel is empty or a kind has too few tasks.
-        EnvironmentFailure: If a task cannot be stored.
+        EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
     by_kind: dict[str, list[Task]] = defaultdict(list)
+    ids = set()
     for task in _tasks(env, panel.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
+        if task.id in ids:
+            raise EnvironmentFailure(
+                f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
+            )
+        ids.add(task.id)
         by_kind[task.kind].append(task)
     chosen: list[Task] = []
     for kind, tasks in by_kind.items():
@@ -156,7 +162,7 @@ def sft_tasks(recipe: Recipe) -> Tasks:
 
 def _tasks(env: Environment, split: str) -> Sequence[Task]:
     try:
-        return env.tasks(split)
+        return list(env.tasks(split))
     except EnvironmentFailure as error:  # what crossed from another process names its type already
         raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
     except (PerturnError, KeyboardInterrupt):

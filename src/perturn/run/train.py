@@ -19,6 +19,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.token_texts import note_tokens
 from perturn.errors import RunError
+from perturn.faults import close_world
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
@@ -58,7 +59,7 @@ def train_sft(run: Run) -> None:
     try:
         taught = {task.id for task in choose_tasks(env, sft_tasks(run.recipe))}
     finally:
-        env.close()
+        close_world(env)
     episodes = [
         one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught
     ]
