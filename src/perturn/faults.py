@@ -1,13 +1,22 @@
-"""What is wrong with what a world hands over, in sentences: checked where it comes in, wherever the world runs."""
+"""What is wrong with what a world hands over, in sentences: checked where it comes in, wherever the world runs.
+
+And how to be rid of a world, whatever is wrong with it.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
+from typing import Any
 
-from perturn.io.plain import fault
-from perturn.types import Observation, Task
+from perturn.io.plain import fault, told
+from perturn.types import Environment, Observation, Task
+
+_logger = logging.getLogger(__name__)
 
 _MOST = 1e100
 """No reward is larger, so that no sum and no square of rewards is too large for a float."""
@@ -58,6 +67,9 @@ def _float(number: Real) -> float:
 
 def task_fault(task: Task) -> str | None:
     """Why a task cannot be stored, with the remedy; None if it can."""
+    given: object = task
+    if not isinstance(given, Task):
+        return f"a task is {reprlib.repr(given)}. Remedy: make it a perturn.types.Task."
     for name in ("id", "kind", "split"):
         value: object = getattr(task, name)
         if not isinstance(value, str) or fault(value, name):
@@ -67,3 +79,22 @@ def task_fault(task: Task) -> str | None:
         return f"the data of task {task.id!r} is {data!r:.60}. Remedy: make it a dict."
     problem = fault(dict(data), "data", halves=True)
     return problem and f"task {task.id!r} has {problem}. Remedy: {_PLAIN}."
+
+
+def close_world(env: Environment) -> None:
+    """Close a world that is not needed any more; one that cannot close stops nothing."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  environments are code of others
+        _logger.warning("a world could not be closed: %s: %s", type(error).__name__, told(error))
+
+
+@contextmanager
+def closing_world(env: Any) -> Iterator[Any]:
+    """A world that is closed at the end of the block, as `close_world` does it."""
+    try:
+        yield env
+    finally:
+        close_world(env)

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import threading
 import time
@@ -554,6 +555,28 @@ def test_worlds_are_closed_when_one_of_them_cannot_start():
         list(play(jobs("a", "b"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
 
     assert worlds[0].closed
+
+
+class _Panic(BaseException):
+    """As extensions written in Rust raise; asyncio's CancelledError is no Exception either."""
+
+
+@pytest.mark.parametrize("error", [_Panic("index 3"), asyncio.CancelledError(), SystemExit(7)])
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_what_a_world_raises_fails_its_episode_even_if_it_is_no_exception(monkeypatch, error, call):
+    """Ctrl-C alone ends the play."""
+
+    def broken(world, *_):
+        raise error
+
+    monkeypatch.setattr(_Counter, call, broken)
+    found, _, _ = played(up, jobs("a", "b"))
+
+    assert [found[key].status for key in "ab"] == [Status.FAILED] * 2
+    assert found["a"].error.startswith(type(error).__name__)
+    monkeypatch.setattr(_Counter, call, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        played(up, jobs("a"))
 
 
 def test_a_world_that_says_that_the_run_cannot_go_on_stops_it(monkeypatch):

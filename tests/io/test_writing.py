@@ -245,3 +245,15 @@ def test_a_damaged_policy_is_an_error_for_the_user(tiny_folder, tmp_path, file):
 
     with pytest.raises(ModelError, match=r"cannot be loaded"):
         (load_tokenizer if file == "tokenizer.json" else load_model)(str(folder))
+
+
+def test_a_file_never_replaces_a_folder(tmp_path):
+    """`perturn report --output runs` would otherwise remove every run there is."""
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("name: one")
+
+    with pytest.raises(StorageError, match="runs cannot be written: Is a directory; correct the path"):
+        write_whole(tmp_path / "runs", "<html>")
+    assert (run / "recipe.yaml").read_text() == "name: one"
+    assert [each.name for each in tmp_path.iterdir()] == ["runs"]

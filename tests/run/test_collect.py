@@ -1,5 +1,6 @@
 """Expert episodes: an expert that raises, or whose world dies, costs one trajectory."""
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -40,6 +41,8 @@ class World:
     [
         ([], 1, None),
         ([ValueError("no plan")], 1, "ValueError: no plan"),
+        ([asyncio.CancelledError("late")], 1, "CancelledError: late"),
+        ([SystemExit(7)], 1, "SystemExit: 7"),
         ([WorldLost("gone")], 1, None),
         ([WorldLost("gone")] * 2, 1, "WorldLost: gone"),
         ([WorldLost("gone")], 0, "WorldLost: gone"),

@@ -82,6 +82,23 @@ def test_a_panel_that_cannot_be_filled_is_refused(panel, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tasks", "error", "says"),
+    [
+        ([Task("a"), Task("b"), Task("a")], EnvironmentFailure, "two tasks of split 'train' have the id 'a'"),
+        ([1], EnvironmentFailure, "a task is 1. Remedy: make it a perturn.types.Task"),
+        (None, ConfigError, "has no tasks for split 'train': TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_tasks_that_are_none_are_refused_before_work(tasks, error, says):
+    """Two of one id were one in the expert's file, and a collision after all were played in another."""
+    world = World()
+    world.tasks = lambda split: tasks
+
+    with pytest.raises(error, match=says):
+        choose_tasks(world, Tasks("train"))
+
+
 def test_seeds_of_episodes_never_change():
     """blake2b of (run seed, task, sample): recorded numbers, so old runs can be repeated."""
     jobs = make_jobs([Task("a/0"), Task("a/1")], seed=0, samples=2)

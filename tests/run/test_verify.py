@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -13,7 +14,7 @@ from perturn.data.store import TrajectoryStore, trajectory_to_dict
 from perturn.errors import RunError
 from perturn.io.writing import write_whole
 from perturn.report import summarize
-from perturn.run.loop import open_run
+from perturn.run.loop import open_run, run_steps
 from perturn.run.plan import make_plan
 from perturn.run.verify import verify
 from perturn.settings.recipe import Recipe, parse
@@ -159,6 +160,52 @@ def test_the_remedy_has_the_stage_made_again(folder):
     assert len(remedies) == 1
     assert f"rm -r {file} && perturn run {folder}" in remedies[0]
     assert done == ["expert", "sft", "evaluate-base"]
+
+
+def test_the_remedy_works_as_it_is_written_where_files_are_gone_already(folder):
+    """`rm` of a file that is not there fails, and what follows `&&` would never be done."""
+    shutil.rmtree(folder / "checkpoints" / "sft")
+    (folder / "trajectories" / "expert.jsonl").unlink()
+
+    first = verify(folder).remedies[0]
+    removal = re.search(r"rm -r (.*) && perturn run", first)[1]
+
+    assert removal == f"{folder}/evaluation/sft.jsonl"
+
+
+def test_where_nothing_is_left_to_remove_the_remedy_is_to_run(folder):
+    (folder / "evaluation" / "base.jsonl").unlink()
+
+    assert verify(folder).remedies[0].endswith(f"all that follows from it: perturn run {folder}")
+
+
+@pytest.mark.parametrize("file", ["../../mine", "/etc/passwd", "checkpoints/../../mine", "", ".", "a\0b"])
+def test_a_manifest_of_others_names_no_file_outside_its_folder(folder, file):
+    """`verify` would tell its reader to remove it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][file] = manifest["files"]["evaluation/sft.jsonl"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    for read in (verify, open_run, summarize):
+        with pytest.raises(RunError, match="must be a path inside the run folder"):
+            read(folder)
+
+
+@pytest.mark.parametrize("note", [{}, {"counts": None, "seconds": None, "peak_memory_gb": None}])
+def test_a_note_of_a_stage_may_lack_what_it_measured(folder, note):
+    """As another version may have written it: the stage is done again, and its time begins at 0."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["stages"]["expert"] = {"done": True, **note}
+    manifest["stages"]["explore"] = {"done": False, **note}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    with open_run(folder) as run:
+        run_steps(run, "pair")
+        with run.stage("explore"):
+            pass
+
+        assert run.manifest["stages"]["expert"]["counts"] == {}
+        assert run.manifest["stages"]["explore"]["seconds"] < 60
 
 
 def test_what_was_made_from_a_removed_stage_is_not_kept(folder):

@@ -26,9 +26,13 @@ Number = Annotated[float, Field(ge=-1e300, le=1e300)] | None
 
 def _inside(path: str) -> str:
     parts = PurePath(path)
-    if parts.is_absolute() or ".." in parts.parts or "\0" in path or len(path) > 1000:
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in path or len(path) > 1000:
         raise ValueError("must be a path inside the run folder")
     return path
+
+
+Inside = Annotated[str, AfterValidator(_inside)]
+"""Path of a file in the run folder."""
 
 
 class StageNote(TypedDict):
@@ -52,7 +56,7 @@ class Seal(TypedDict):
 class Manifest(TypedDict):
     """`manifest.json`."""
 
-    files: NotRequired[dict[str, Seal]]
+    files: NotRequired[dict[Inside, Seal]]
     stages: NotRequired[dict[str, StageNote]]
 
 
@@ -65,7 +69,7 @@ class Progress(TypedDict):
     pid: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
     process_started: NotRequired[Amount]
     steps: NotRequired[list[str]]
-    file: NotRequired[Annotated[str, AfterValidator(_inside)]]
+    file: NotRequired[Inside]
     total: NotRequired[Count | None]
     done_before: NotRequired[Count]
     unit: NotRequired[str]

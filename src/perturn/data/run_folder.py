@@ -20,6 +20,7 @@ from perturn.data.lock import HOLDER, LOCK, RunLock
 from perturn.data.provenance import commit, hardware, versions
 from perturn.data.seals import SHARED, own_digest, read_manifest, seal, without_removed
 from perturn.errors import RunError, StorageError
+from perturn.io.plain import told
 from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, remove_strays, write_whole, writing
 from perturn.settings.cluster import Cluster
@@ -189,7 +190,7 @@ class Run:
             try:
                 end(
                     "stopped" if stopped else "failed",
-                    "" if stopped else f"{type(failure).__name__}: {failure}",
+                    "" if stopped else f"{type(failure).__name__}: {told(failure)}",
                 )
             except StorageError as error:  # what stopped the stage is the news
                 _log.warning("%s", error)

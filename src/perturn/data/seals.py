@@ -127,7 +127,15 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         raise RunError(
             f"{folder / 'manifest.json'} is no manifest: it has no stages; restore it or remove the run folder."
         )
-    return manifest
+    return manifest and {
+        **manifest,
+        "stages": {name: _known(note) for name, note in manifest["stages"].items()},
+    }
+
+
+def _known(note: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest, of whichever version, knows of a stage; counts are always there."""
+    return {"counts": {}} | {key: value for key, value in note.items() if value is not None}
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:

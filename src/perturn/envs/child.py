@@ -101,12 +101,9 @@ class PlainWorld:
 
     def facts(self) -> dict[str, Any]:
         """What the world says of itself."""
-        name: object = getattr(self._env, "name", None)
-        if not isinstance(name, str) or not name or plain.fault(name, "name"):
-            raise EnvironmentFailure(
-                f"the environment's name must be a text such as 'game-1.0', got {name!r}."
-            )
-        return {"name": name} | {each: hasattr(self._env, each) for each in ("expert", "demonstration")}
+        return {"name": self._env.name} | {
+            each: hasattr(self._env, each) for each in ("expert", "demonstration")
+        }
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """All tasks of a split."""

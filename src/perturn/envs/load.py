@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.outside import load_object as load_object
 from perturn.errors import EnvironmentFailure, PerturnError
+from perturn.faults import close_world
+from perturn.io.plain import fault, told
 from perturn.settings.recipe import Section, build
 from perturn.types import Environment
 
@@ -19,7 +22,7 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
         ConfigError: If there is no such environment or a setting is wrong.
     """
     make = _maker(section)
-    make().close()  # a wrong setting shows now, not in the middle
+    close_world(make())  # a wrong setting shows now, not in the middle
     return make
 
 
@@ -37,12 +40,17 @@ def _maker(section: Section) -> Callable[[], Environment]:
     def make() -> Environment:
         try:
             world: Environment = build(table, section, "environment")
-        except PerturnError:
+            world_name: object = getattr(world, "name", None)
+        except (PerturnError, KeyboardInterrupt):
             raise
-        except Exception as error:  # environments are code of others
+        except BaseException as error:  # environments are code of others
             raise EnvironmentFailure(
-                f"environment {name!r} cannot start: {type(error).__name__}: {error}"
+                f"environment {name!r} cannot start: {type(error).__name__}: {told(error)}"
             ) from error
+        if not isinstance(world_name, str) or not world_name or fault(world_name, "name"):
+            raise EnvironmentFailure(
+                f"the environment's name must be a text such as 'game-1.0', got {reprlib.repr(world_name)}."
+            )
         return world
 
     return make

@@ -84,9 +84,9 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         record = replace(
             record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
         )
-    except RunError:  # no other episode would fare better
+    except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 

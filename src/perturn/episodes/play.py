@@ -17,6 +17,7 @@ from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
 from perturn.errors import BystanderLost, EngineFailure, WorldLost
+from perturn.faults import close_world
 from perturn.types import (
     Action,
     Engine,
@@ -323,8 +324,5 @@ class _Seat:
     def _leave(self) -> None:
         """Close the world, if there is one."""
         env, self._env = self._env, None
-        try:
-            if env is not None:
-                env.close()
-        except Exception as error:  # noqa: BLE001  a world that cannot close stops nothing
-            _logger.warning("a world could not be closed: %s: %s", type(error).__name__, error)
+        if env is not None:
+            close_world(env)

@@ -89,6 +89,6 @@ def told(error: BaseException) -> str:
     """What an exception of others says; it may be anything, even another exception."""
     try:
         text = mended(str(error))
-    except Exception as second:  # noqa: BLE001  the code of others
+    except (Exception, SystemExit) as second:  # noqa: BLE001  the code of others
         text = f"(no text: {type(second).__name__})"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

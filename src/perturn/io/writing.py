@@ -70,7 +70,7 @@ def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[N
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...] = ()) -> Iterator[Path]:
-    """Write a file or a folder whole or not at all, in place of what was there.
+    """Write a file or a folder whole or not at all, in place of what was there; a file replaces no folder.
 
     A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
     the disk and in its place.
@@ -93,7 +93,7 @@ def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...]
             yield fresh
             for each in [fresh, *fresh.rglob("*")]:
                 sync(each)
-            if target.is_dir() and not target.is_symlink():
+            if fresh.is_dir() and target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)  # a folder cannot be put over another
             fresh.replace(target)
             sync(target.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.faults import close_world, closing_world
 from perturn.io.reading import user_path
 from perturn.run.panels import look_up, make_jobs
 from perturn.run.session import Session, make_protocol, outcomes, world_maker
@@ -85,7 +85,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
 
 
 def _has_expert(recipe: Recipe) -> bool:
-    with closing(world_maker(recipe)()) as env:
+    with closing_world(world_maker(recipe)()) as env:
         return hasattr(env, "expert")
 
 
@@ -139,7 +139,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
                 if new:
                     store.append(replace(found, **rules))
     finally:
-        env.close()
+        close_world(env)
     if not counts.total():
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
@@ -160,9 +160,9 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     steps = episode(env, job, protocol=protocol, policy="expert")
     try:
         script = [Action(write(thought, action)) for thought, action in _demonstration(env, job.task)]
-    except RunError:
+    except (RunError, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         return play_script(steps, [], error)
     failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
     return play_script(steps, script, failure)
@@ -176,7 +176,7 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 
 
-def play_script(steps: Episode, script: Sequence[Action], failure: Exception) -> Trajectory:
+def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
     """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
     try:
         next(steps)

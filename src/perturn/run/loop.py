@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
+import shutil
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from perturn.data.run_folder import Run, is_run, refuse_other, resolve_recipe, run_folder
@@ -15,6 +16,7 @@ from perturn.engines.local.engine import check_layers
 from perturn.engines.vllm.engine import check_vllm
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError
+from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.losses import LOSSES
 from perturn.memory import release_memory
@@ -100,6 +102,7 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str
         if names.intersection(stage.needs):
             names.add(stage.name)
     files = [Path(file) for file, one in seals.items() if one["stage"] in names]
+    files = [file for file in files if os.path.lexists(folder / file)]
     places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
     return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
 
@@ -141,7 +144,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if recipe.environment is None:
         return None
     protocol = make_protocol(recipe.protocol)
-    with closing(world_maker(recipe)()) as env:
+    with closing_world(world_maker(recipe)()) as env:
         panels = look_up(recipe, env)
         for tasks in panels.tasks.values():
             _check_format(env, tasks[0], protocol)
@@ -224,6 +227,11 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
     """
+    for stage in stages(run.recipe):
+        if stage.command == "train" and run.is_done(
+            stage.name
+        ):  # a kill may have left what it was trained in
+            shutil.rmtree(run.checkpoint(f"{stage.policy}.partial"), ignore_errors=True)
     planned = [
         stage
         for stage in stages(run.recipe)

@@ -17,6 +17,7 @@ from perturn.data.run_files import read_note
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
 from perturn.faults import task_fault
+from perturn.io.plain import told
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Recipe, Tasks
 from perturn.types import Environment, Task
@@ -96,12 +97,18 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
     Raises:
         ConfigError: If the panel is empty or a kind has too few tasks.
-        EnvironmentFailure: If a task cannot be stored.
+        EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
     by_kind: dict[str, list[Task]] = defaultdict(list)
+    ids = set()
     for task in _tasks(env, panel.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
+        if task.id in ids:
+            raise EnvironmentFailure(
+                f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
+            )
+        ids.add(task.id)
         by_kind[task.kind].append(task)
     chosen: list[Task] = []
     for kind, tasks in by_kind.items():
@@ -127,14 +134,14 @@ def sft_tasks(recipe: Recipe) -> Tasks:
 
 def _tasks(env: Environment, split: str) -> Sequence[Task]:
     try:
-        return env.tasks(split)
+        return list(env.tasks(split))
     except EnvironmentFailure as error:  # what crossed from another process names its type already
         raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
-    except PerturnError:
+    except (PerturnError, KeyboardInterrupt):
         raise
-    except Exception as error:  # environments are code of others
+    except BaseException as error:  # environments are code of others
         raise ConfigError(
-            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {error}"
+            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {told(error)}"
         ) from error
 
 

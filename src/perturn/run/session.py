@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.faults import closing_world
 from perturn.memory import release_memory
 from perturn.policy.models import (
     compute_dtype,
@@ -250,7 +250,7 @@ class Session:
         """Its tasks, from `tasks.json` if they were looked up before."""
         found = read_panels(self.run.tasks)
         if found is None:
-            with closing(world_maker(self.recipe)()) as env:
+            with closing_world(world_maker(self.recipe)()) as env:
                 found = look_up(self.recipe, env)
             found.write(self.run.tasks)
         return found

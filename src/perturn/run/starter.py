@@ -18,6 +18,7 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
+from perturn.faults import close_world
 from perturn.io.writing import write_whole
 from perturn.losses import LOSSES
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
@@ -119,7 +120,7 @@ def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         split = next((each for each in _EVALUATION_SPLITS if _per_kind(env, each)), "train")
         evaluated = min(_per_kind(env, split), _MOST_TASKS)
     finally:
-        env.close()
+        close_world(env)
     taught = min(half, _MOST_TASKS)
     return (
         {"split": "train", "per_kind": taught},

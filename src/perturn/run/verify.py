@@ -66,9 +66,10 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
     places = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
+    removal = f"rm -r {places} && " if places else ""
     return (
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
-        f"rm -r {places} && perturn run {folder}"
+        f"{removal}perturn run {folder}"
     )
 
 

@@ -15,6 +15,7 @@ from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, r
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.data.store import read_pairs
 from perturn.engines import ApiSettings
+from perturn.faults import close_world
 from perturn.losses import LOSSES
 from perturn.policy.models import compute_dtype, load_tokenizer
 from perturn.policy.templates import chat_template
@@ -180,7 +181,7 @@ def _try_out(recipe: Recipe) -> list[str]:
         task = next(iter(next(iter(look_up(recipe, env).tasks.values()))))
         played = try_out(env, task, make_protocol(recipe.protocol))
     finally:
-        env.close()
+        close_world(env)
     return [f"the episode played now failed: {played.error}"] if has_failed(played) else []
 
 

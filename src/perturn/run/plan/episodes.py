@@ -14,6 +14,7 @@ from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.errors import EngineFailure
+from perturn.faults import close_world
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, play_script
 from perturn.run.failures import has_failed
@@ -78,7 +79,7 @@ def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
             )
         memory = memory_in_use() / 1e9
     finally:
-        env.close()
+        close_world(env)
     lengths = _lengths(shown, renderer)
     limits = [protocol.limit(task) for name in ("explore", "evaluate") for task in panels[name]]
     limit = fmean(limits or [1])
