@@ -624,6 +624,12 @@ BAD = [
         ConfigError,
         "accelerator_config.dispatch_batches must be off, got True",
     ),
+    (
+        {"train_sampling_strategy": "group_by_length"},
+        ConfigError,
+        "train_sampling_strategy must be random or sequential",
+    ),
+    ({"label_smoothing_factor": 0.1}, ConfigError, "label_smoothing_factor must be 0, got 0.1"),
     ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),
