@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.adapters import add_adapters
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
@@ -405,6 +406,15 @@ def test_trl_rows_with_tools_train_on_the_calls_alone(train, tokenizer):
     assert "red" not in learned
     assert '"parameters"' in tokenizer.decode(side.ids)
     assert torch.isfinite(torch.tensor(history(trainer))).all()
+
+
+@peft_warns
+@pytest.mark.parametrize("modules", ["lm_head", ["q_proj", "lm_head"], ".*(lm_head|q_proj)"], ids=str)
+def test_an_adapter_of_the_output_layer_is_refused_when_adapters_are_added(tiny_model, modules):
+    """Which is what a dry run does, upon a model without weights; training would refuse it hours later."""
+    model = copy.deepcopy(tiny_model).to("meta")
+    with pytest.raises(ConfigError, match="the output layer gets an adapter"):
+        add_adapters(model, LoraConfig(r=2, target_modules=modules), seed=0)
 
 
 @peft_warns
