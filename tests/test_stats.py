@@ -114,6 +114,14 @@ def test_one_value_without_bounds_has_no_interval():
     assert (estimate.low, estimate.high) == (-math.inf, math.inf)
 
 
+@pytest.mark.parametrize("tiny", [5e-324, 1e-300, 1e-160, 1e-13])
+def test_a_spread_that_is_nothing_beside_the_bounds_is_none(tiny):
+    """Its square may be 0 in floating point; the interval is that of equal values."""
+    for found in (mean_interval([0.0, tiny]), cluster_interval([0.0, tiny], ["a", "b"])):
+        assert found.low == pytest.approx(0.0, abs=1e-12)
+        assert found.high == pytest.approx(mean_interval([tiny, tiny]).high)
+
+
 def test_rounding_is_not_spread():
     values = [0.1 + 0.2] * 10 + [0.3] * 10
 

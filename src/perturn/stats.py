@@ -92,7 +92,7 @@ def mean_interval(
     if bounds is not None and _at_bounds(sample, bounds):
         rate = rate_interval(int((sample == bounds[1]).sum()), len(sample), confidence)
         low, high = (bounds[0] + end * (bounds[1] - bounds[0]) for end in (rate.low, rate.high))
-    elif _no_spread(sample):
+    elif _no_spread(sample, bounds):
         low, high = _interval_without_spread(mean, len(sample), confidence, bounds)
     else:
         error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
@@ -230,7 +230,7 @@ def cluster_interval(
     residuals = np.zeros(len(index))
     np.add.at(residuals, [index[cluster] for cluster in clusters], sample - mean)
     count = len(index)
-    rounding = 1e-12 * float(np.abs(sample).sum())
+    rounding = _rounding(float(np.abs(sample).sum()), bounds)
     if count == 1 or float(np.abs(residuals).max()) <= rounding:
         low, high = _interval_without_spread(mean, count, confidence, bounds)
     else:
@@ -260,8 +260,13 @@ def _check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
 
 
-def _no_spread(sample: Floats) -> bool:
-    return bool(np.ptp(sample) <= 1e-12 * max(1e-300, float(np.abs(sample).max())))
+def _no_spread(sample: Floats, bounds: tuple[float, float] | None) -> bool:
+    return bool(np.ptp(sample) <= _rounding(float(np.abs(sample).max()), bounds))
+
+
+def _rounding(size: float, bounds: tuple[float, float] | None) -> float:
+    """What is no spread in values of a size; between bounds, what is none of their width."""
+    return 1e-12 * max(1e-300, size, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 
 def _interval_without_spread(

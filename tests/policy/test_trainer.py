@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.adapters import add_adapters
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
@@ -408,6 +409,15 @@ def test_trl_rows_with_tools_train_on_the_calls_alone(train, tokenizer):
 
 
 @peft_warns
+@pytest.mark.parametrize("modules", ["lm_head", ["q_proj", "lm_head"], ".*(lm_head|q_proj)"], ids=str)
+def test_an_adapter_of_the_output_layer_is_refused_when_adapters_are_added(tiny_model, modules):
+    """Which is what a dry run does, upon a model without weights; training would refuse it hours later."""
+    model = copy.deepcopy(tiny_model).to("meta")
+    with pytest.raises(ConfigError, match="the output layer gets an adapter"):
+        add_adapters(model, LoraConfig(r=2, target_modules=modules), seed=0)
+
+
+@peft_warns
 def test_adapters_alone_are_trained(train):
     """Every weight that needs a gradient is LoRA's, the base is as it was, and rewards begin at 0."""
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -624,6 +634,12 @@ BAD = [
         ConfigError,
         "accelerator_config.dispatch_batches must be off, got True",
     ),
+    (
+        {"train_sampling_strategy": "group_by_length"},
+        ConfigError,
+        "train_sampling_strategy must be random or sequential",
+    ),
+    ({"label_smoothing_factor": 0.1}, ConfigError, "label_smoothing_factor must be 0, got 0.1"),
     ({"token_budget": 0}, ConfigError, "token_budget must be >= 1, got 0"),
     ({"shared_prefix": "drop"}, ConfigError, "shared_prefix must be one of keep, mask, got 'drop'"),
     ({"rows": []}, DataError, "the train dataset is empty"),

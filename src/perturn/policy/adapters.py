@@ -18,7 +18,8 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         seed: Of the adapters' first weights.
 
     Raises:
-        ConfigError: If peft is missing, cannot add them, or a module that is to have one is not there.
+        ConfigError: If peft is missing, cannot add them, a module that is to have one is not there, or the output layer
+            gets one.
     """
     try:
         from peft import get_peft_model
@@ -34,6 +35,11 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         raise ConfigError(f"adapters cannot be added: {type(error).__name__}: {reason}") from error
     if isinstance(wanted, list | tuple | set):
         _refuse_unmatched(wanted, adapted)
+    if hasattr(adapted.get_output_embeddings(), "base_layer"):
+        raise ConfigError(
+            "the output layer gets an adapter, which packed training would pass over; take it out of target_modules, "
+            "or train all of it with modules_to_save."
+        )
     return adapted
 
 

@@ -96,9 +96,22 @@ class TurnConfig(TrainingArguments):
             )
         if self.token_budget < 1:
             raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
+        self._refuse_unread()
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(
                 f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
+            )
+
+    def _refuse_unread(self) -> None:
+        """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
+        if self.train_sampling_strategy not in ("random", "sequential"):
+            raise ConfigError(
+                f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
+                "have no padding, so rows of like length need not come together."
+            )
+        if self.label_smoothing_factor:
+            raise ConfigError(
+                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
             )
 
     def _check_optimizer(self) -> None:

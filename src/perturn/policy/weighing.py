@@ -15,6 +15,10 @@ from perturn.losses import Loss
 from perturn.policy.examples import Example
 from perturn.policy.tokens import NO_TURN
 from perturn.settings.recipe import build
+from perturn.types import Trajectory
+
+_COMPUTED = frozenset({"reference"})
+"""What training computes for a credit that needs it."""
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
@@ -26,8 +30,8 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or the loss's section sets the credit that this one
-            replaces.
+        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, or the
+            loss's section sets the credit that this one replaces.
     """
     if section is None:
         return loss.credit
@@ -39,6 +43,12 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "credit, or leave one of the two out."
         )
     credit: Credit = build(CREDITS, section, "credit")
+    unknown = sorted(credit.needs - _COMPUTED)
+    if unknown:
+        raise ConfigError(
+            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute; it computes "
+            f"{', '.join(sorted(_COMPUTED))}."
+        )
     return credit
 
 
@@ -48,12 +58,29 @@ def weigh(example: Example, credit: Credit) -> Example:
     Args:
         example: With its reference, where the credit needs one.
         credit: What weighs; each side is a group of its own.
+
+    Raises:
+        ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
     """
     weight = []
     for index, trajectory in enumerate(example.trajectories):
         needed = {"reference": [turn_logprobs(example, index)]} if "reference" in credit.needs else {}
-        weight += credit([trajectory], **needed)
+        found = credit([trajectory], **needed)
+        _check_weights(found, trajectory, credit)
+        weight.append(found[0].detach())
     return replace(example, weight=tuple(weight))
+
+
+def _check_weights(found: Any, trajectory: Trajectory, credit: Credit) -> None:
+    """Refuse what does not hold one finite number for each turn of one trajectory."""
+    turns = len(trajectory.turns)
+    one = found[0] if isinstance(found, list | tuple) and len(found) == 1 else None
+    if isinstance(one, Tensor) and one.is_floating_point() and one.shape == (turns,) and one.isfinite().all():
+        return
+    raise ConfigError(
+        f"credit {type(credit).__name__} must return one tensor a trajectory, with a finite floating-point number for "
+        f"each of its turns; for the {turns} turns of task {trajectory.task.id!r:.80} it returned {found!r:.200}."
+    )
 
 
 def turn_logprobs(example: Example, side: int) -> list[Tensor]:

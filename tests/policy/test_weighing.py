@@ -1,0 +1,80 @@
+"""What a credit of others returns is checked where it is written, so that no turn gets the weight of another."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from perturn.credit import CREDITS
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.policy.examples import Example, encode_example
+from perturn.policy.weighing import choose_credit, weigh
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+
+
+class Foreign:
+    """A credit that returns what it was given, whatever the trajectories."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, returned: Any = None) -> None:
+        self.returned = returned
+
+    def __call__(self, group, **_):
+        """The weights, whether they fit or not."""
+        return self.returned
+
+
+@pytest.fixture
+def example(renderer) -> Example:
+    """A pair of trajectories of two turns each."""
+    chosen, rejected = (
+        Trajectory(
+            Task("t/0"),
+            tuple(Turn(({"role": "user", "content": "room"},), Action(word)) for word in words),
+        )
+        for words in (("north", "take"), ("south", "drop"))
+    )
+    return encode_example(PreferencePair(chosen, rejected), renderer, None)
+
+
+WRONG = [
+    [torch.ones(1)],
+    [torch.ones(3)],
+    [torch.ones(2, 1)],
+    [torch.ones(2, dtype=torch.long)],
+    [torch.tensor([1.0, float("nan")])],
+    [torch.tensor([1.0, float("inf")])],
+    [torch.ones(2), torch.ones(2)],
+    [],
+    [[1.0, 1.0]],
+    None,
+]
+
+
+@pytest.mark.parametrize("returned", WRONG, ids=str)
+def test_a_credit_returns_one_finite_number_a_turn(example, returned):
+    """One too few here and one too many there add up to a batch of the right size and the wrong turns."""
+    with pytest.raises(ConfigError, match=r"credit Foreign must return .* for the 2 turns of task 't/0'"):
+        weigh(example, Foreign(returned))
+
+
+def test_weights_carry_no_gradient(example):
+    """A credit may compute them with one; a loader that copies them to processes could not."""
+    weighed = weigh(example, Foreign([torch.full((2,), 0.5, requires_grad=True)]))
+
+    assert [weight.tolist() for weight in weighed.weight] == [[0.5, 0.5]] * 2
+    assert not any(weight.requires_grad for weight in weighed.weight)
+
+
+def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypatch):
+    """When the trainer is made, not as a missing argument inside the credit."""
+
+    class Needy(Foreign):
+        needs = frozenset({"behavior", "reference"})
+
+    monkeypatch.setitem(CREDITS._own, "needy", Needy)
+
+    with pytest.raises(ConfigError, match="credit 'needy' needs behavior, which training does not compute"):
+        choose_credit(LOSSES["dpo"](), {}, {"name": "needy"})
