@@ -54,14 +54,14 @@ def weigh_group(
         ValueError: If the reference is needed and missing, or has not one entry a turn.
     """
     if "reference" not in credit.needs:
-        return [credit.weigh(*_places(len(one.turns)), None) for one in group]
+        return [credit.weigh(*_turn_numbers(len(one.turns)), None) for one in group]
     if reference is None:
         raise ValueError(
             f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
         )
     if [len(one) for one in reference] != [len(one.turns) for one in group]:
         raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
-    return [credit.weigh(*_places(len(turns)), _confidence(turns)) for turns in reference]
+    return [credit.weigh(*_turn_numbers(len(turns)), _confidence(turns)) for turns in reference]
 
 
 def _confidence(turns: Sequence[Tensor]) -> Tensor:
@@ -72,6 +72,6 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
     return (sums / counts).exp()
 
 
-def _places(count: int) -> tuple[Tensor, Tensor]:
+def _turn_numbers(count: int) -> tuple[Tensor, Tensor]:
     """Position and number of turns, for the turns of one trajectory."""
     return torch.arange(count, dtype=torch.float32), torch.full((count,), float(count))

@@ -148,12 +148,12 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
         _adapter(shape).validate_python(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        path = ".".join(str(part) for part in first["loc"])
         said = first["msg"].removeprefix("Input should be ")
         expected = {"missing": "a value", "dict_type": "a JSON object"}.get(first["type"], said)
         got = "none" if first["type"] == "missing" else reprlib.repr(first["input"])
         raise refusal(
-            f"{where}: {f'{_short(place)}: ' if place else ''}expected {expected}, got {got}. {remedy}"
+            f"{where}: {f'{_short(path)}: ' if path else ''}expected {expected}, got {got}. {remedy}"
         ) from error
     return data
 

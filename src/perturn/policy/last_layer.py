@@ -37,15 +37,15 @@ def spare_last_layer(model: Any) -> Callable[[], None]:
     return undo
 
 
-def want(model: Any, places: Tensor | None) -> None:
+def want(model: Any, tokens: Tensor | None) -> None:
     """Say which tokens are wanted of the last layer, for the passes that follow and their backward passes.
 
     Args:
         model: As above.
-        places: In order, each once [tokens]; None: all.
+        tokens: Positions, in order, each once [tokens]; None: all.
     """
     for part in _parts(model):
-        part.perturn_wanted = places
+        part.perturn_wanted = tokens
 
 
 def _last_layer(model: Any) -> Any:

@@ -78,14 +78,14 @@ class Catalogue:
         self._texts.append(run.texts)
         sets = sets_of(run)
         notes = {key: dict[tuple[str, int], Notes]() for key in sets}
-        places = _noted(run, sets, notes)
+        set_of = _noted(run, sets, notes)
         _note_advantages(run, sets, notes)
         found: dict[tuple[str, str, int], int] = {}
         for key, trajectories in sets.items():
             self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
             for one in trajectories:
                 found[key, *one.key] = self._put(one, one.sample, notes[key].get(one.key, Notes()))
-        self._put_pairs(run, found, places)
+        self._put_pairs(run, found, set_of)
         aligned = aligned_policy(run.evaluation)
         if aligned is not None and "sft" in run.evaluation:
             self._compare.append((f"{name}/evaluation/sft", f"{name}/evaluation/{aligned}"))
@@ -141,12 +141,12 @@ class Catalogue:
         return len(self._bodies) - 1
 
     def _put_pairs(
-        self, run: Run, found: Mapping[tuple[str, str, int], int], places: Mapping[tuple[int, str], str]
+        self, run: Run, found: Mapping[tuple[str, str, int], int], set_of: Mapping[tuple[int, str], str]
     ) -> None:
         """Take in the pairs; a side that is in no set, since it was cut, comes as an episode of its own."""
         sides: dict[tuple[int, str], int] = {}
         for side in ("chosen", "rejected"):
-            missing = [index for index in range(len(run.pairs)) if (index, side) not in places]
+            missing = [index for index in range(len(run.pairs)) if (index, side) not in set_of]
             if missing:
                 name = f"pairs/{side}"
                 self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label_of_set(name)})
@@ -157,14 +157,14 @@ class Catalogue:
             numbers = [
                 sides.get((index, side), -1)
                 if (index, side) in sides
-                else found[places[index, side], *getattr(pair, side).key]
+                else found[set_of[index, side], *getattr(pair, side).key]
                 for side in ("chosen", "rejected")
             ]
             self._pairs.append([len(self._runs) - 1, *numbers])
 
 
 def sets_of(run: Run) -> dict[str, list[Trajectory]]:
-    """The sets of episodes of a run by their place in its folder, evaluations first."""
+    """The sets of episodes of a run by their path in its folder, evaluations first."""
     sets = {f"evaluation/{name}": run.evaluation[name] for name in reversed(run.evaluation)}
     sets |= {"trajectories/explore": run.explored, "trajectories/expert": run.expert}
     return {key: items for key, items in sets.items() if items}
@@ -185,15 +185,15 @@ def _noted(
     notes: Mapping[str, dict[tuple[str, int], Notes]],
 ) -> dict[tuple[int, str], str]:
     """Put what the alignment wrote about the pairs to the episodes they were made of; where each side is."""
-    places: dict[tuple[int, str], str] = {}
+    set_of: dict[tuple[int, str], str] = {}
     stored = {key: {one.key: one for one in items} for key, items in sets.items()}
     for side, key in (("chosen", "trajectories/expert"), ("rejected", "trajectories/explore")):
         for index, pair in enumerate(run.pairs):
             trajectory: Trajectory = getattr(pair, side)
             if stored.get(key, {}).get(trajectory.key) == trajectory:
-                places[index, side] = key
+                set_of[index, side] = key
                 notes[key].setdefault(trajectory.key, _side_notes(run, index, side))
-    return places
+    return set_of
 
 
 def _side_notes(run: Run, index: int, side: str) -> Notes:

@@ -54,8 +54,8 @@ def notes_of_side(
 def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
     """The values of a row at the turn each belongs to; None for a turn without one."""
     values = row.get(key) or []
-    places = row.get("turn") or range(len(values))
-    found = dict(zip(places, values, strict=False))
+    numbers = row.get("turn") or range(len(values))
+    found = dict(zip(numbers, values, strict=False))
     return tuple(_finite(found.get(index)) for index in range(turns)) if values else ()
 
 

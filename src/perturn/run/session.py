@@ -68,10 +68,10 @@ def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     return ProcessWorlds(recipe.environment, recipe.worlds)
 
 
-def _room(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
+def _capacity(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
     """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
-        return make.room(concurrency)
+        return make.capacity(concurrency)
     return world_count(recipe.environment, recipe.worlds, concurrency)
 
 
@@ -325,7 +325,7 @@ def record(
                     make,
                     protocol=protocol,
                     sampling=sampling,
-                    concurrency=_room(run.recipe, make, concurrency),
+                    concurrency=_capacity(run.recipe, make, concurrency),
                     retries=run.recipe.worlds.retries,
                 ):
                     store.append(trajectory)

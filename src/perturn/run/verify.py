@@ -65,10 +65,10 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
         return f"restore {folder / one.file} from a copy; without its recipe nothing of the run can be relied on."
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
-    places = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
+    stale = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
     return (
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
-        f"rm -r {places} && perturn run {folder}"
+        f"rm -r {stale} && perturn run {folder}"
     )
 
 
