@@ -1,4 +1,4 @@
-"""What runs on the nodes: the server of a node's worlds, and the server of one replica of the policy.
+"""Servers on the nodes: of a node's worlds, and of one replica of the policy.
 
 Plain classes; the driver makes actors of them. They know nothing of each other and of the driver's files.
 """

@@ -59,7 +59,7 @@ _ALIVE: weakref.WeakValueDictionary[Any, ClusterWorlds] = weakref.WeakValueDicti
 
 
 def cluster_worlds(section: Section, limits: Worlds, cluster: Cluster, most: int) -> ClusterWorlds:
-    """What makes worlds on a cluster; while it or a world of it is in use, the same one.
+    """The maker of worlds on a cluster; while it or a world of it is in use, the same one.
 
     Its arguments and errors are those of `ClusterWorlds`.
     """

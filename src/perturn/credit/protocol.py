@@ -13,7 +13,7 @@ class Credit(Protocol):
     """A frozen dataclass of settings that weighs the turns of a group once called."""
 
     needs: ClassVar[frozenset[str]]
-    """What a policy must compute first, by the keyword it is passed under, such as `reference`."""
+    """Inputs that a policy must compute first, by keyword, such as `reference`."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""

@@ -44,7 +44,7 @@ def check_environment(make: Callable[[], Environment], split: str = "train", epi
 
 
 def _attempt(problems: list[str], what: str, call: Callable[[], object], remedy: str) -> Any:
-    """What a call into the user's code returns, or `_RAISED` and a problem if it raises."""
+    """Result of a call into the user's code, or `_RAISED` and a problem if it raises."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the code of others begins here

@@ -1,4 +1,4 @@
-"""What comes from outside -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
+"""Outside input -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
 
 A file, a server or a word of the command line may hold anything. What is read here is bounded in size and depth, so
 that code which walks it needs no guard of its own; what is not is one error of the caller's kind.
@@ -244,7 +244,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _yaml_reason(error: Exception) -> str:
-    """What is wrong and where, without the line itself, which may hold a secret."""
+    """Fault and position, without the line itself, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return _short(" ".join(str(error).split()), 300)

@@ -46,7 +46,7 @@ def kernel(device: torch.device) -> str:
 
 
 def forest_mask(segments: Tensor) -> Tensor | BlockMask:
-    """What a model is given as its attention mask; every layer hands it to `forest_attention`.
+    """Attention mask of a packed batch; every layer hands it to `forest_attention`.
 
     Args:
         segments: From `lay_out`, on the device to compute on [segments, 3].
@@ -225,7 +225,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """What each segment adds."""
+    """Attention calls that all segments need."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))

@@ -31,7 +31,7 @@ class Example:
     weight: tuple[Tensor, ...] = ()
     """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
     statistic: float | None = None
-    """What a loss reads of all pairs of an optimizer step; None where no loss does."""
+    """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
 
     @property
     def sides(self) -> tuple[Encoded, ...]:

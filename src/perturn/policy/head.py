@@ -160,7 +160,7 @@ def _column(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
-    """What a part of the output layer gives [rows, words]."""
+    """Products with a part of the output layer [rows, words]."""
     return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
 

@@ -68,7 +68,7 @@ def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _spread(block: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """What comes out, at its places among zeros."""
+    """The output at the wanted tokens, zeros elsewhere."""
     if block.perturn_wanted is None:
         return None
     zeros = output.new_zeros(output.shape[0], block.perturn_tokens, output.shape[2])

@@ -19,7 +19,7 @@ from perturn.errors import DataError
 from perturn.policy.tokens import NO_TURN, Encoded
 
 Batch = dict[str, Tensor]
-"""What `lay_out` returns."""
+"""A packed batch: see `lay_out`."""
 
 Ids = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturn.report.folder import Run, aligned_policy, score
+from perturn.report.folder import RecordedRun, aligned_policy, score
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.summary import succeeded
 from perturn.report.turns import Notes, body, by_turn, clip, message_text, notes_of_side, tokens
@@ -67,7 +67,7 @@ class Catalogue:
         self._texts: list[Mapping[str, str]] = []
         self._compare: list[tuple[str, str]] = []
 
-    def add(self, run: Run, name: str) -> None:
+    def add(self, run: RecordedRun, name: str) -> None:
         """Take in all sets of a run and its pairs.
 
         Args:
@@ -141,7 +141,10 @@ class Catalogue:
         return len(self._bodies) - 1
 
     def _put_pairs(
-        self, run: Run, found: Mapping[tuple[str, str, int], int], set_of: Mapping[tuple[int, str], str]
+        self,
+        run: RecordedRun,
+        found: Mapping[tuple[str, str, int], int],
+        set_of: Mapping[tuple[int, str], str],
     ) -> None:
         """Take in the pairs; a side that is in no set, since it was cut, comes as an episode of its own."""
         sides: dict[tuple[int, str], int] = {}
@@ -163,7 +166,7 @@ class Catalogue:
             self._pairs.append([len(self._runs) - 1, *numbers])
 
 
-def sets_of(run: Run) -> dict[str, list[Trajectory]]:
+def sets_of(run: RecordedRun) -> dict[str, list[Trajectory]]:
     """The sets of episodes of a run by their path in its folder, evaluations first."""
     sets = {f"evaluation/{name}": run.evaluation[name] for name in reversed(run.evaluation)}
     sets |= {"trajectories/explore": run.explored, "trajectories/expert": run.expert}
@@ -171,7 +174,7 @@ def sets_of(run: Run) -> dict[str, list[Trajectory]]:
 
 
 def label_of_set(key: str) -> str:
-    """What a reader calls a set."""
+    """Name of a set for the reader."""
     folder, _, name = key.partition("/")
     known = {"trajectories/expert": "expert", "trajectories/explore": "exploration"}
     if folder == "pairs":
@@ -180,7 +183,7 @@ def label_of_set(key: str) -> str:
 
 
 def _noted(
-    run: Run,
+    run: RecordedRun,
     sets: Mapping[str, Sequence[Trajectory]],
     notes: Mapping[str, dict[tuple[str, int], Notes]],
 ) -> dict[tuple[int, str], str]:
@@ -196,14 +199,14 @@ def _noted(
     return set_of
 
 
-def _side_notes(run: Run, index: int, side: str) -> Notes:
+def _side_notes(run: RecordedRun, index: int, side: str) -> Notes:
     confidence = run.confidence[index][side] if run.confidence else None
     reference = run.reference[index][side] if run.reference else None
     return notes_of_side(confidence, reference, len(getattr(run.pairs[index], side).turns))
 
 
 def _note_advantages(
-    run: Run,
+    run: RecordedRun,
     sets: Mapping[str, Sequence[Trajectory]],
     notes: Mapping[str, dict[tuple[str, int], Notes]],
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the page shows of one episode: its turns, the numbers each turn carries, and its tokens."""
+"""One episode on the page: its turns, the numbers each turn carries, and its tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTION = re.compile(r"\n[ \t]*Action:")
 
 @dataclass(frozen=True)
 class Notes:
-    """What is known of an episode's turns beyond the recording."""
+    """Confidence, weights and tokens of an episode's turns, which the recording lacks."""
 
     confidence: tuple[float | None, ...] = ()
     weight: tuple[float | None, ...] = ()

@@ -2,7 +2,7 @@
 
 A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its
 turns, up to a budget; what was evicted is computed again. Prompts join the batch when they come and leave it when they
-are answered, at any token; a batch is a row of new tokens without padding (see `_history.py`).
+are answered, at any token; a batch is a row of new tokens without padding (see `history.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LocalSettings:
 
 
 class Tokens(Protocol):
-    """What the engine asks about tokens; `policy.tokens.Renderer` answers."""
+    """Conversations as tokens and tokens as actions; `policy.tokens.Renderer` is one."""
 
     end_id: int
 

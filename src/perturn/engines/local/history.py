@@ -38,7 +38,7 @@ _PRODUCT_STEP = 64
 
 @dataclass(eq=False)
 class History:
-    """What is kept of one conversation."""
+    """Tokens, keys and values of one conversation."""
 
     blocks: Blocks
     ids: list[int] = field(default_factory=list)
@@ -137,7 +137,7 @@ def _index(span: Span) -> int:
 
 
 class _Masks:
-    """What each row does not see, made once for all layers of a pass that have the same window."""
+    """Attention masks of the rows, made once for all layers of a pass with the same window."""
 
     def __init__(self, last: list[int], tokens: int, device: torch.device) -> None:
         """The rows.

@@ -176,7 +176,7 @@ class VllmEngine:
         return self._homes[conversation]
 
     def _answer(self, future: Future[Any]) -> Action | EngineFailure:
-        """What became of a prompt, once it is known."""
+        """The finished answer to a prompt."""
         found: Sampled | EngineFailure = future.result()
         self._open.discard(future)
         if isinstance(found, EngineFailure):
