@@ -63,7 +63,7 @@ def evaluate(run: Run, policy: str) -> None:
 
 
 def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:
-    """What of a protocol must be equal before two scores are compared."""
+    """The parts of a protocol that must be equal before two scores are compared."""
     prompt = json.dumps(system_prompt(protocol), sort_keys=True)
     return {
         "name": f"{protocol.name}-{protocol.format}",

@@ -89,8 +89,8 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, stage: str) -> list[st
         if step.needs in stages or (stage == "expert" and step.name == "pair"):
             stages.add(step.name)
     files = [Path(file) for file, one in seals.items() if one["stage"] in stages]
-    places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
-    return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
+    roots = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
+    return list(dict.fromkeys(shlex.quote(str(folder / root)) for root in roots))
 
 
 def check(recipe: Recipe, command: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the workflows share: from a recipe to its world, rules, tasks and engine, and to recorded episodes."""
+"""Shared parts of the workflows: from a recipe to its world, rules, tasks and engine, and to recorded episodes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 
 
 def world_maker(recipe: Recipe) -> Callable[[], Environment]:
-    """What starts a world of the recipe, in a process of its own unless the recipe says otherwise.
+    """The maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
 
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
@@ -181,7 +181,7 @@ def panel_digest(tasks: Sequence[Task]) -> str:
 
 
 def policy_path(run: Run, policy: str) -> str:
-    """What a policy of the run is loaded from: `base`, or the name of a trained checkpoint.
+    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
         RunError: If it has not been trained yet.

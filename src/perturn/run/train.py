@@ -45,7 +45,7 @@ _METRICS = {
     "sft": ("sft.jsonl",),
     "align": ("align.jsonl", "confidence.jsonl", "reference.jsonl", "loss.json", "agreement.json"),
 }
-"""What a training stage writes in `metrics/`."""
+"""Files that a training stage writes in `metrics/`."""
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
@@ -171,7 +171,7 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def count_tokens(examples: Examples) -> dict[str, int]:
-    """What training sees: tokens, those that carry loss, turns, and turns cut by the length limit."""
+    """Counts of the training data: tokens, those that carry loss, turns, and turns cut by the length limit."""
     found = [side for example in examples.rows for side in example.sides]
     return {
         "examples": len(examples),

@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found."""
+    """Result of a verification."""
 
     run: str
     sealed: int
@@ -27,7 +27,7 @@ class Verified:
     unsealed: list[str]
     """Files of which nothing is known: of stages that are not done, reports, and what others put there."""
     remedies: list[str]
-    """What to do about the damage, a sentence each."""
+    """Remedies for the damage, a sentence each."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data."""
