@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from perturn.cli import main
 from perturn.run.loop import open_run, run_steps
@@ -15,12 +14,12 @@ from perturn.run.plan.estimate import (
     KEPT_BY_ALLOCATOR,
     Machine,
     generation_seconds,
-    measure,
     trained_tokens,
     training_gb,
     training_seconds,
 )
-from perturn.settings.recipe import Lora, Train
+from perturn.run.plan.rates import measure_machine
+from perturn.settings.recipe import Lora, ModelSettings, Train
 
 RECIPE = """
 name: one
@@ -165,7 +164,7 @@ def test_memory_of_training_grows_with_what_is_trained():
 
 def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_model):
     """Without reading its weights."""
-    machine = measure(str(tiny_folder), torch.device("cpu"), torch.float32, base_gb=1.0)
+    machine = measure_machine(ModelSettings(str(tiny_folder), dtype="float32"), process_gb=1.0)
 
     assert machine.parameters == sum(each.numel() for each in tiny_model.parameters())
     assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)

@@ -15,7 +15,7 @@ from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, r
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.data.store import read_pairs
 from perturn.engines import ApiSettings
-from perturn.policy.models import compute_dtype, load_tokenizer
+from perturn.policy.models import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.loop import Step, check, loop, refuse_training
@@ -24,13 +24,13 @@ from perturn.run.plan.estimate import (
     Machine,
     generation_gb,
     generation_seconds,
-    measure,
     trained_tokens,
     training_gb,
     training_seconds,
     turns_of,
 )
-from perturn.run.session import device, engine_settings, evaluation_sampling
+from perturn.run.plan.rates import measure_machine
+from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.run.tracking import check_trackers
 from perturn.settings.recipe import Recipe
 
@@ -97,16 +97,10 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     served = isinstance(engine_settings(recipe), ApiSettings)
     renderer = None if served else Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
     panels = look_at_panels(recipe, renderer)
-    machine = None if served else _machine(recipe, panels)
+    machine = None if served else measure_machine(recipe.model, panels.memory_gb)
     planned = [_planned(recipe, step, stages.get(step.name, {}), panels, machine) for step in steps]
     how = _how(machine, panels) if machine else _how_served(recipe)
     return Plan(str(folder), planned, how, list(panels.problems))
-
-
-def _machine(recipe: Recipe, panels: Panels) -> Machine:
-    where = device()
-    dtype = compute_dtype(recipe.model.dtype, where)
-    return measure(recipe.model.name, where, dtype, panels.memory_gb if where.type == "cpu" else 0.5)
 
 
 def _planned(

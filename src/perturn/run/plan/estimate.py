@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
-from perturn.policy.models import empty_model
 from perturn.run.plan.episodes import Panels
 from perturn.settings.recipe import Train
 
@@ -38,36 +33,6 @@ class Machine:
     """Bytes of weights a second where one token of each of 16 conversations passes."""
     base_gb: float
     """Memory of the process without a model."""
-
-
-def measure(name: str, device: torch.device, dtype: torch.dtype, base_gb: float) -> Machine:
-    """Time matrix products of the model's size for about a second; its weights are not read."""
-    model = empty_model(name)
-    text = model.config.get_text_config()
-    weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=device, dtype=dtype)
-    many, few = (torch.randn(rows, len(weight), device=device, dtype=dtype) for rows in (1024, 16))
-    return Machine(
-        parameters=sum(each.numel() for each in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        device=device.type,
-        bytes=dtype.itemsize,
-        many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
-        few=weight.nbytes / _seconds(lambda: few @ weight),
-        base_gb=base_gb,
-    )
-
-
-def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds of one call, in the best of many rounds: other work on the machine is not to count."""
-    rounds: list[float] = []
-    until = time.perf_counter() + 0.5
-    while len(rounds) < 2 or time.perf_counter() < until:
-        began = time.perf_counter()
-        made = [work() for _ in range(5)]
-        float(made[-1][0, 0])  # waits for the device
-        rounds.append((time.perf_counter() - began) / 5)
-    return min(rounds)
 
 
 def turns_of(panels: Panels, learned: bool) -> float:

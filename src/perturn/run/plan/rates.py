@@ -1,0 +1,50 @@
+"""Speed of this machine at the matrices of a model, measured in about a second; and the size of the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from perturn.policy.models import compute_dtype, empty_model
+from perturn.run.plan.estimate import Machine
+from perturn.run.session import device
+from perturn.settings.recipe import ModelSettings
+
+
+def measure_machine(settings: ModelSettings, process_gb: float) -> Machine:
+    """Time matrix products of the model's size; its weights are not read.
+
+    Args:
+        settings: Of the model.
+        process_gb: Memory of this process now, which stays where models run on the CPU.
+    """
+    where = device()
+    dtype = compute_dtype(settings.dtype, where)
+    model = empty_model(settings.name)
+    text = model.config.get_text_config()
+    weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
+    many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))
+    return Machine(
+        parameters=sum(each.numel() for each in model.parameters()),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        device=where.type,
+        bytes=dtype.itemsize,
+        many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
+        few=weight.nbytes / _seconds(lambda: few @ weight),
+        base_gb=process_gb if where.type == "cpu" else 0.5,
+    )
+
+
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Seconds of one call, in the best of many rounds: other work on the machine is not to count."""
+    rounds: list[float] = []
+    until = time.perf_counter() + 0.5
+    while len(rounds) < 2 or time.perf_counter() < until:
+        began = time.perf_counter()
+        made = [work() for _ in range(5)]
+        float(made[-1][0, 0])  # waits for the device
+        rounds.append((time.perf_counter() - began) / 5)
+    return min(rounds)
