@@ -268,7 +268,7 @@ def achieved_flops(size: str, vocab: int, inputs: Any) -> float:
         seen = float((pack["position"] + 1).sum())
         total += 6 * tokens * sum(a * b for a, b in linear_shapes(size))
         total += 12 * layers * hidden * seen
-        total += 6 * hidden * vocab * len(pack["place"])
+        total += 6 * hidden * vocab * len(pack["predictor"])
     return total
 
 

@@ -454,19 +454,19 @@ def test_nodes_that_join_get_worlds(nodes, steps):
     section, _ = steps
     nodes.add(1)
     worlds = ClusterWorlds(section, Worlds(processes=2), Cluster(nodes.address), 8)
-    assert worlds.room(8) == 2
+    assert worlds.capacity(8) == 2
     world = worlds()
     world.reset(JOBS[0].task, 0)
 
     nodes.add(1)
 
     def other():
-        house, _ = worlds.enter()
-        worlds.leave(house)
-        return house is not world._place[0]
+        server, _ = worlds.enter()
+        worlds.leave(server)
+        return server is not world._slot[0]
 
     wait_for(other)
-    assert worlds.room(8) == 4
+    assert worlds.capacity(8) == 4
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
 
 @pytest.mark.cluster
 def test_what_cannot_work_is_refused_before_work(nodes, steps):
-    """Sizes that no node has, rooms that are taken, worlds and models that cannot start."""
+    """Sizes that no node has, nodes that are full, worlds and models that cannot start."""
     section, _ = steps
     nodes.add(1)
     cluster, impatient = Cluster(nodes.address), Cluster(nodes.address, engine_cpus=2, wait_seconds=2)
@@ -522,7 +522,7 @@ def test_what_cannot_work_is_refused_before_work(nodes, steps):
     worlds = ClusterWorlds(section, Worlds(), cluster, 4)
     with pytest.raises(RunError, match="no replica of the policy has room"):
         Replicas(impatient, Script, "none")
-    assert worlds.room(4) >= 1
+    assert worlds.capacity(4) >= 1
 
 
 @pytest.mark.cluster

@@ -58,7 +58,7 @@ class InUseError(RunError):
 
 
 class BudgetError(RunError):
-    """What a run may spend is spent; what was recorded is kept."""
+    """The budget of a run is spent; all that was recorded is kept."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,7 +1,4 @@
-"""What is wrong with what a world hands over, in sentences: checked where it comes in, wherever the world runs.
-
-And how to be rid of a world, whatever is wrong with it.
-"""
+"""Faults of an environment's tasks and observations, in sentences: found where they come in, wherever it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with t
 
 
 def observation_faults(answer: object) -> list[str]:
-    """What is wrong with what an environment answered, each with its remedy; nothing if it is sound."""
+    """Faults of an environment's answer, each with its remedy; none if it is sound."""
     if not isinstance(answer, Observation):
         return [
             f"{answer!r:.60}, not an Observation. Remedy: return "

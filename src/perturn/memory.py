@@ -20,7 +20,7 @@ _other = 0
 
 
 class _Counts(ctypes.Structure):
-    """What glibc's `mallinfo2` answers: `hblkhd` is the fifth number, `uordblks` the eighth."""
+    """Result of glibc's `mallinfo2`: `hblkhd` is the fifth number, `uordblks` the eighth."""
 
     _fields_: ClassVar = [("numbers", ctypes.c_size_t * 10)]
 

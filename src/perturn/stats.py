@@ -265,7 +265,7 @@ def _no_spread(sample: Floats, bounds: tuple[float, float] | None) -> bool:
 
 
 def _rounding(size: float, bounds: tuple[float, float] | None) -> float:
-    """What is no spread in values of a size; between bounds, what is none of their width."""
+    """The largest difference that counts as none: by the size of values, or between bounds by their width."""
     return 1e-12 * max(1e-300, size, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 

@@ -1,4 +1,4 @@
-"""What a recipe can name, by kind."""
+"""The names a recipe can use, by kind."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What flows through the loop: tasks, prompts, actions, turns, trajectories, pairs; and the two Protocols.
+"""Data of the loop: tasks, prompts, actions, turns, trajectories, pairs; and the two Protocols.
 
 Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`).
 """
@@ -39,12 +39,12 @@ class Task:
     """Task type, the unit that scores are broken down by."""
     split: str = "train"
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the environment needs to pose it."""
+    """The environment's own data, from which it poses the task."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What the policy wrote in one turn."""
+    """The policy's answer in one turn."""
 
     text: str
     """The message content, without the end-of-turn token."""
@@ -163,7 +163,7 @@ class PreferencePair:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What an engine is asked to continue: the conversation up to and with the newest observation."""
+    """A conversation for an engine to continue, up to and with the newest observation."""
 
     messages: tuple[Message, ...]
     """Messages before the first turn."""
@@ -253,7 +253,7 @@ class EpisodeProtocol:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment answers: to `reset` and to each `step`."""
+    """An environment's answer to `reset` and to each `step`."""
 
     text: str
     reward: float = 0.0
@@ -270,7 +270,7 @@ class Observation:
     """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
     form. A world that offers some is sent its actions as `perturn.episodes.tool_calls.read_action` reads them."""
     results: tuple[str, ...] = ()
-    """What the calls of the action returned, one text a call in their order; `text` is then what the user says next,
+    """Results of the action's calls, one text a call in their order; `text` is then the user's next message,
     if anything."""
 
 

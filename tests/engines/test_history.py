@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from perturn.engines.local import history as _history
-from perturn.engines.local.blocks import Shelves
+from perturn.engines.local.blocks import Blocks
 from perturn.engines.local.history import History, Span, _attend, attending
 
 HEADS, FEATURES = 4, 8
@@ -19,13 +19,13 @@ LAYER = SimpleNamespace(layer_idx=0)
 class Conversation:
     """Its queries, keys and values, and what it should get for them."""
 
-    def __init__(self, shelves, seed, key_heads, dtype):
+    def __init__(self, blocks, seed, key_heads, dtype):
         draw = torch.Generator().manual_seed(seed)
         self.query, self.key, self.value = (
             torch.randn(heads, 300, FEATURES, generator=draw).to(dtype)
             for heads in (HEADS, key_heads, key_heads)
         )
-        self.history = History(shelves)
+        self.history = History(blocks)
 
     def expected(self, start, stop):
         """Exact attention [tokens, heads, features]."""
@@ -60,9 +60,9 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.bfloat16: {"atol": 
 )
 @pytest.mark.parametrize("lengths", [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
 def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
-    """Two sizes of places in every order of rows; some feed one token and some two."""
-    shelves = Shelves(places=4)
-    talks = [Conversation(shelves, seed, key_heads, dtype) for seed in range(4)]
+    """Two sizes of slots in every order of rows; some feed one token and some two."""
+    blocks = Blocks(slots=4)
+    talks = [Conversation(blocks, seed, key_heads, dtype) for seed in range(4)]
     feeds = [list(zip(talks, lengths, strict=True))]
     feeds += [[(each, 1) for each in order] for order in itertools.permutations(talks)]
     feeds += [list(zip(talks, new, strict=True)) for new in itertools.product((1, 2), repeat=4)]
@@ -72,11 +72,11 @@ def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bytes_of_a_call", [0, 2**40], ids=["divided", "whole"])
-def test_places_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
+def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
     """Every other one of six that lie side by side, read over or in calls of their own."""
     monkeypatch.setattr(_history, "_CALL_BYTES", bytes_of_a_call)
-    shelves = Shelves(places=6)
-    talks = [Conversation(shelves, seed, 4, dtype) for seed in range(6)]
+    blocks = Blocks(slots=6)
+    talks = [Conversation(blocks, seed, 4, dtype) for seed in range(6)]
     feed([(each, 20 + index) for index, each in enumerate(talks)])
     made = []
     together = _history._Together
@@ -88,8 +88,8 @@ def test_places_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
 
 
 def test_bfloat16_attends_past_a_multiple_of_the_step():
-    """63, 64 and 65 tokens: what is read is rounded up, and never beyond the place."""
-    talk = Conversation(Shelves(places=2), 0, 4, torch.bfloat16)
+    """63, 64 and 65 tokens: what is read is rounded up, and never beyond the slot."""
+    talk = Conversation(Blocks(slots=2), 0, 4, torch.bfloat16)
     feed([(talk, 60)])
     for _ in range(140):
         assert_close(*feed([(talk, 1)]), **TOLERANCE[torch.bfloat16])

@@ -148,7 +148,7 @@ def test_a_world_without_an_expert_has_none_in_a_process(world):
     ],
 )
 def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
-    """Before and after it, in the same seats, episodes are played to their ends; the cause is kept."""
+    """Before and after it, on the same workers, episodes are played to their ends; the cause is kept."""
     found = played("up/1", name, "up/2", "up/3", concurrency=2)
 
     assert found[name].status is Status.FAILED
@@ -388,7 +388,7 @@ def test_a_world_prints_nothing_on_our_output(capfd):
 
 
 def test_worlds_are_used_again_unless_they_failed():
-    """Four episodes in one seat: two in one world, and a new one after the failure; none is left over."""
+    """Four episodes on one worker: two in one world, and a new one after the failure; none is left over."""
     worlds, made = ProcessWorlds(section(), LIMITS), []
 
     def make():

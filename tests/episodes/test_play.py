@@ -351,7 +351,7 @@ def test_worlds_start_while_the_model_generates():
 
 
 def test_a_world_lives_in_one_thread_and_the_engine_in_ours():
-    """Made, reset, stepped and closed in one thread; worlds of other seats in others."""
+    """Made, reset, stepped and closed in one thread; worlds of other workers in others."""
     threads = []
 
     class Noting(_Counter):

@@ -107,7 +107,7 @@ def test_a_batch_holds_all_chosen_sides_then_all_rejected_sides():
     assert batch["position"].tolist() == [0, 0, 1, 0, 1, 0]
     assert batch["segments"].tolist() == [[0, 1, 1], [1, 3, 3], [3, 5, 5], [5, 6, 6]]
     assert batch["target"][batch["prediction"]].tolist() == [2, 7, 8, 4, 5, 10]
-    assert batch["place"][batch["prediction"]].tolist() == [0, 3, 4, 1, 2, 5]
+    assert batch["predictor"][batch["prediction"]].tolist() == [0, 3, 4, 1, 2, 5]
     assert batch["sequence"].tolist() == [0, 1, 1, 2, 2, 3]
     assert batch["turn"].tolist() == [0] * 6
     assert batch["pairs"].tolist() == [2]
@@ -122,7 +122,7 @@ def test_a_batch_without_a_reference_has_none():
         "ids",
         "position",
         "segments",
-        "place",
+        "predictor",
         "target",
         "prediction",
         "turn",
@@ -138,7 +138,7 @@ def test_a_pair_shares_what_its_sides_begin_with():
 
     assert batch["segments"].tolist() == [[0, 39, 42], [39, 40, 40], [40, 42, 42]]
     assert len(batch["sequence"]) == 40 + 41
-    assert len(batch["place"]) == 38 + 2 + 3
+    assert len(batch["predictor"]) == 38 + 2 + 3
 
 
 def test_a_collator_divides_its_examples_into_packs():

@@ -45,7 +45,7 @@ def test_a_pair_forks_where_its_sides_differ(worth):
 
     assert listed(batch, "ids", "position") == [[1, 2, 3, 4, 6], [0, 1, 2, 3, 3]]
     assert batch["segments"].tolist() == [[0, 3, 5], [3, 4, 4], [4, 5, 5]]
-    assert listed(batch, "place", "target") == [[2, 2, 3, 4], [4, 6, 5, 7]]
+    assert listed(batch, "predictor", "target") == [[2, 2, 3, 4], [4, 6, 5, 7]]
     assert listed(batch, "prediction", "turn", "sequence") == [[0, 2, 1, 3], [0, 1, 0, 0], [0, 0, 1, 1]]
 
 
@@ -56,7 +56,7 @@ def test_a_group_that_forks_twice_is_laid_out_depth_first(worth):
 
     assert listed(batch, "ids", "position") == [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 2]]
     assert batch["segments"].tolist() == [[0, 2, 6], [2, 3, 5], [3, 4, 4], [4, 5, 5], [5, 6, 6]]
-    assert listed(batch, "place", "prediction", "sequence") == [[3, 4, 5], [2, 0, 1], [0, 1, 2]]
+    assert listed(batch, "predictor", "prediction", "sequence") == [[3, 4, 5], [2, 0, 1], [0, 1, 2]]
 
 
 def test_a_sequence_that_begins_another_ends_inside_it(worth):
@@ -66,7 +66,7 @@ def test_a_sequence_that_begins_another_ends_inside_it(worth):
 
     assert batch["ids"].tolist() == [1, 2, 3]
     assert batch["segments"].tolist() == [[0, 2, 3], [2, 3, 3]]
-    assert listed(batch, "place", "target", "sequence") == [[1, 2], [8, 4], [0, 1]]
+    assert listed(batch, "predictor", "target", "sequence") == [[1, 2], [8, 4], [0, 1]]
     assert batch["prediction"].tolist() == [1, 0]
 
 
@@ -79,7 +79,7 @@ def test_identical_sequences_are_computed_once():
 
     assert batch["ids"].tolist() == [1, 2]
     assert batch["segments"].tolist() == [[0, 2, 2]]
-    assert listed(batch, "place", "target") == [[0, 1], [2, 3]]
+    assert listed(batch, "predictor", "target") == [[0, 1], [2, 3]]
     assert batch["prediction"].tolist() == [0, 1] * 3
     assert batch["sequence"].tolist() == [0, 0, 1, 1, 2, 2]
 
@@ -91,7 +91,7 @@ def test_sequences_with_nothing_in_common_are_trees_of_their_own(worth):
 
     assert batch["ids"].tolist() == [1, 2, 5, 2]
     assert batch["segments"].tolist() == [[0, 2, 2], [2, 4, 4]]
-    assert batch["place"][batch["prediction"]].tolist() == [3, 1]
+    assert batch["predictor"][batch["prediction"]].tolist() == [3, 1]
 
 
 def test_a_short_beginning_is_repeated_and_a_longer_one_behind_it_is_shared(worth):
@@ -127,7 +127,7 @@ def test_nothing_is_shared_if_so_asked():
 
     assert batch["segments"].tolist() == [[0, 41, 41], [41, 82, 82], [82, 123, 123]]
     assert batch["position"].tolist() == [*range(41)] * 3
-    assert batch["place"].tolist() == [40, 81, 122]
+    assert batch["predictor"].tolist() == [40, 81, 122]
     assert batch["sequence"].tolist() == [0, 1, 2]
 
 
@@ -135,7 +135,7 @@ def test_tokens_after_the_last_loss_are_left_out():
     """The last loss token itself is predicted but predicts nothing."""
     batch = lay_out([sequence([1, 2, 3, 4, 5], {2: 0})])
 
-    assert listed(batch, "ids", "place", "target") == [[1, 2], [1], [3]]
+    assert listed(batch, "ids", "predictor", "target") == [[1, 2], [1], [3]]
 
 
 @st.composite
@@ -166,7 +166,7 @@ def test_every_loss_token_sees_the_tokens_before_it_in_its_sequence(rows, least,
     assert batch["sequence"].tolist() == [i for i, _ in expected]
     assert batch["turn"].tolist() == [rows[i].turn[at] for i, at in expected]
     for prediction, (i, at) in zip(batch["prediction"].tolist(), expected, strict=True):
-        seen = path(batch, int(batch["place"][prediction]))
+        seen = path(batch, int(batch["predictor"][prediction]))
         assert batch["ids"][seen].tolist() == list(rows[i].ids[:at])
         assert batch["position"][seen].tolist() == list(range(at))
         assert int(batch["target"][prediction]) == rows[i].ids[at]
@@ -209,7 +209,7 @@ def test_each_prediction_is_listed_once(rows, least):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH_SHARING", least)
         batch = lay_out(rows)
-    pairs = list(zip(*listed(batch, "place", "target"), strict=True))
+    pairs = list(zip(*listed(batch, "predictor", "target"), strict=True))
 
     assert len(set(pairs)) == len(pairs)
     assert set(batch["prediction"].tolist()) == set(range(len(pairs)))

@@ -18,8 +18,8 @@ from perturn.run.plan.estimate import (
     training_gb,
     training_seconds,
 )
-from perturn.run.plan.rates import Rates, Shape, model_shape
-from perturn.settings.recipe import Lora, Train
+from perturn.run.plan.rates import measure_machine
+from perturn.settings.recipe import Lora, ModelSettings, Train
 
 RECIPE = """
 name: one
@@ -111,29 +111,11 @@ def test_a_server_is_not_estimated(recipe, monkeypatch):
     assert "engine's bound: 1000" in plan.how[0]
 
 
-SHAPE = Shape(
-    parameters=1_000_000,
-    layers=10,
-    hidden=100,
-    inner=400,
-    vocabulary=1000,
-    key_value_width=50,
-    trained=1_000_000,
+MACHINE = Machine(
+    parameters=1_000_000, layers=10, hidden=100, device="cpu", bytes=4, many=1e9, few=1e9, base_gb=1.0
 )
-MACHINE = Machine(SHAPE, Rates(many=1e9, few=1e9), "cpu", 4, base_gb=1.0)
 PANELS = Panels(
-    sft=4,
-    expert=8,
-    explore=8,
-    evaluate=4,
-    turns=3,
-    limit=5,
-    prompt_tokens=100,
-    heard_tokens=20,
-    said_tokens=10,
-    seconds=0.1,
-    memory_gb=1.0,
-    source="",
+    sft=4, expert=8, explore=8, evaluate=4, limit=5, turns=3, prompt=100, heard=20, said=10, seconds=0.1
 )
 
 
@@ -171,23 +153,20 @@ def test_slow_worlds_decide():
 
 def test_memory_of_training_grows_with_what_is_trained():
     """12 bytes less for a frozen parameter; a checkpointed model keeps one layer's activations."""
-    whole = training_gb(MACHINE, Train({"name": "sft"}), 0)
-    frozen = replace(MACHINE, shape=replace(SHAPE, trained=0))
+    whole = training_gb(MACHINE, Train({"name": "sft"}))
 
-    assert whole - training_gb(frozen, Train({"name": "sft"}), 0) == pytest.approx(0.012 * KEPT_BY_ALLOCATOR)
-    assert training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True), 0) < whole
+    frozen = training_gb(MACHINE, Train({"name": "sft"}, lora=Lora()))
+    checkpointed = training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True))
+
+    assert whole - frozen == pytest.approx(0.012 * KEPT_BY_ALLOCATOR)
+    assert checkpointed < whole
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
-def test_the_shape_is_that_of_the_model(tiny_folder, tiny_model):
-    """Without reading its weights; adapters of rank 4 on all linear layers but the last, as peft makes them."""
-    from peft import LoraConfig, get_peft_model
+def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_model):
+    """Without reading its weights."""
+    machine = measure_machine(ModelSettings(str(tiny_folder), dtype="float32"), process_gb=1.0)
 
-    shape = model_shape(str(tiny_folder), lora_rank=4)
-    parameters = sum(each.numel() for each in tiny_model.parameters())
-    adapted = get_peft_model(tiny_model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-
-    assert shape.parameters == parameters
-    assert (shape.layers, shape.hidden, shape.vocabulary) == (2, 32, 49152)
-    assert shape.key_value_width == 2 * 2 * 8
-    assert shape.trained == sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    assert machine.parameters == sum(each.numel() for each in tiny_model.parameters())
+    assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)
+    assert machine.many > 0
+    assert machine.few > 0

@@ -29,7 +29,7 @@ _EXAMPLES = 5
 
 
 def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, Any]:
-    """What training would make of the data, without training.
+    """Examine data as training would see it, without training.
 
     Args:
         data: JSONL file, or a run folder: its expert trajectories and its pairs, recorded or as they would be made.
@@ -193,7 +193,7 @@ def _context(model: str) -> int | None:
 
 
 def _run_parts(run: Path, recipe: Recipe) -> dict[str, Path]:
-    """What the run trains on, as far as it is there."""
+    """Expert trajectories and pairs that the run trains on, as far as they are there."""
     parts = {"expert": run / "trajectories" / "expert.jsonl", "pairs": run / "pairs.jsonl"}
     found = {name: file for name, file in parts.items() if file.is_file()}
     if not found:
@@ -202,7 +202,7 @@ def _run_parts(run: Path, recipe: Recipe) -> dict[str, Path]:
 
 
 def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
-    """What becomes of the explored trajectories under the recipe's settings, by reason."""
+    """Number of explored trajectories by outcome of pairing, under the recipe's settings."""
     files = [run / "trajectories" / f"{name}.jsonl" for name in ("expert", "explore")]
     if recipe.pair is None or not all(file.is_file() for file in files):
         return None

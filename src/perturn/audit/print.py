@@ -95,10 +95,10 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
 def _print_template(template: dict[str, Any], console: Console) -> None:
     for problem in template["problems"]:
         console.print(f"chat template: {problem}", style="red", markup=False, soft_wrap=True)
-    for place in template["control_tokens"]:
+    for entry in template["control_tokens"]:
         console.print(
-            f"control tokens: {place['part']}, line {place['row']}, turn {place['turn']}: the observation holds "
-            f"{', '.join(place['tokens'])}, which the tokenizer does not read as text",
+            f"control tokens: {entry['part']}, line {entry['row']}, turn {entry['turn']}: the observation holds "
+            f"{', '.join(entry['tokens'])}, which the tokenizer does not read as text",
             style="yellow",
             markup=False,
             soft_wrap=True,

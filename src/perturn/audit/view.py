@@ -18,7 +18,7 @@ from perturn.settings.recipe import Recipe, build, read_recipe
 
 @dataclass(frozen=True)
 class View:
-    """What turns rows into tokens with weights."""
+    """Rules by which rows become tokens with weights."""
 
     renderer: Renderer
     max_length: int | None

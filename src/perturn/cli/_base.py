@@ -1,4 +1,4 @@
-"""What the commands share: the app, consoles, arguments, and help that ends with examples."""
+"""Shared parts of the commands: the app, consoles, arguments, and help that ends with examples."""
 
 from __future__ import annotations
 

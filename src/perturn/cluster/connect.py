@@ -96,7 +96,7 @@ def on_node(node: Node) -> Any:
 
 
 def losses(ray: Any) -> tuple[type[Exception], ...]:
-    """What a call raises if its node, its process or the whole cluster is gone, or it did not end in time."""
+    """Exceptions of a call whose node, process or cluster is gone, or that did not end in time."""
     return ray.exceptions.RayError, ConnectionError
 
 
@@ -116,7 +116,7 @@ def reached(ray: Any) -> Iterator[None]:
 
 
 def cause(ray: Any, error: Exception) -> Exception | None:
-    """What the code of a call raised; None if the call was lost."""
+    """The exception of the called code; None if the call was lost."""
     if isinstance(error, ray.exceptions.RayTaskError):
         inner = getattr(error, "cause", None)
         return inner if isinstance(inner, Exception) else error

@@ -35,7 +35,7 @@ class _Replica:
 
     number: int
     server: Any
-    placed: Any
+    identity: Any
     """Reference to its machine and perturn: it is there once the replica has a node."""
     opened: Any
     """Reference to the policy it serves: it is there once the model is loaded."""
@@ -217,8 +217,8 @@ class Replicas:
         )
         with reached(self._ray):
             server = actor.remote()
-            placed, opened = server.place.remote(), server.open.remote(*self._arguments)
-        self._coming.append(_Replica(self._started, server, placed, opened))
+            identity, opened = server.identity.remote(), server.open.remote(*self._arguments)
+        self._coming.append(_Replica(self._started, server, identity, opened))
         self._started += 1
 
     def _wait(self, wanted: int) -> None:
@@ -229,7 +229,7 @@ class Replicas:
         """
         until = time.monotonic() + self._cluster.wait_seconds
         while len(self._living) < wanted and self._coming:
-            loading = [one for one in self._coming if self._is_there(one.placed)]
+            loading = [one for one in self._coming if self._is_there(one.identity)]
             if not loading and time.monotonic() > until:
                 break
             self._admit(0.5)
@@ -255,15 +255,15 @@ class Replicas:
             return
         ready, _ = self._ray.wait([one.opened for one in self._coming], timeout=seconds)
         for replica in [one for one in self._coming if one.opened in ready]:
-            place, name = self._hear(replica, replica.placed), self._hear(replica, replica.opened)
-            if place is None or name is None:
+            found, name = self._hear(replica, replica.identity), self._hear(replica, replica.opened)
+            if found is None or name is None:
                 self._coming.remove(replica)
                 continue
-            check_identity(f"replica {replica.number} of the policy on {place[0]}", place[1])
+            check_identity(f"replica {replica.number} of the policy on {found[0]}", found[1])
             self.name = self.name or name
             if name != self.name:
                 raise ConfigError(
-                    f"replicas disagree in what they serve: {self.name} and {name} (on {place[0]}); if model.dtype is "
+                    f"replicas disagree in what they serve: {self.name} and {name} (on {found[0]}); if model.dtype is "
                     "auto and the nodes are of different kinds, set it."
                 )
             self._coming.remove(replica)

@@ -1,4 +1,4 @@
-"""What runs on the nodes: the server of a node's worlds, and the server of one replica of the policy.
+"""Servers on the nodes: of a node's worlds, and of one replica of the policy.
 
 Plain classes; the driver makes actors of them. They know nothing of each other and of the driver's files.
 """
@@ -32,14 +32,14 @@ class WorldServer:
 
     def __init__(self, section: Section, limits: Worlds) -> None:
         self._section, self._limits = section, limits
-        self._rooms: dict[int, _Room] = {}
+        self._slots: dict[int, _Slot] = {}
 
     def identity(self) -> str:
         """Which perturn is here."""
         return identity()
 
     def start(self, most: int) -> Reply:
-        """Start a first world: its facts, and how many of `most` worlds have room here."""
+        """Start a first world: its facts, and how many of `most` worlds may live here."""
         return _reply(partial(self._start, most))
 
     def _start(self, most: int) -> dict[str, Any]:
@@ -48,22 +48,22 @@ class WorldServer:
             self._make = environment_maker(self._section)
             world = self._make()
             facts = PlainWorld(world).facts()
-            world.close()  # a world lives in the thread of its room
+            world.close()  # a world lives in the thread of its slot
         else:
             self._make = worlds = ProcessWorlds(self._section, self._limits)
             facts = dataclasses.asdict(worlds.facts)
-        return facts | {"room": world_count(self._section, self._limits, most)}
+        return facts | {"capacity": world_count(self._section, self._limits, most)}
 
-    def call(self, room: int, method: str, *arguments: Any) -> Reply:
-        """Call a method of the world in a room; there is a world in each room that is called."""
-        return self._rooms.setdefault(room, _Room(self._make)).call(method, *arguments)
+    def call(self, slot: int, method: str, *arguments: Any) -> Reply:
+        """Call a method of the world in a slot; there is a world in each slot that is called."""
+        return self._slots.setdefault(slot, _Slot(self._make)).call(method, *arguments)
 
-    def close(self, room: int) -> Reply:
-        """Close the world in a room, and the room."""
-        return self._rooms.pop(room, _Room(self._make)).close()
+    def close(self, slot: int) -> Reply:
+        """Close the world in a slot, and free the slot."""
+        return self._slots.pop(slot, _Slot(self._make)).close()
 
 
-class _Room:
+class _Slot:
     """A thread, and the world in it."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
@@ -95,7 +95,7 @@ def _reply(work: Callable[[], Any]) -> Reply:
 class EngineServer:
     """One replica of the policy."""
 
-    def place(self) -> tuple[str, str]:
+    def identity(self) -> tuple[str, str]:
         """Name of this machine, and which perturn is here."""
         return socket.gethostname(), identity()
 

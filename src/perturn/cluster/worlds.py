@@ -40,17 +40,17 @@ _GRACE_S = 60.0
 
 
 @dataclass(eq=False)
-class _House:
-    """A node that serves worlds."""
+class _Server:
+    """The server of a node's worlds."""
 
     node: Node
-    server: Any
-    placed: Any
+    actor: Any
+    identity: Any
     """Reference to its identity: it is there once the server runs."""
     started: Any
     """Reference to what its first world says of itself."""
-    room: int = 0
-    """Worlds that it has room for."""
+    capacity: int = 0
+    """Worlds that may live there at a time."""
     open: int = 0
     """Worlds that live there."""
 
@@ -59,7 +59,7 @@ _ALIVE: weakref.WeakValueDictionary[Any, ClusterWorlds] = weakref.WeakValueDicti
 
 
 def cluster_worlds(section: Section, limits: Worlds, cluster: Cluster, most: int) -> ClusterWorlds:
-    """What makes worlds on a cluster; while it or a world of it is in use, the same one.
+    """The maker of worlds on a cluster; while it or a world of it is in use, the same one.
 
     Its arguments and errors are those of `ClusterWorlds`.
     """
@@ -94,8 +94,8 @@ class ClusterWorlds:
         self._cluster, self._most = cluster, most
         self._numbers = count()
         self._lock = threading.Lock()
-        self._living: dict[str, _House] = {}
-        self._coming: list[_House] = []
+        self._living: dict[str, _Server] = {}
+        self._coming: list[_Server] = []
         self._refused: set[str] = set()
         self._waited = False
         self.facts: dict[str, Any] = {}
@@ -105,20 +105,20 @@ class ClusterWorlds:
         try:
             self._first()
         except BaseException:
-            for house in (*self._living.values(), *self._coming):
-                self._end(house)
+            for server in (*self._living.values(), *self._coming):
+                self._end(server)
             raise
 
     def __call__(self) -> ClusterWorld:
         """A world; it moves to a node with its first episode."""
         return ClusterWorld(self)
 
-    def room(self, wanted: int) -> int:
+    def capacity(self, wanted: int) -> int:
         """How many of so many worlds may be alive at a time on the nodes that are there now."""
-        return max(1, min(wanted, sum(house.room for house in self._living.values())))
+        return max(1, min(wanted, sum(server.capacity for server in self._living.values())))
 
-    def enter(self) -> tuple[_House, int]:
-        """A house with room, and a number for the room.
+    def enter(self) -> tuple[_Server, int]:
+        """The least busy server, and the number of a slot on it.
 
         Raises:
             RunError: If no node is left, and none comes.
@@ -136,30 +136,30 @@ class ClusterWorlds:
                     )
                 self._look(1.0)
             self._waited = False
-            house = min(self._living.values(), key=lambda house: house.open / house.room)
-            house.open += 1
-            return house, next(self._numbers)
+            server = min(self._living.values(), key=lambda server: server.open / server.capacity)
+            server.open += 1
+            return server, next(self._numbers)
 
-    def leave(self, house: _House) -> None:
-        """A world in the house has closed."""
+    def leave(self, server: _Server) -> None:
+        """A world of the server has closed."""
         with self._lock:
-            house.open -= 1
+            server.open -= 1
 
-    def lose(self, house: _House, error: Exception) -> None:
-        """Give a house up; its node gets another if it lives."""
+    def lose(self, server: _Server, error: Exception) -> None:
+        """Give a server up; its node gets another if it lives."""
         with self._lock:
-            if self._living.get(house.node.id) is house:
-                del self._living[house.node.id]
-                _logger.warning("%s lost its worlds: %s", house.node, last_line(error))
-        self._end(house)
+            if self._living.get(server.node.id) is server:
+                del self._living[server.node.id]
+                _logger.warning("%s lost its worlds: %s", server.node, last_line(error))
+        self._end(server)
 
-    def _end(self, house: _House) -> None:
+    def _end(self, server: _Server) -> None:
         with suppress(*self.losses):
-            self.ray.kill(house.server)
+            self.ray.kill(server.actor)
 
     def _first(self) -> None:
         """Wait for all nodes; the first to refuse, or to differ, stops the run before it begins."""
-        self._build()
+        self._ask()
         if not self._coming:
             seen = ", ".join(f"{node.host}: {node.cpus:g}" for node in nodes(self.ray)) or "none has any"
             raise ConfigError(
@@ -168,8 +168,8 @@ class ClusterWorlds:
         until = time.monotonic() + self._cluster.wait_seconds
         while self._coming and (time.monotonic() < until or self._starting()):
             self._admit(0.5, strict=True)
-        for house in self._coming:
-            _logger.warning("%s has no room for worlds yet; going on without it", house.node)
+        for server in self._coming:
+            _logger.warning("%s has no room for worlds yet; going on without it", server.node)
         if not self._living:
             raise ConfigError(
                 f"no node of the cluster had room for worlds (cluster.world_cpus={self._cluster.world_cpus:g}) "
@@ -178,7 +178,7 @@ class ClusterWorlds:
 
     def _starting(self) -> bool:
         """Whether some server runs whose first world has yet to start."""
-        return bool(self.ray.wait([house.placed for house in self._coming], timeout=0)[0])
+        return bool(self.ray.wait([server.identity for server in self._coming], timeout=0)[0])
 
     def _look(self, seconds: float) -> None:
         """Take in nodes that are new or back.
@@ -187,64 +187,64 @@ class ClusterWorlds:
             RunError: If the cluster is gone.
         """
         with reached(self.ray):
-            self._build()
+            self._ask()
         if self._coming:
             self._admit(seconds, strict=False)
         elif not self._living:
             time.sleep(seconds)
 
-    def _build(self) -> None:
-        """Ask for a house on each node that has none."""
-        taken = self._living.keys() | {house.node.id for house in self._coming} | self._refused
+    def _ask(self) -> None:
+        """Ask for a server on each node that has none."""
+        taken = self._living.keys() | {server.node.id for server in self._coming} | self._refused
         for node in nodes(self.ray):
             if node.id not in taken and node.cpus >= self._cluster.world_cpus:
-                server = self._serve(scheduling_strategy=on_node(node)).remote(*self._arguments)
-                placed, started = server.identity.remote(), server.start.remote(self._most)
-                self._coming.append(_House(node, server, placed, started))
+                actor = self._serve(scheduling_strategy=on_node(node)).remote(*self._arguments)
+                identity, started = actor.identity.remote(), actor.start.remote(self._most)
+                self._coming.append(_Server(node, actor, identity, started))
 
     def _admit(self, seconds: float, strict: bool) -> None:
-        """Take in the houses that are ready in time.
+        """Take in the servers that are ready in time.
 
         Args:
             seconds: How long to wait.
             strict: Whether one that cannot be used is an error, rather than left out with a warning.
         """
-        ready, _ = self.ray.wait([house.started for house in self._coming], timeout=seconds)
-        for house in [house for house in self._coming if house.started in ready]:
-            self._coming.remove(house)
+        ready, _ = self.ray.wait([server.started for server in self._coming], timeout=seconds)
+        for server in [server for server in self._coming if server.started in ready]:
+            self._coming.remove(server)
             try:
-                check_identity(str(house.node), self.ray.get(house.placed))
-                self._furnish(house)
+                check_identity(str(server.node), self.ray.get(server.identity))
+                self._note_facts(server)
             except self.losses as error:
                 reason = cause(self.ray, error)
                 if reason is None:  # it died again
                     continue
                 self._refuse(
-                    house,
-                    ConfigError(f"{house.node} cannot load perturn {last_line(reason)}; install it there."),
+                    server,
+                    ConfigError(f"{server.node} cannot load perturn {last_line(reason)}; install it there."),
                     strict,
                 )
             except PerturnError as error:
-                self._refuse(house, error, strict)
+                self._refuse(server, error, strict)
             else:
-                self._living[house.node.id] = house
+                self._living[server.node.id] = server
 
-    def _furnish(self, house: _House) -> None:
+    def _note_facts(self, server: _Server) -> None:
         """Note what its first world says, in which all nodes should agree."""
         try:
-            facts = value_of(self.ray.get(house.started))
+            facts = value_of(self.ray.get(server.started))
         except PerturnError as error:
-            raise type(error)(f"{house.node}: {error}") from error
-        house.room = facts.pop("room")
+            raise type(error)(f"{server.node}: {error}") from error
+        server.capacity = facts.pop("capacity")
         self.facts = self.facts or facts
         if facts != self.facts:
             raise ConfigError(
-                f"{house.node} has {facts['name']!r}, another node {self.facts['name']!r}; install the same on all."
+                f"{server.node} has {facts['name']!r}, another node {self.facts['name']!r}; install the same on all."
             )
 
-    def _refuse(self, house: _House, error: Exception, strict: bool) -> None:
-        self._refused.add(house.node.id)
-        self._end(house)
+    def _refuse(self, server: _Server, error: Exception, strict: bool) -> None:
+        self._refused.add(server.node.id)
+        self._end(server)
         if strict:
             raise error
         _logger.warning("left out: %s", error)
@@ -265,7 +265,7 @@ class ClusterWorld:
 
     def __init__(self, worlds: ClusterWorlds) -> None:
         self._worlds = worlds
-        self._place: tuple[_House, int] | None = None
+        self._slot: tuple[_Server, int] | None = None
         self.name: str = worlds.facts["name"]
 
     def __getattr__(self, name: str) -> Any:
@@ -283,21 +283,21 @@ class ClusterWorld:
 
     def step(self, action: str) -> Observation:
         """Take one action."""
-        if self._place is None:
+        if self._slot is None:
             raise EnvironmentFailure("no episode is running: call reset before step.")
         return observation_of(self._call("step", action))
 
     def close(self) -> None:
         """End the world. It may be used again."""
-        if self._place is not None:
-            house, number = self._place
+        if self._slot is not None:
+            server, number = self._slot
             try:
-                value_of(self._get(house.server.close.remote(number), "close"))
+                value_of(self._get(server.actor.close.remote(number), "close"))
             except BystanderLost:
                 return
             finally:
-                self._place = None
-                self._worlds.leave(house)
+                self._slot = None
+                self._worlds.leave(server)
 
     def _expert(self, task: Task) -> Sequence[str]:
         actions: list[str] = self._call("expert", plain_task(task))
@@ -307,10 +307,10 @@ class ClusterWorld:
         return [(thought, action) for thought, action in self._call("demonstration", plain_task(task))]
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        if self._place is None:
-            self._place = self._worlds.enter()
-        house, number = self._place
-        return value_of(self._get(house.server.call.remote(number, method, *arguments), method))
+        if self._slot is None:
+            self._slot = self._worlds.enter()
+        server, number = self._slot
+        return value_of(self._get(server.actor.call.remote(number, method, *arguments), method))
 
     def _get(self, reply: Any, what: str) -> Any:
         """Wait for a reply.
@@ -318,11 +318,11 @@ class ClusterWorld:
         Raises:
             BystanderLost: If the node is gone.
         """
-        assert self._place is not None
-        house, _ = self._place
+        assert self._slot is not None
+        server, _ = self._slot
         try:
             return self._worlds.ray.get(reply, timeout=self._worlds.patience)
         except self._worlds.losses as error:
-            self._place = None
-            self._worlds.lose(house, error)
-            raise BystanderLost(f"{house.node} was lost in {what}: {last_line(error)}") from error
+            self._slot = None
+            self._worlds.lose(server, error)
+            raise BystanderLost(f"{server.node} was lost in {what}: {last_line(error)}") from error

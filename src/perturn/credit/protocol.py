@@ -13,7 +13,7 @@ class Credit(Protocol):
     """A frozen dataclass of settings that weighs the turns of a group once called."""
 
     needs: ClassVar[frozenset[str]]
-    """What a policy must compute first, by the keyword it is passed under, such as `reference`."""
+    """Inputs that a policy must compute first, by keyword, such as `reference`."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""
@@ -54,14 +54,14 @@ def weigh_group(
         ValueError: If the reference is needed and missing, or has not one entry a turn.
     """
     if "reference" not in credit.needs:
-        return [credit.weigh(*_places(len(one.turns)), None) for one in group]
+        return [credit.weigh(*_turn_numbers(len(one.turns)), None) for one in group]
     if reference is None:
         raise ValueError(
             f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
         )
     if [len(one) for one in reference] != [len(one.turns) for one in group]:
         raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
-    return [credit.weigh(*_places(len(turns)), _confidence(turns)) for turns in reference]
+    return [credit.weigh(*_turn_numbers(len(turns)), _confidence(turns)) for turns in reference]
 
 
 def _confidence(turns: Sequence[Tensor]) -> Tensor:
@@ -72,6 +72,6 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
     return (sums / counts).exp()
 
 
-def _places(count: int) -> tuple[Tensor, Tensor]:
+def _turn_numbers(count: int) -> tuple[Tensor, Tensor]:
     """Position and number of turns, for the turns of one trajectory."""
     return torch.arange(count, dtype=torch.float32), torch.full((count,), float(count))

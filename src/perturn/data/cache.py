@@ -11,7 +11,7 @@ from pathlib import Path
 from perturn.errors import ConfigError
 
 REFERENCE_GIGABYTES = 10.0
-"""What reference log-probabilities may take unless `PERTURN_REFERENCE_GB` says otherwise; a token takes 4 bytes."""
+"""Disk space for reference log-probabilities unless `PERTURN_REFERENCE_GB` says otherwise; a token takes 4 bytes."""
 
 _ABANDONED = 24 * 3600
 """Seconds after which a file that is still partial has no writer."""

@@ -25,7 +25,7 @@ LOCK, HOLDER = ".lock", ".holder"
 """Files of a run folder: what is locked, and who has it."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What a file system answers that keeps no locks."""
+"""Error numbers of file systems without locks."""
 _log = logging.getLogger(__name__)
 
 

@@ -11,7 +11,7 @@ from perturn.errors import ConfigError, DataError
 from perturn.types import PreferencePair, Status, Trajectory
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
-"""What becomes of an explored trajectory: the first of these that holds."""
+"""Outcomes of an explored trajectory: the first that holds."""
 
 _ROUNDING = 1e-9
 """Rewards are sums and ratios of decimals: 0.81 - 0.41 is 0.4 plus 6e-17. Gaps this close are equal."""
@@ -106,7 +106,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
 
 
 def _actions(trajectory: Trajectory) -> list[object]:
-    """What was said and called: native tool calls can differ where the texts are all empty."""
+    """Text and tool calls of each turn: native calls can differ where all texts are empty."""
     return [(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
 
 

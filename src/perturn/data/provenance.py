@@ -1,4 +1,4 @@
-"""What a run is made with: commit, versions, hardware."""
+"""Provenance of a run: commit, versions, hardware."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 """Seconds, gigabytes, moments."""
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)] | None
-"""What JSON writes of a float; not a number where it was not finite."""
+"""A float in JSON; text where it was not finite."""
 
 
 def _inside(path: str) -> str:
@@ -36,7 +36,7 @@ Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class StageNote(TypedDict):
-    """What the manifest says of a stage."""
+    """A stage in the manifest."""
 
     seconds: NotRequired[Amount | None]
     peak_memory_gb: NotRequired[Amount | None]
@@ -45,7 +45,7 @@ class StageNote(TypedDict):
 
 
 class Seal(TypedDict):
-    """What a file was when the stage that made it ended."""
+    """State of a file when the stage that made it ended."""
 
     stage: str | None
     bytes: Count

@@ -245,8 +245,8 @@ def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
         )
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
-    place = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
-    return read_recipe(path / "recipe.yaml", [*place, *overrides])
+    own = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
+    return read_recipe(path / "recipe.yaml", [*own, *overrides])
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -255,7 +255,7 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def read_stages(folder: Path) -> dict[str, Any]:
-    """What the manifest of a run folder says of each stage; empty if there is none."""
+    """The stages in the manifest of a run folder; empty if there is none."""
     manifest = read_manifest(folder)
     return dict(manifest["stages"]) if manifest else {}
 
@@ -291,7 +291,7 @@ def _is_ours(path: Path) -> bool:
 
 
 class _Pulse:
-    """What the running stage says of itself in `progress.json`; the age of that file is its sign of life."""
+    """Writer of `progress.json`, the running stage's account of itself; the age of that file is its sign of life."""
 
     def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What a run folder's files were when they were finished, so that damage is seen and never read as a result.
+"""State of a run folder's files when they were finished, so that damage is seen and never read as a result.
 
 The manifest seals each file with its size, the time of its last change and its SHA-256. A file of that size and time
 counts as whole, which costs nothing to see; one of another time, as in a copied folder, is hashed.
@@ -33,7 +33,7 @@ class Damage:
     stage: str | None
     """Which stage made it; None: several share it."""
     problem: str
-    """What is wrong with it."""
+    """The fault, in a few words."""
 
 
 def file_digest(path: Path) -> str:
@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _known(note: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest, of whichever version, knows of a stage; counts are always there."""
+    """The record of a stage in a manifest of whichever version; counts are always there."""
     return {"counts": {}} | {key: value for key, value in note.items() if value is not None}
 
 

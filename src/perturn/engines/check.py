@@ -53,7 +53,7 @@ def _prompt(number: int, text: str, turns: Sequence[Turn] = ()) -> Prompt:
 
 
 def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling) -> list[str]:
-    """What is wrong with the answers to a batch."""
+    """Faults of the answers to a batch."""
     if not isinstance(answers, list) or len(answers) != len(prompts):
         return [
             f"generate returned {answers!r:.80}. Remedy: return a list with one answer a prompt, in order."
@@ -70,7 +70,7 @@ def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling
 
 
 def _token_problems(action: Action, sampling: Sampling) -> list[str]:
-    """What is wrong with the sampled tokens of an action."""
+    """Faults of the sampled tokens of an action."""
     ids, logprobs = action.token_ids or (), action.logprobs
     found = []
     if not 1 <= len(ids) <= sampling.max_new_tokens:

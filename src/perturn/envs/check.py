@@ -44,7 +44,7 @@ def check_environment(make: Callable[[], Environment], split: str = "train", epi
 
 
 def _attempt(problems: list[str], what: str, call: Callable[[], object], remedy: str) -> Any:
-    """What a call into the user's code returns, or `_RAISED` and a problem if it raises."""
+    """Result of a call into the user's code, or `_RAISED` and a problem if it raises."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the code of others begins here
@@ -158,11 +158,11 @@ def _check_reset(
 
 def _check_admissible(problems: list[str], environment: Environment, task: Task) -> None:
     """Whether the world understands what it says it would: the first and the last of its commands."""
-    for place in (0, -1):
+    for index in (0, -1):
         posed: Any = _attempt(problems, "reset()", lambda: environment.reset(task, 0), "see above")
         if posed is _RAISED or observation_faults(posed) or not posed.admissible or posed.terminated:
             return
-        command = posed.admissible[place]
+        command = posed.admissible[index]
         what = f"step({_show(command)}) of task {task.id!r}, which is listed as admissible,"
         answer = _attempt(problems, what, partial(environment.step, command), "list what step() understands")
         if _is_sound(problems, what, answer) and not answer.valid:

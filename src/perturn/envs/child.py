@@ -31,7 +31,7 @@ RAISED: dict[str, type[PerturnError]] = {
     "lost": WorldLost,
     "world": EnvironmentFailure,
 }
-"""What a world elsewhere may raise on our side. None of it ends a run in its midst, and a world cannot name another."""
+"""Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
 
 
 def main(pipe: int, lifeline: int) -> None:
@@ -100,7 +100,7 @@ class PlainWorld:
         self._env = env
 
     def facts(self) -> dict[str, Any]:
-        """What the world says of itself."""
+        """Name and abilities of the world."""
         return {"name": self._env.name} | {
             each: hasattr(self._env, each) for each in ("expert", "demonstration")
         }

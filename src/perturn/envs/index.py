@@ -33,14 +33,14 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class Document:
-    """What is put into an index."""
+    """A text to be found, with data to give back."""
 
     name: str
-    """What it can be asked for by, in any case of letters; several documents may share it."""
+    """Title to ask for it by, in any case of letters; several documents may share it."""
     text: str
-    """What is searched."""
+    """Text that is searched."""
     data: Mapping[str, Any]
-    """What is given back."""
+    """Data that is given back."""
 
 
 def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:

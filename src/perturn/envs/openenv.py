@@ -92,7 +92,7 @@ class OpenEnv:
             ) from error
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server answers to a message."""
+        """The server's answer to a message."""
         from websockets.exceptions import WebSocketException
 
         try:

@@ -1,4 +1,4 @@
-"""What adapters to other people's interfaces share: loading their code, and tasks that are seeds."""
+"""Shared parts of adapters to other people's interfaces: loading their code, and tasks that are seeds."""
 
 from __future__ import annotations
 

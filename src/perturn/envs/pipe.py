@@ -13,7 +13,7 @@ _SOME = 2**20
 
 
 class Garbled(Exception):
-    """What came is no answer; the text says what it is."""
+    """Something other than an answer came; the text says what."""
 
 
 class Pipe:

@@ -96,7 +96,7 @@ class ProcessWorlds:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a world says of itself when it starts."""
+    """Name and abilities of a world, told when it starts."""
 
     name: str
     expert: bool
@@ -197,7 +197,7 @@ class ProcessWorld:
             self._left -= time.monotonic() - began
 
     def _call(self, method: str, *arguments: Any, what: str, limit: str, left: float = math.inf) -> Any:
-        """What a method of the world returns.
+        """Return value of a method of the world.
 
         Args:
             method: Its name.
@@ -341,12 +341,12 @@ def plain_task(task: Task) -> dict[str, Any]:
 
 
 def observation_of(plain: dict[str, Any]) -> Observation:
-    """What a world answered; JSON has no tuples."""
+    """An observation from plain data; JSON has no tuples."""
     return Observation(**plain | {key: tuple(plain[key]) for key in ("admissible", "tools", "results")})
 
 
 def value_of(reply: dict[str, Any]) -> Any:
-    """What a call of a world elsewhere returned; what it raised, as one of `RAISED`."""
+    """Return value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
     if "error" not in reply:
         return reply["value"]
     raise RAISED[reply["error"]](reply["text"])

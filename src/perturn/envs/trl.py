@@ -108,7 +108,7 @@ class TrlFactory:
         """Nothing is held here; TRL's interface knows no closing."""
 
     def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """What a tool returns or raises, as TRL writes it; and whether there is such a tool."""
+        """Result or error of a tool, as TRL writes it, and whether there is such a tool."""
         if call.name not in self._tools:
             return str({"error": f"Tool {call.name} not found."}), False
         try:
@@ -117,7 +117,7 @@ class TrlFactory:
             return str({"error": str(error)}), True
 
     def _pay(self) -> float:
-        """What `get_reward` says beyond what was paid."""
+        """Reward by `get_reward`, less the part already paid."""
         total = as_number(_wait(self._env.get_reward()), f"get_reward() of {self.name}")
         paid, self._paid = self._paid, total
         return total - paid

@@ -148,7 +148,7 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
 
 
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
-    """What the world answers to an action."""
+    """The world's answer to an action."""
     what = f"step({command!r:.80})"
     seen = _sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:
@@ -160,7 +160,7 @@ def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Obse
 
 
 def _sound(answer: Observation, call: str) -> Observation:
-    """What a world answered, if it is an observation with values of the right kinds."""
+    """The answer itself, if it is an observation with values of the right kinds."""
     for found in observation_faults(answer):
         raise EnvironmentFailure(f"{call} returned {found}")
     return replace(answer, reward=float(answer.reward))

@@ -11,9 +11,9 @@ class Format:
     """One way to write an action."""
 
     instruction: str
-    """What the system text says about it."""
+    """Its description in the system text."""
     reminder: str
-    """What a policy that broke it is told."""
+    """Reminder for a policy that broke it."""
     parse: Callable[[str], str | None]
     """Text of a turn -> the environment's action, or None where the text breaks the format."""
     write: Callable[[str, str], str]

@@ -90,25 +90,25 @@ def play(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
-    floor = _Floor(iter(jobs), lambda env, job: episode(env, job, protocol=protocol, policy=engine.name))
+    workers = _Workers(iter(jobs), lambda env, job: episode(env, job, protocol=protocol, policy=engine.name))
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
-    asked: dict[str, _Seat] = {}
+    asked: dict[str, _Worker] = {}
     try:
-        floor.open(concurrency, make_environment, retries)
-        while floor.busy:
-            for seat, said in floor.listen(counter.wait):
+        workers.open(concurrency, make_environment, retries)
+        while workers.busy:
+            for worker, said in workers.listen(counter.wait):
                 if isinstance(said, Prompt):
-                    asked[said.conversation] = seat
-                    counter.submit(said, seat.took)
+                    asked[said.conversation] = worker
+                    counter.submit(said, worker.took)
                 else:
                     engine.forget(Job(said.task, said.seed, said.sample).conversation)
                     yield said
-            for prompt, answer in counter.advance(floor.busy):
+            for prompt, answer in counter.advance(workers.busy):
                 asked.pop(prompt.conversation).inbox.put(answer)
     finally:
-        floor.close()
+        workers.close()
 
 
 def play_alone(
@@ -128,14 +128,14 @@ def play_alone(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
-    floor = _Floor(iter(jobs), start)
+    workers = _Workers(iter(jobs), start)
     try:
-        floor.open(concurrency, make_environment, retries)
-        for _, said in floor.listen(lambda _: None):
+        workers.open(concurrency, make_environment, retries)
+        for _, said in workers.listen(lambda _: None):
             assert isinstance(said, Trajectory)
             yield said
     finally:
-        floor.close()
+        workers.close()
 
 
 _Answered = list[tuple[Prompt, Action | EngineFailure]]
@@ -214,34 +214,34 @@ class _Batches:
         return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))
 
 
-_Said = tuple["_Seat", "Prompt | Trajectory | BaseException"]
+_Said = tuple["_Worker", "Prompt | Trajectory | BaseException"]
 
 
-class _Floor:
-    """All seats, and the one queue in which they are heard."""
+class _Workers:
+    """All worker threads, and the one queue of what they say."""
 
     def __init__(self, jobs: Iterator[Job], start: Callable[[Environment, Job], Episode]) -> None:
         self.start = start
         self.said: SimpleQueue[_Said] = SimpleQueue()
         self.busy = 0
         self._jobs = jobs
-        self._seats: list[_Seat] = []
+        self._workers: list[_Worker] = []
 
     def open(self, count: int, make: Callable[[], Environment], retries: int) -> None:
-        """Start playing in at most so many seats."""
+        """Start at most so many workers, each with its first episode."""
         for job in islice(self._jobs, count):
-            self._seats.append(_Seat(self, make, retries))
-            self._give(self._seats[-1], job)
+            self._workers.append(_Worker(self, make, retries))
+            self._give(self._workers[-1], job)
 
-    def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[_Seat, Prompt | Trajectory]]:
-        """Hear all seats, for as long as `wait` says; those whose episode ended play on before it is handed out.
+    def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[_Worker, Prompt | Trajectory]]:
+        """Hear all workers, for as long as `wait` says; those whose episode ended play on before it is handed out.
 
         Args:
             wait: From the number of running episodes to seconds, asked again after each that is heard.
         """
         while self.busy:
             try:
-                seat, said = self.said.get(timeout=wait(self.busy))
+                worker, said = self.said.get(timeout=wait(self.busy))
             except Empty:
                 return
             if isinstance(said, BaseException):
@@ -249,34 +249,34 @@ class _Floor:
             if isinstance(said, Trajectory):
                 self.busy -= 1
                 for job in islice(self._jobs, 1):
-                    self._give(seat, job)
+                    self._give(worker, job)
                 if said.status is Status.FAILED:
                     _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
-            yield seat, said
+            yield worker, said
 
     def close(self) -> None:
         """Have all worlds closed in their threads; those that hang are left behind."""
-        for seat in self._seats:
-            seat.inbox.put(None)
+        for worker in self._workers:
+            worker.inbox.put(None)
         until = time.monotonic() + _LEAVE_S
-        for seat in self._seats:
-            seat.thread.join(max(0.0, until - time.monotonic()))
+        for worker in self._workers:
+            worker.thread.join(max(0.0, until - time.monotonic()))
 
-    def _give(self, seat: _Seat, job: Job) -> None:
+    def _give(self, worker: _Worker, job: Job) -> None:
         self.busy += 1
-        seat.inbox.put(job)
+        worker.inbox.put(job)
 
 
 class _Stopped(Exception):
     """Nobody wants the rest of the episode."""
 
 
-class _Seat:
+class _Worker:
     """A thread in which one world after the other plays one episode after the other."""
 
-    def __init__(self, floor: _Floor, make: Callable[[], Environment], retries: int) -> None:
+    def __init__(self, workers: _Workers, make: Callable[[], Environment], retries: int) -> None:
         self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
-        self._floor = floor
+        self._workers = workers
         self._make = make
         self._retries = retries
         self._env: Environment | None = None
@@ -288,11 +288,11 @@ class _Seat:
     def _work(self) -> None:
         try:
             while isinstance(job := self.inbox.get(), Job):
-                self._floor.said.put((self, play_again(partial(self._play, job), self._retries)))
+                self._workers.said.put((self, play_again(partial(self._play, job), self._retries)))
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  raised where the trajectories are consumed
-            self._floor.said.put((self, error))
+            self._workers.said.put((self, error))
         finally:
             self._leave()
 
@@ -300,12 +300,12 @@ class _Seat:
         """Play one episode; its world is used again unless the episode failed."""
         if self._env is None:
             self._env = self._make()
-        steps = self._floor.start(self._env, job)
+        steps = self._workers.start(self._env, job)
         self.took = None
         try:
             prompt = next(steps)
             while True:
-                self._floor.said.put((self, prompt))
+                self._workers.said.put((self, prompt))
                 answer = self.inbox.get()
                 began = time.monotonic()
                 if isinstance(answer, EngineFailure):

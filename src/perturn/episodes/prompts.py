@@ -1,4 +1,4 @@
-"""What a policy is shown: the messages before an episode, each observation, and the turns before it.
+"""Prompts of a policy: the messages before an episode, each observation, and the turns before it.
 
 All of it follows from the protocol, so equal protocols show equal things, whatever the environment.
 """

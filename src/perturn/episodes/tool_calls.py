@@ -42,7 +42,7 @@ def write_action(action: ToolAction) -> str:
 
 
 def read_action(action: str) -> ToolAction | None:
-    """What `write_action` wrote; None for any other text."""
+    """The action that `write_action` wrote as this text; None for any other text."""
     try:
         data = json.loads(action)
     except (ValueError, RecursionError):
@@ -119,7 +119,7 @@ def chat_call(call: ToolCall) -> dict[str, Any]:
 
 
 def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[Message]:
-    """What calls returned, as tool messages."""
+    """Results of calls as tool messages."""
     return [
         {"role": "tool", "name": call.name, "content": result}
         for call, result in zip(calls, results, strict=True)

@@ -19,7 +19,7 @@ _Found = tuple[str, str, object]
 
 
 def fault(value: object, where: str, *, halves: bool = False) -> str | None:
-    """What keeps a value from being plain data: valid Unicode, finite numbers, lists and objects of them.
+    """First part of a value that is not plain data: valid Unicode, finite numbers, lists and objects of them.
 
     Args:
         value: The value.
@@ -86,7 +86,7 @@ def mended(text: str) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What an exception of others says; it may be anything, even another exception."""
+    """Text of an exception of others; to make it may raise another."""
     try:
         text = mended(str(error))
     except (Exception, SystemExit) as second:  # noqa: BLE001  the code of others

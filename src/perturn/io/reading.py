@@ -1,4 +1,4 @@
-"""What comes from outside -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
+"""Outside input -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
 
 A file, a server or a word of the command line may hold anything. What is read here is bounded in size and depth, so
 that code which walks it needs no guard of its own; what is not is one error of the caller's kind.
@@ -148,12 +148,12 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
         _adapter(shape).validate_python(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        path = ".".join(str(part) for part in first["loc"])
         said = first["msg"].removeprefix("Input should be ")
         expected = {"missing": "a value", "dict_type": "a JSON object"}.get(first["type"], said)
         got = "none" if first["type"] == "missing" else reprlib.repr(first["input"])
         raise refusal(
-            f"{where}: {f'{_short(place)}: ' if place else ''}expected {expected}, got {got}. {remedy}"
+            f"{where}: {f'{_short(path)}: ' if path else ''}expected {expected}, got {got}. {remedy}"
         ) from error
     return data
 
@@ -244,7 +244,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _yaml_reason(error: Exception) -> str:
-    """What is wrong and where, without the line itself, which may hold a secret."""
+    """Fault and position, without the line itself, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return _short(" ".join(str(error).split()), 300)

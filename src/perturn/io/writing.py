@@ -23,12 +23,12 @@ _REMEDIES = {
     errno.EROFS: "make the file system writable, or choose another place",
     errno.EIO: "see to the disk",
 }
-"""What to do about an error that is the file system's, not a program's."""
+"""Remedies for errors of the file system."""
 _STRAY = re.compile(r"\..+\.[0-9a-f]{32}\.partial")
 
 
 def storage_error(path: object, error: Exception) -> StorageError:
-    """What kept a path from being written, for the user's eyes.
+    """Reason why a path was not written, for the user's eyes.
 
     Args:
         path: What was written.

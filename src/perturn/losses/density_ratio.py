@@ -1,4 +1,4 @@
-"""What the density-ratio losses share: the loss on log-ratios, and what to log beside it."""
+"""Shared part of the density-ratio losses: the loss on log-ratios, and the values logged beside it."""
 
 import torch
 from torch import Tensor

@@ -29,7 +29,7 @@ LARGEST_EXPONENT = 80.0
 
 
 class Kernel(Protocol):
-    """A strictly convex f of the density ratio, with what a loss needs of it."""
+    """Derivative and conjugate of a strictly convex f of the density ratio."""
 
     @property
     def max_log_ratio(self) -> float:
@@ -38,9 +38,6 @@ class Kernel(Protocol):
     @property
     def growth(self) -> float:
         """Highest power of r in the two terms of the loss."""
-
-    def generator(self, ratio: Tensor) -> Tensor:
-        """Return f(r) of the ratio itself, unclamped; for checking the other two."""
 
     def derivative(self, log_ratio: Tensor) -> Tensor:
         """Return f'(r) from log r."""
@@ -61,10 +58,6 @@ class LSIF:
     """Where log r is clamped before it is exponentiated, in nats; > 0."""
 
     growth: ClassVar[float] = 2.0
-
-    def generator(self, ratio: Tensor) -> Tensor:
-        """Return f(r) = (r - 1)^2 / 2."""
-        return (ratio - 1) ** 2 / 2
 
     def derivative(self, log_ratio: Tensor) -> Tensor:
         """Return f'(r) = r - 1."""
@@ -88,10 +81,6 @@ class UKL:
 
     growth: ClassVar[float] = 1.0
 
-    def generator(self, ratio: Tensor) -> Tensor:
-        """Return f(r) = r log r - r."""
-        return ratio * ratio.log() - ratio
-
     def derivative(self, log_ratio: Tensor) -> Tensor:
         """Return f'(r) = log r."""
         return log_ratio
@@ -114,10 +103,6 @@ class BCE:
     """Bounds log C, and what the diagnostics count as clamped, in nats; > 0. This kernel needs no clamp."""
 
     growth: ClassVar[float] = 1.0
-
-    def generator(self, ratio: Tensor) -> Tensor:
-        """Return f(r) = r log r - (1 + r) log(1 + r)."""
-        return ratio * ratio.log() - (1 + ratio) * ratio.log1p()
 
     def derivative(self, log_ratio: Tensor) -> Tensor:
         """Return f'(r) = log r - log(1 + r)."""
@@ -146,10 +131,6 @@ class Basu:
     def growth(self) -> float:
         """Highest power of r in the two terms of the loss."""
         return 1 + self.alpha
-
-    def generator(self, ratio: Tensor) -> Tensor:
-        """Return f(r) = (r^(1 + alpha) - r) / alpha."""
-        return (ratio ** (1 + self.alpha) - ratio) / self.alpha
 
     def derivative(self, log_ratio: Tensor) -> Tensor:
         """Return f'(r) = ((1 + alpha) r^alpha - 1) / alpha."""
@@ -196,28 +177,6 @@ def make_kernel(name: str, *, alpha: float, max_log_ratio: float) -> Kernel:
             f"got {max_log_ratio}. Beyond it float32 cannot hold the loss."
         )
     return kernel
-
-
-def bregman_divergence(kernel: Kernel, true_ratio: Tensor, ratio: Tensor) -> Tensor:
-    """Return how far a ratio is from the true one: 0 where they are equal, positive elsewhere.
-
-        BR_f(r* || r) = f(r*) - f(r) - f'(r) (r* - r)
-
-    Source: tlm-DRE, Eq. 3, after Sugiyama et al. 2012.
-    Differs: nothing. A loss leaves out f(r*), which no parameter moves.
-
-    Args:
-        kernel: The kernel f.
-        true_ratio: r*, without unit [ratios]; > 0.
-        ratio: r, without unit [ratios]; > 0.
-
-    Returns:
-        Divergence, without unit [ratios].
-    """
-    log_ratio = ratio.log()
-    return (
-        kernel.generator(true_ratio) + kernel.conjugate(log_ratio) - kernel.derivative(log_ratio) * true_ratio
-    )
 
 
 def _clamp(log_ratio: Tensor, max_log_ratio: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every loss offers to the trainer."""
+"""Interface between every loss and the trainer."""
 
 from typing import Any, ClassVar, Protocol
 

@@ -46,7 +46,7 @@ def kernel(device: torch.device) -> str:
 
 
 def forest_mask(segments: Tensor) -> Tensor | BlockMask:
-    """What a model is given as its attention mask; every layer hands it to `forest_attention`.
+    """Attention mask of a packed batch; every layer hands it to `forest_attention`.
 
     Args:
         segments: From `lay_out`, on the device to compute on [segments, 3].
@@ -61,8 +61,8 @@ def forest_mask(segments: Tensor) -> Tensor | BlockMask:
     tokens, sees = int(segments[-1, 1]), _sees(segments)
     if how is FLEX:
         return create_block_mask(sees, None, None, tokens, tokens, device=segments.device)
-    place = torch.arange(tokens, device=segments.device)
-    return sees(place, place, place[:, None], place)[None, None]
+    position = torch.arange(tokens, device=segments.device)
+    return sees(position, position, position[:, None], position)[None, None]
 
 
 def _sees(segments: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -191,11 +191,11 @@ class _ForestAttention(torch.autograd.Function):
                 causal,
                 scale=ctx.scale,
             )
-            for total, part, place in zip(grads, piece, (rows, keys, keys), strict=True):
+            for total, part, at in zip(grads, piece, (rows, keys, keys), strict=True):
                 if causal and all_ask:
-                    total[:, :, place] = part
+                    total[:, :, at] = part
                 else:
-                    total[:, :, place] += part
+                    total[:, :, at] += part
         return grads[0].view(query.shape), grads[1].sum(1)[None], grads[2].sum(1)[None], None, None
 
 
@@ -207,7 +207,7 @@ def _attend(
     output = q.new_empty(tokens, key_heads, group, features)
     joined = output.permute(1, 2, 0, 3)
     lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
-    written = 0  # what precedes this place holds something already
+    written = 0  # what precedes this position holds something already
     for rows, keys, causal in pieces:
         piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
         if rows.start < written:
@@ -225,7 +225,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """What each segment adds."""
+    """Attention calls that all segments need."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
@@ -239,11 +239,11 @@ def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
 
     Args:
         segments: Start, end, and end of what descends from it.
-        wanted: Places of the tokens that ask, in order.
+        wanted: Positions of the tokens that ask, in order.
     """
     pieces: list[Piece] = []
     for start, end, reach in segments:
-        first, last, far = (bisect_left(wanted, place) for place in (start, end, reach))
+        first, last, far = (bisect_left(wanted, bound) for bound in (start, end, reach))
         for low, high in _runs(wanted, first, last):
             rows, begin = slice(low, high), wanted[low]
             if begin > start:
@@ -254,9 +254,9 @@ def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
     return pieces
 
 
-def _runs(places: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """Parts of `places[first:last]` that have no gaps, as bounds."""
-    cuts = [index for index in range(first + 1, last) if places[index] != places[index - 1] + 1]
+def _runs(positions: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Parts of `positions[first:last]` that have no gaps, as bounds."""
+    cuts = [index for index in range(first + 1, last) if positions[index] != positions[index - 1] + 1]
     return list(pairwise([first, *cuts, last])) if last > first else []
 
 

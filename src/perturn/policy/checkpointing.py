@@ -20,7 +20,7 @@ _open: list[_Layer] = []
 
 
 class _Layer:
-    """What the attention of one checkpointed layer gave."""
+    """Attention output of one checkpointed layer."""
 
     def __init__(self) -> None:
         self.kept: list[Kept] = []
@@ -42,7 +42,7 @@ class _Computing:
 
 
 def take() -> Kept | None:
-    """What this attention gave when its layer was computed before; None where it has to be computed."""
+    """Output of this attention when its layer was computed before; None where it has to be computed."""
     layer = _open[-1] if _open else None
     return layer.kept.pop(0) if layer and layer.again and layer.kept else None
 
@@ -74,7 +74,7 @@ def keep_attention(model: Any) -> Callable[[], None]:
 
 
 def _method(model: Any) -> str:
-    """What switches checkpointing on; older versions of transformers, such as vLLM's, have it by its old name."""
+    """Name of the model's method that sets checkpointing up; it is older in transformers before 5, such as vLLM's."""
     new = "activation_checkpointing_enable"
     return new if hasattr(model, new) else "gradient_checkpointing_enable"
 

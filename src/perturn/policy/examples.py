@@ -31,7 +31,7 @@ class Example:
     weight: tuple[Tensor, ...] = ()
     """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
     statistic: float | None = None
-    """What a loss reads of all pairs of an optimizer step; None where no loss does."""
+    """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
 
     @property
     def sides(self) -> tuple[Encoded, ...]:
@@ -85,10 +85,10 @@ def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
     return min(_turns_before(chosen, same), _turns_before(rejected, same))
 
 
-def _turns_before(side: Encoded, place: int) -> int:
-    """Number of turns that end before a place."""
+def _turns_before(side: Encoded, position: int) -> int:
+    """Number of turns that end before a position."""
     last = {turn: index for index, turn in enumerate(side.turn) if turn != NO_TURN}
-    return sum(index < place for index in last.values())
+    return sum(index < position for index in last.values())
 
 
 def _without_turns(side: Encoded, turns: int) -> Encoded:
@@ -97,7 +97,7 @@ def _without_turns(side: Encoded, turns: int) -> Encoded:
 
 
 class Examples(Dataset[Example | None]):
-    """Encoded rows, as the Trainer reads them; at the place `None` there is none."""
+    """Encoded rows, as the Trainer reads them; at the index `None` there is none."""
 
     def __init__(self, rows: list[Example]) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""The output layer at chosen places: log-probabilities without ever holding all logits.
+"""The output layer at chosen tokens: log-probabilities without ever holding all logits.
 
 Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
 sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those
@@ -89,7 +89,7 @@ class _TokenLogprobs(torch.autograd.Function):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         largest = hidden.new_full((len(hidden),), torch.finfo(exact).min, dtype=exact)
         total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
-        room = largest.new_empty(len(hidden) * ctx.words)
+        buffer = largest.new_empty(len(hidden) * ctx.words)
         ctx.kept, left = [], KEPT_BYTES if keep else 0
         for tile in _tiles(len(weight), ctx.words):
             products = _products(hidden, weight, bias, tile)
@@ -98,10 +98,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 ctx.kept.append(products)
             logits = _logits(products, scale, softcap)
             before, largest = largest, torch.maximum(largest, logits.amax(-1))
-            shares = torch.sub(logits, largest[:, None], out=_like(room, logits)).exp_()
+            shares = torch.sub(logits, largest[:, None], out=_like(buffer, logits)).exp_()
             total = total * (before - largest).exp() + shares.sum(-1)
-            inside, place = _place(target, tile)
-            chosen = torch.where(inside, logits.gather(-1, place[:, None]).squeeze(-1), chosen)
+            inside, column = _column(target, tile)
+            chosen = torch.where(inside, logits.gather(-1, column[:, None]).squeeze(-1), chosen)
         lse = largest + total.log()
         ctx.save_for_backward(hidden, weight, bias, target, lse)
         return chosen - lse
@@ -114,13 +114,13 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        room = lse.new_empty(len(hidden) * ctx.words)
+        buffer = lse.new_empty(len(hidden) * ctx.words)
         for tile in _tiles(len(weight), ctx.words):
             products = ctx.kept.pop(0) if ctx.kept else _products(hidden, weight, bias, tile)
             logits = _logits(products, ctx.scale, ctx.softcap)
-            slope = torch.sub(logits, lse[:, None], out=_like(room, logits)).exp_().mul_(-grad[:, None])
-            inside, place = _place(target, tile)
-            slope.scatter_add_(-1, place[:, None], (grad * inside)[:, None])
+            slope = torch.sub(logits, lse[:, None], out=_like(buffer, logits)).exp_().mul_(-grad[:, None])
+            inside, column = _column(target, tile)
+            slope.scatter_add_(-1, column[:, None], (grad * inside)[:, None])
             if ctx.softcap is not None:
                 slope *= 1 - (logits / ctx.softcap).square()
             if ctx.scale != 1.0:
@@ -147,20 +147,20 @@ def _tiles(vocabulary: int, words: int) -> list[slice]:
     return [slice(start, min(start + words, vocabulary)) for start in range(0, vocabulary, words)]
 
 
-def _like(room: Tensor, tile: Tensor) -> Tensor:
-    """A tile's worth of the room."""
-    return room[: tile.numel()].view_as(tile)
+def _like(buffer: Tensor, tile: Tensor) -> Tensor:
+    """A tile's worth of the buffer."""
+    return buffer[: tile.numel()].view_as(tile)
 
 
-def _place(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+def _column(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
     """Whether each row's target is in a tile, and where, or somewhere in it."""
-    place = target - tile.start
-    within = place.clamp(0, tile.stop - tile.start - 1)
-    return place == within, within
+    column = target - tile.start
+    within = column.clamp(0, tile.stop - tile.start - 1)
+    return column == within, within
 
 
 def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
-    """What a part of the output layer gives [rows, words]."""
+    """Products with a part of the output layer [rows, words]."""
     return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
 

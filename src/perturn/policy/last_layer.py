@@ -37,15 +37,15 @@ def spare_last_layer(model: Any) -> Callable[[], None]:
     return undo
 
 
-def want(model: Any, places: Tensor | None) -> None:
+def want(model: Any, tokens: Tensor | None) -> None:
     """Say which tokens are wanted of the last layer, for the passes that follow and their backward passes.
 
     Args:
         model: As above.
-        places: In order, each once [tokens]; None: all.
+        tokens: Positions, in order, each once [tokens]; None: all.
     """
     for part in _parts(model):
-        part.perturn_wanted = places
+        part.perturn_wanted = tokens
 
 
 def _last_layer(model: Any) -> Any:
@@ -68,7 +68,7 @@ def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _spread(block: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """What comes out, at its places among zeros."""
+    """The output at the wanted tokens, zeros elsewhere."""
     if block.perturn_wanted is None:
         return None
     zeros = output.new_zeros(output.shape[0], block.perturn_tokens, output.shape[2])

@@ -85,14 +85,14 @@ def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any)
     if packed is None:
         want(model, None)
         return model.perturn_plain_forward(*args, **others)
-    want(model, packed["place"].unique())
+    want(model, packed["predictor"].unique())
     states = model.get_decoder()(
         input_ids=packed["ids"][None],
         position_ids=packed["position"][None],
         attention_mask=forest_mask(packed["segments"]),
         use_cache=False,
     ).last_hidden_state[0]
-    return {"logprobs": token_logprobs(states[packed["place"]], packed["target"], _head(model))}
+    return {"logprobs": token_logprobs(states[packed["predictor"]], packed["target"], _head(model))}
 
 
 def _forward_like(plain: Any) -> Any:

@@ -19,7 +19,7 @@ from perturn.errors import DataError
 from perturn.policy.tokens import NO_TURN, Encoded
 
 Batch = dict[str, Tensor]
-"""What `lay_out` returns."""
+"""A packed batch: see `lay_out`."""
 
 Ids = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ def lay_out(sequences: Sequence[Encoded], *, share: bool = True) -> Batch:
 
     Returns:
         `ids` and `position` [tokens]; `segments` [segments, 3]: start, end, and the end of what descends from it;
-        `place` and `target` [predictions]: the token at `place` predicts `target`;
+        `predictor` and `target` [predictions]: the token at `predictor` predicts `target`;
         `prediction`, `turn` and `sequence` [loss tokens], ordered by sequence, then position.
 
     Raises:
@@ -44,21 +44,20 @@ def lay_out(sequences: Sequence[Encoded], *, share: bool = True) -> Batch:
     """
     targets = [_targets(encoded) for encoded in sequences]
     inputs = [
-        np.asarray(encoded.ids[: places[-1]], np.int64)
-        for encoded, places in zip(sequences, targets, strict=True)
+        np.asarray(encoded.ids[: at[-1]], np.int64) for encoded, at in zip(sequences, targets, strict=True)
     ]
     forest = _Forest(inputs)
     for rows in forest.by_token(range(len(inputs)), 0) if share else ([i] for i in range(len(inputs))):
         forest.add(rows, 0)
-    places = np.concatenate([forest.where[i][at - 1] for i, at in enumerate(targets)])
+    predictors = np.concatenate([forest.where[i][at - 1] for i, at in enumerate(targets)])
     words = np.concatenate([np.asarray(one.ids)[at] for one, at in zip(sequences, targets, strict=True)])
-    distinct, prediction = np.unique(np.stack([places, words]), axis=1, return_inverse=True)
+    distinct, prediction = np.unique(np.stack([predictors, words]), axis=1, return_inverse=True)
     turns = [np.asarray(one.turn)[at] for one, at in zip(sequences, targets, strict=True)]
     return {
         "ids": torch.from_numpy(np.concatenate(forest.ids)),
         "position": torch.from_numpy(np.concatenate(forest.position)),
         "segments": torch.tensor(forest.segments),
-        "place": torch.from_numpy(distinct[0]),
+        "predictor": torch.from_numpy(distinct[0]),
         "target": torch.from_numpy(distinct[1]),
         "prediction": torch.from_numpy(prediction.reshape(-1)),
         "turn": torch.from_numpy(np.concatenate(turns)),
@@ -104,14 +103,14 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 def _targets(encoded: Encoded) -> Ids:
     """Positions of the tokens that carry loss."""
-    places = np.flatnonzero(np.asarray(encoded.turn) != NO_TURN)
-    if not len(places):
+    positions = np.flatnonzero(np.asarray(encoded.turn) != NO_TURN)
+    if not len(positions):
         raise DataError("a sequence carries no loss; it needs at least one action.")
-    if places[0] == 0:
+    if positions[0] == 0:
         raise DataError(
             "a sequence carries loss on its first token, which nothing predicts; give it a prompt."
         )
-    return places
+    return positions
 
 
 @dataclass
@@ -123,7 +122,7 @@ class _Forest:
     position: list[Ids] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)
     where: list[Ids] = field(default_factory=list)
-    """Place of each token of each sequence in the batch."""
+    """Index of each token of each sequence in the batch."""
     size: int = 0
 
     def __post_init__(self) -> None:

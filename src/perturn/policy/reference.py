@@ -179,12 +179,12 @@ def _save(file: Path, logprobs: list[Tensor]) -> None:
 
 
 def _check(file: Path, held: dict[str, Tensor]) -> str:
-    """What a file of that name and content says of itself."""
+    """Metadata of a file of that name and content."""
     return f"{file.name} {tensors_digest(held)}"
 
 
 def _read(file: Path) -> list[Tensor] | None:
-    """What the file holds, memory-mapped; None if there is none, or if it is damaged, which is logged."""
+    """Contents of the file, memory-mapped; None if there is none, or if it is damaged, which is logged."""
     try:
         with safe_open(file, "pt") as opened:
             said = opened.metadata()

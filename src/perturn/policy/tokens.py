@@ -238,7 +238,7 @@ class Renderer:
         yield Piece(ids[start:], _role(new), NO_TURN)
 
     def _end_of(self, text: str) -> str:
-        """What decides how text after this one is tokenized: the token that closed a turn, if it did."""
+        """The token that closed a turn, if one did: it decides how text after this one is tokenized."""
         return self.end_text if text.endswith(self.end_text) else ""
 
     def _tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ class Renderer:
             return None
 
     def _added(self, before: str, after: str, what: str) -> str:
-        """What the template appended.
+        """The text that the template appended.
 
         Raises:
             ModelError: If it changed the text that was already there.

@@ -18,7 +18,7 @@ from perturn.settings.recipe import build
 from perturn.types import Trajectory
 
 _COMPUTED = frozenset({"reference"})
-"""What training computes for a credit that needs it."""
+"""Quantities that training computes for a credit that needs them."""
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:

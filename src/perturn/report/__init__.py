@@ -54,12 +54,12 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     for path, summary in zip(paths, summaries, strict=True):
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(path / "summary.json", text)
-    target = output or _place(paths)
+    target = output or _page_path(paths)
     write_whole(target, html, errors="backslashreplace")
     return target
 
 
-def _place(paths: list[Path]) -> Path:
+def _page_path(paths: list[Path]) -> Path:
     """Where the page goes if nobody says."""
     if len(paths) == 1:
         return paths[0] / "report.html"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturn.report.folder import Run, aligned_policy, score
+from perturn.report.folder import RecordedRun, aligned_policy, score
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.summary import succeeded
 from perturn.report.turns import Notes, body, by_turn, clip, message_text, notes_of_side, tokens
@@ -67,7 +67,7 @@ class Catalogue:
         self._texts: list[Mapping[str, str]] = []
         self._compare: list[tuple[str, str]] = []
 
-    def add(self, run: Run, name: str) -> None:
+    def add(self, run: RecordedRun, name: str) -> None:
         """Take in all sets of a run and its pairs.
 
         Args:
@@ -78,14 +78,14 @@ class Catalogue:
         self._texts.append(run.texts)
         sets = sets_of(run)
         notes = {key: dict[tuple[str, int], Notes]() for key in sets}
-        places = _noted(run, sets, notes)
+        set_of = _noted(run, sets, notes)
         _note_advantages(run, sets, notes)
         found: dict[tuple[str, str, int], int] = {}
         for key, trajectories in sets.items():
             self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
             for one in trajectories:
                 found[key, *one.key] = self._put(one, one.sample, notes[key].get(one.key, Notes()))
-        self._put_pairs(run, found, places)
+        self._put_pairs(run, found, set_of)
         aligned = aligned_policy(run.evaluation)
         if aligned is not None and "sft" in run.evaluation:
             self._compare.append((f"{name}/evaluation/sft", f"{name}/evaluation/{aligned}"))
@@ -141,12 +141,15 @@ class Catalogue:
         return len(self._bodies) - 1
 
     def _put_pairs(
-        self, run: Run, found: Mapping[tuple[str, str, int], int], places: Mapping[tuple[int, str], str]
+        self,
+        run: RecordedRun,
+        found: Mapping[tuple[str, str, int], int],
+        set_of: Mapping[tuple[int, str], str],
     ) -> None:
         """Take in the pairs; a side that is in no set, since it was cut, comes as an episode of its own."""
         sides: dict[tuple[int, str], int] = {}
         for side in ("chosen", "rejected"):
-            missing = [index for index in range(len(run.pairs)) if (index, side) not in places]
+            missing = [index for index in range(len(run.pairs)) if (index, side) not in set_of]
             if missing:
                 name = f"pairs/{side}"
                 self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label_of_set(name)})
@@ -157,21 +160,21 @@ class Catalogue:
             numbers = [
                 sides.get((index, side), -1)
                 if (index, side) in sides
-                else found[places[index, side], *getattr(pair, side).key]
+                else found[set_of[index, side], *getattr(pair, side).key]
                 for side in ("chosen", "rejected")
             ]
             self._pairs.append([len(self._runs) - 1, *numbers])
 
 
-def sets_of(run: Run) -> dict[str, list[Trajectory]]:
-    """The sets of episodes of a run by their place in its folder, evaluations first."""
+def sets_of(run: RecordedRun) -> dict[str, list[Trajectory]]:
+    """The sets of episodes of a run by their path in its folder, evaluations first."""
     sets = {f"evaluation/{name}": run.evaluation[name] for name in reversed(run.evaluation)}
     sets |= {"trajectories/explore": run.explored, "trajectories/expert": run.expert}
     return {key: items for key, items in sets.items() if items}
 
 
 def label_of_set(key: str) -> str:
-    """What a reader calls a set."""
+    """Name of a set for the reader."""
     folder, _, name = key.partition("/")
     known = {"trajectories/expert": "expert", "trajectories/explore": "exploration"}
     if folder == "pairs":
@@ -180,30 +183,30 @@ def label_of_set(key: str) -> str:
 
 
 def _noted(
-    run: Run,
+    run: RecordedRun,
     sets: Mapping[str, Sequence[Trajectory]],
     notes: Mapping[str, dict[tuple[str, int], Notes]],
 ) -> dict[tuple[int, str], str]:
     """Put what the alignment wrote about the pairs to the episodes they were made of; where each side is."""
-    places: dict[tuple[int, str], str] = {}
+    set_of: dict[tuple[int, str], str] = {}
     stored = {key: {one.key: one for one in items} for key, items in sets.items()}
     for side, key in (("chosen", "trajectories/expert"), ("rejected", "trajectories/explore")):
         for index, pair in enumerate(run.pairs):
             trajectory: Trajectory = getattr(pair, side)
             if stored.get(key, {}).get(trajectory.key) == trajectory:
-                places[index, side] = key
+                set_of[index, side] = key
                 notes[key].setdefault(trajectory.key, _side_notes(run, index, side))
-    return places
+    return set_of
 
 
-def _side_notes(run: Run, index: int, side: str) -> Notes:
+def _side_notes(run: RecordedRun, index: int, side: str) -> Notes:
     confidence = run.confidence[index][side] if run.confidence else None
     reference = run.reference[index][side] if run.reference else None
     return notes_of_side(confidence, reference, len(getattr(run.pairs[index], side).turns))
 
 
 def _note_advantages(
-    run: Run,
+    run: RecordedRun,
     sets: Mapping[str, Sequence[Trajectory]],
     notes: Mapping[str, dict[tuple[str, int], Notes]],
 ) -> None:

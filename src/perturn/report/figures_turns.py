@@ -30,18 +30,18 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
         pivot: Where to draw a dotted line.
     """
     confidence, weight = side["confidence"], [round(value, 6) for value in side["weight"]]
-    places = side.get("turn") or list(range(len(confidence)))
+    numbers = side.get("turn") or list(range(len(confidence)))
     figure = go.Figure()
     levels = sorted(set(weight))
     for level in levels:
         turns = [index for index, value in enumerate(weight) if value == level]
         figure.add_bar(
             name=f"weight {level:g}",
-            x=[places[index] + 1 for index in turns],
+            x=[numbers[index] + 1 for index in turns],
             y=[confidence[index] for index in turns],
             width=0.8,
             marker_color=_weight_color(level, levels),
-            customdata=[[_action(actions, places[index])] for index in turns],
+            customdata=[[_action(actions, numbers[index])] for index in turns],
             hovertemplate="turn %{x}: %{y:.3f}<br>%{customdata[0]}",
         )
     if pivot is not None:
@@ -49,7 +49,7 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
     lay_out(figure, height=280, x="turn", y="confidence")
     figure.update_layout(barmode="overlay", showlegend=True)
     figure.update_yaxes(range=[0, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
-    last = max(places, default=0) + 1
+    last = max(numbers, default=0) + 1
     figure.update_xaxes(range=[0.4, last + 0.6], tickformat="d", tickangle=0, dtick=max(1, -(-last // 12)))
     return figure
 
@@ -207,8 +207,8 @@ def _add_band(figure: go.Figure, estimates: Mapping[int, Estimate], side: str, c
     )
 
 
-def _action(actions: Sequence[str], place: int) -> str:
-    return plain(actions[place][:90]) if 0 <= place < len(actions) else ""
+def _action(actions: Sequence[str], turn: int) -> str:
+    return plain(actions[turn][:90]) if 0 <= turn < len(actions) else ""
 
 
 def _weight_color(weight: float, levels: Sequence[float]) -> str:
@@ -223,8 +223,8 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
     found: dict[int, list[float]] = {}
     for side in sides:
         values = side[key]
-        places = side.get("turn") or range(len(values))
-        for turn, value in zip(places, values, strict=False):
+        numbers = side.get("turn") or range(len(values))
+        for turn, value in zip(numbers, values, strict=False):
             if is_number(value):
                 found.setdefault(turn, []).append(min(value, 1.0) if key == "confidence" else value)
     return dict(sorted(found.items()))
@@ -236,12 +236,12 @@ def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int,
     lengths = sorted({turns for turns, _ in ordered})
     if len(lengths) > _LENGTHS:
         edges = np.quantile([turns for turns, _ in ordered], np.linspace(0, 1, _LENGTHS + 1)[1:-1])
-        places = np.searchsorted(np.unique(edges), [turns for turns, _ in ordered], side="left").tolist()
+        groups = np.searchsorted(np.unique(edges), [turns for turns, _ in ordered], side="left").tolist()
     else:
-        places = [lengths.index(turns) for turns, _ in ordered]
+        groups = [lengths.index(turns) for turns, _ in ordered]
     return [
-        [episode for episode, its in zip(ordered, places, strict=True) if its == place]
-        for place in sorted(set(places))
+        [episode for episode, its in zip(ordered, groups, strict=True) if its == group]
+        for group in sorted(set(groups))
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a run folder holds, read once for the report. What is absent is listed, not an error."""
+"""Contents of a run folder, read once for the report. Absent files are listed, not an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run folder in memory."""
 
     path: Path
@@ -65,7 +65,7 @@ class Run:
     evaluation: dict[str, list[Trajectory]]
     """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
     notes: list[str]
-    """What is missing or does not fit together, a sentence each."""
+    """Missing files and contradictions, a sentence each."""
     reference: list[Row] = field(default_factory=list)
     """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
     turns: list[Row] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Run:
         return stages
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RecordedRun:
     """Read a run folder.
 
     Args:
@@ -115,7 +115,7 @@ def read_run(path: Path) -> Run:
         )
         confidence = []
     reference = read_sides(path / "metrics" / "reference.jsonl", Reference)
-    return Run(
+    return RecordedRun(
         path=path,
         recipe=recipe,
         settings=settings,
@@ -144,7 +144,7 @@ def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score(trajectory: Trajectory) -> float:
-    """What a trajectory counts in a score: its total reward, and 0 if it FAILED."""
+    """Contribution of a trajectory to a score: its total reward, and 0 if it FAILED."""
     return 0.0 if trajectory.status is Status.FAILED else trajectory.total_reward
 
 

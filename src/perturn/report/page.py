@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from perturn.report import figures, text
 from perturn.report.episodes import Catalogue, Piece
-from perturn.report.folder import Run
+from perturn.report.folder import RecordedRun
 from perturn.report.protocol import protocol_line
 from perturn.report.sections import script_json, sections
 from perturn.report.signals import meaning
@@ -45,7 +45,7 @@ _STYLES = ("base", "report", "episodes")
 _THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("#dde2e8", "#3a424d")}
 
 
-def page(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> str:
+def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) -> str:
     """Fill the templates.
 
     Args:
@@ -88,8 +88,8 @@ def script() -> str:
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """What the page calls each run: the name of its folder, with a number where two have the same."""
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Name of each run on the page: that of its folder, with a number where two have the same."""
     names: list[str] = []
     for run in runs:
         name, number = run.path.resolve().name, 2
@@ -118,7 +118,7 @@ def _templates() -> Environment:
     return environment
 
 
-def _run(run: Run, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     """One run as the templates read it."""
     evaluated = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
     sets = evaluated | {"exploration": run.explored}
@@ -145,8 +145,8 @@ def _run(run: Run, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    """What may explain why two runs differ: recipe, protocol, versions and commit."""
+def _settings(run: RecordedRun) -> dict[str, Any]:
+    """Possible reasons why two runs differ: recipe, protocol, versions and commit."""
     return {
         "recipe": run.settings,
         "protocol": run.protocol or {},

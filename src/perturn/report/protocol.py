@@ -7,7 +7,7 @@ from typing import Any
 
 
 def protocol_line(stamp: Mapping[str, Any]) -> str:
-    """What a score was made under, in words; what an older stamp lacks is left out.
+    """Conditions of a score, in words; fields that an older stamp lacks are left out.
 
     Args:
         stamp: `evaluation/protocol.json` of a run.

@@ -11,7 +11,7 @@ from plotly.io import to_json
 
 from perturn.report import figures, figures_turns
 from perturn.report.figures import Chart
-from perturn.report.folder import Row, Run, aligned_policy, score
+from perturn.report.folder import RecordedRun, Row, aligned_policy, score
 from perturn.report.summary import scores_by_task, succeeded
 
 _SFT = (
@@ -76,7 +76,9 @@ class Figure:
     """The plotly figure, safe inside a script element."""
 
 
-def sections(runs: Mapping[str, Run], summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Figure]]:
+def sections(
+    runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Figure]]:
     """Figures of each section, in order; a section without data has none.
 
     Args:
@@ -103,7 +105,7 @@ def sections(runs: Mapping[str, Run], summaries: Mapping[str, Mapping[str, Any]]
     }
 
 
-def pair_shown(run: Run) -> int | None:
+def pair_shown(run: RecordedRun) -> int | None:
     """The first pair whose rejected side has turns of more than one weight; failing that, the first pair."""
     if not run.pairs:
         return None
@@ -118,7 +120,7 @@ def script_json(text: str) -> Markup:
     return Markup(text)
 
 
-def _by_kind(runs: Mapping[str, Run], summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     """One run: its policies. Several: the last policy of each."""
     table: dict[str, dict[str, Any]] = {}
     names: list[str] = []
@@ -133,7 +135,7 @@ def _by_kind(runs: Mapping[str, Run], summaries: Mapping[str, Mapping[str, Any]]
     return [_figure("kind", Chart("", ()), figures.score_by_kind(table, names))] if names else []
 
 
-def _differences(runs: Mapping[str, Run]) -> list[Figure]:
+def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     """Of each run, its last policy against SFT, task by task."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
@@ -147,7 +149,7 @@ def _differences(runs: Mapping[str, Run]) -> list[Figure]:
     return drawn
 
 
-def _confidence(run: Run, of: str, tail: str) -> list[Figure]:
+def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     index = pair_shown(run)
     if index is None or not run.confidence:
         return []
@@ -175,13 +177,13 @@ def _confidence(run: Run, of: str, tail: str) -> list[Figure]:
     return found
 
 
-def _by_turn(run: Run, key: str, title: str) -> Any:
+def _by_turn(run: RecordedRun, key: str, title: str) -> Any:
     return figures_turns.values_by_turn(
         run.confidence, key, title, run.pivot if key == "confidence" else None
     )
 
 
-def _lengths(runs: Mapping[str, Run]) -> list[Figure]:
+def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     found = {
         policy if len(runs) == 1 else f"{name} / {policy}": [
             (len(one.turns), succeeded(one)) for one in items
@@ -202,7 +204,7 @@ def _of(name: str, runs: int) -> str:
     return "" if runs == 1 else f"{name}: "
 
 
-def _pivot(run: Run) -> str:
+def _pivot(run: RecordedRun) -> str:
     return "" if run.pivot is None else f" The dotted line is the pivot, {run.pivot:g}."
 
 

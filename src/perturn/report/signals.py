@@ -84,12 +84,12 @@ def signals_of(trajectory: Trajectory) -> list[str]:
 
 
 def meaning(name: str) -> str:
-    """What a signal says, in one sentence."""
+    """Meaning of a signal, in one sentence."""
     return (SIGNALS[name].__doc__ or "").strip()
 
 
 def action_of(text: str, tool_calls: Sequence[object]) -> str:
-    """What two turns must have in common to have done the same: the action without its thought, and the calls."""
+    """Identity of a turn's deed: the action without its thought, and the calls."""
     _, mark, action = text.rpartition("Action:")
     return f"{(action if mark else text).strip()}{list(tool_calls) if tool_calls else ''}"
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.report.folder import Run, aligned_policy, score
+from perturn.report.folder import RecordedRun, aligned_policy, score
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
 from perturn.types import Status, Trajectory
 
 
-def summary_of(run: Run) -> dict[str, Any]:
+def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     return {
         "policies": [_policy(name, trajectories) for name, trajectories in run.evaluation.items()],
@@ -60,8 +60,8 @@ def succeeded(trajectory: Trajectory) -> bool:
     return trajectory.success and trajectory.status is not Status.FAILED
 
 
-def set_rows(run: Run) -> list[dict[str, Any]]:
-    """What each set of episodes of a run holds."""
+def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
+    """Statistics of each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
         "explored trajectories": run.explored,

@@ -48,7 +48,7 @@ def count(value: Any) -> str:
 
 
 def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """What a paired comparison says: the verdict, and what it rests on; None if there is none."""
+    """A paired comparison in words: the verdict and its evidence; None if there is none."""
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))

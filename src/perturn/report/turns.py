@@ -1,4 +1,4 @@
-"""What the page shows of one episode: its turns, the numbers each turn carries, and its tokens."""
+"""One episode on the page: its turns, the numbers each turn carries, and its tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTION = re.compile(r"\n[ \t]*Action:")
 
 @dataclass(frozen=True)
 class Notes:
-    """What is known of an episode's turns beyond the recording."""
+    """Confidence, weights and tokens of an episode's turns, which the recording lacks."""
 
     confidence: tuple[float | None, ...] = ()
     weight: tuple[float | None, ...] = ()
@@ -54,8 +54,8 @@ def notes_of_side(
 def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
     """The values of a row at the turn each belongs to; None for a turn without one."""
     values = row.get(key) or []
-    places = row.get("turn") or range(len(values))
-    found = dict(zip(places, values, strict=False))
+    numbers = row.get("turn") or range(len(values))
+    found = dict(zip(numbers, values, strict=False))
     return tuple(_finite(found.get(index)) for index in range(turns)) if values else ()
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perturn.report.folder import Run
+from perturn.report.folder import RecordedRun
 from perturn.report.summary import compare, comparison_row
 
 _PANEL = ("environment", "split", "panel_sha256", "n")
-"""What must be equal for two scores to be of the same tasks."""
+"""Keys of the protocol that are equal where two scores are of the same tasks."""
 _FREE = ("seed",)
-"""What may differ: runs of several seeds are what one wants to compare."""
+"""Keys that may differ: runs of several seeds are to be compared."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Versus:
     refused: str = ""
     """Why there is no comparison."""
     differs: tuple[str, ...] = ()
-    """What of the protocol is not alike though the tasks are, each as `key: theirs, ours`."""
+    """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
     """The two sets of episodes, as the links of the page name them."""
 
 
-def against_first(runs: Sequence[Run], names: Sequence[str]) -> list[Versus]:
+def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:
     """Each further run against the first one.
 
     Args:
@@ -63,7 +63,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _versus(run: Run, first: Run, name: str, first_name: str) -> Versus:
+def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) -> Versus:
     a, b = _last(run), _last(first)
     labels = (f"{name} / {a}", f"{first_name} / {b}")
     sides = (f"{name}/evaluation/{a}", f"{first_name}/evaluation/{b}")
@@ -92,6 +92,6 @@ def _judge(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> 
     return "", tuple(f"{key}: {values[0]}, {values[1]}" for key, values in kept)
 
 
-def _last(run: Run) -> str | None:
+def _last(run: RecordedRun) -> str | None:
     """The policy a run ends with."""
     return next(reversed(run.evaluation), None)

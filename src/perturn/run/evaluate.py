@@ -46,7 +46,7 @@ def evaluate(session: Session, stage: Stage) -> None:
 
 
 def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:
-    """What of a protocol must be equal before two scores are compared."""
+    """The parts of a protocol that must be equal before two scores are compared."""
     prompt = json.dumps(system_prompt(protocol), sort_keys=True)
     return {
         "name": f"{protocol.name}-{protocol.format}",

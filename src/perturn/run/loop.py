@@ -103,8 +103,8 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str
             names.add(stage.name)
     files = [Path(file) for file, one in seals.items() if one["stage"] in names]
     files = [file for file in files if os.path.lexists(folder / file)]
-    places = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
-    return list(dict.fromkeys(shlex.quote(str(folder / place)) for place in places))
+    roots = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
+    return list(dict.fromkeys(shlex.quote(str(folder / root)) for root in roots))
 
 
 def check(recipe: Recipe, command: str | None = None) -> Panels | None:

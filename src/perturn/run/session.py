@@ -53,7 +53,7 @@ _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 
 
 def world_maker(recipe: Recipe) -> Callable[[], Environment]:
-    """What starts a world of the recipe, in a process of its own unless the recipe says otherwise.
+    """The maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
 
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
@@ -70,10 +70,10 @@ def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     return ProcessWorlds(section, recipe.worlds)
 
 
-def _room(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
+def _capacity(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
     """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
-        return make.room(concurrency)
+        return make.capacity(concurrency)
     assert recipe.environment is not None
     return world_count(recipe.environment, recipe.worlds, concurrency)
 
@@ -124,7 +124,7 @@ def evaluation_sampling(recipe: Recipe) -> Sampling:
 
 
 def policy_path(run: Run, policy: str) -> str:
-    """What a policy of the run is loaded from: `base`, or the name of a trained checkpoint.
+    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
         RunError: If it has not been trained yet.
@@ -344,7 +344,7 @@ class Session:
             return False
         make = world_maker(self.recipe)
         with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:
-            for trajectory in played(missing, make, _room(self.recipe, make, concurrency)):
+            for trajectory in played(missing, make, _capacity(self.recipe, make, concurrency)):
                 store.append(trajectory)
                 shown.advance()
                 failures.add([trajectory]).refuse(what)

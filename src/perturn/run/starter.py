@@ -244,7 +244,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _documentation(kind: Any) -> dict[str, str]:
-    """What each setting means, from the text below its field or from the Args of the constructor."""
+    """Meaning of each setting, from the text below its field or from the Args of the constructor."""
     found: dict[str, str] = {}
     if dataclasses.is_dataclass(kind):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]  # type: ignore[arg-type]

@@ -63,10 +63,10 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         return TrackioCallback()
     import wandb
 
-    place = folder / "tracking"
-    place.mkdir(exist_ok=True)
+    target = folder / "tracking"
+    target.mkdir(exist_ok=True)
     try:
-        opened = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=place)
+        opened = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=target)
     except wandb.errors.Error as error:
         reason = str(error).strip().splitlines()[0]
         raise RunError(

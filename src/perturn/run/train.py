@@ -91,9 +91,9 @@ def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
         raise RunError(f"{file} is missing; run: perturn collect {session.run.folder}")
     episodes = [one for one in read_trajectories(file) if one.success]
     if recipe.expert is None or recipe.expert.file is None:
-        place = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
-        taught = [one for one in episodes if one.task.id in place]
-        episodes = sorted(taught, key=lambda one: (one.sample, place[one.task.id]))
+        order = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
+        taught = [one for one in episodes if one.task.id in order]
+        episodes = sorted(taught, key=lambda one: (one.sample, order[one.task.id]))
     if not episodes:
         raise RunError(f"{file} holds no successful episode to teach.")
     assert recipe.sft is not None
@@ -165,7 +165,7 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def count_tokens(examples: Examples) -> dict[str, int]:
-    """What training sees: tokens, those that carry loss, turns, and turns cut by the length limit."""
+    """Counts of the training data: tokens, those that carry loss, turns, and turns cut by the length limit."""
     found = [side for example in examples.rows for side in example.sides]
     return {
         "examples": len(examples),

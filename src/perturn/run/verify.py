@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found."""
+    """Result of a verification."""
 
     run: str
     sealed: int
@@ -27,7 +27,7 @@ class Verified:
     unsealed: list[str]
     """Files of which nothing is known: of stages that are not done, reports, and what others put there."""
     remedies: list[str]
-    """What to do about the damage, a sentence each."""
+    """Remedies for the damage, a sentence each."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -65,8 +65,8 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
         return f"restore {folder / one.file} from a copy; without its recipe nothing of the run can be relied on."
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
-    places = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
-    removal = f"rm -r {places} && " if places else ""
+    paths = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
+    removal = f"rm -r {paths} && " if paths else ""
     return (
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
         f"{removal}perturn run {folder}"

@@ -43,7 +43,7 @@ def stages(recipe: Recipe) -> list[Stage]:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """What is done once: the expert's episodes, the base's score, SFT and its score."""
+    """The stages that are done once: the expert's episodes, the base's score, SFT and its score."""
     paired = recipe.pair is not None and recipe.pair.file is None
     if recipe.sft or paired or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None

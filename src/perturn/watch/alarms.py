@@ -14,7 +14,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Vitals:
-    """What the rules read."""
+    """The numbers that the rules read."""
 
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Score of each evaluated episode, by policy, in the order of training."""
@@ -39,7 +39,7 @@ class Rule:
     says: str
     """When it is raised, in words."""
     check: Callable[[Vitals], Iterator[str]]
-    """What is wrong, a sentence each; nothing if all is well."""
+    """Faults, a sentence each; none if all is well."""
 
 
 def _success(vitals: Vitals) -> Iterator[str]:

@@ -22,7 +22,7 @@ _Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 @dataclass(frozen=True)
 class Episode:
-    """What is kept of a trajectory."""
+    """The part of a trajectory that is kept."""
 
     task: str
     score: float
@@ -59,7 +59,7 @@ class _Turn(TypedDict):
 
 
 class _Row(TypedDict):
-    """What is read of a stored trajectory."""
+    """Fields read from a stored trajectory."""
 
     task: _Task
     turns: list[_Turn]

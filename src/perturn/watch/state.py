@@ -1,4 +1,4 @@
-"""What a run folder says about itself at one moment."""
+"""State of a run at one moment, read from its folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Score:
-    """What a policy scores so far."""
+    """Score of a policy so far."""
 
     policy: str
     n: int
@@ -166,7 +166,7 @@ class Watcher:
         return self._episodes.setdefault(file, Tail(file, read_episode))
 
     def _stages(self, done: dict[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
-        """What the manifest has, what runs, and what the running call will still do."""
+        """Stages in the manifest, the running one, and those that the running call will still do."""
         found = []
         for name, entry in done.items():
             counts = entry.get("counts") or {}

@@ -1,4 +1,4 @@
-"""What a server of the chat-completions protocol must send for its answer to be read."""
+"""Schema of a chat completion: the fields that must be there for an answer to be read."""
 
 from __future__ import annotations
 

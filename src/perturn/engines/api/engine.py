@@ -192,7 +192,7 @@ class ApiEngine:
         return _action(answer)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """What is kept of a choice, without the key should the server have echoed it."""
+        """Text, end and tool calls of a choice, without the key should the server have echoed it."""
         message = choice["message"]
         answer = {
             "text": message.get("content") or message.get("refusal") or "",
@@ -203,7 +203,7 @@ class ApiEngine:
         return cleaned
 
     def _failure(self, error: Exception) -> EngineFailure:
-        """What an error of the client means: returned if it concerns one prompt, raised if it concerns all.
+        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all.
 
         Raises:
             PerturnError: If no other prompt would fare better.

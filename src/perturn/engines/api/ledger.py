@@ -1,4 +1,4 @@
-"""What a paid engine has spent, and the answers it was spent on: a file that only grows.
+"""Ledger of a paid engine: its spending and the answers bought, in a file that only grows.
 
 A run that was stopped plays its unfinished episodes again from their beginning. The answers that were already
 paid for are read from here, so neither the budget is forgotten nor an answer bought twice.

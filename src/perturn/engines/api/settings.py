@@ -95,7 +95,7 @@ class ApiSettings:
         return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What tokens cost, in the currency of the prices."""
+        """Cost of tokens, in the currency of the prices."""
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6

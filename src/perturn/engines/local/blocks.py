@@ -1,4 +1,4 @@
-"""Where keys and values of conversations lie: conversations of about one length side by side, in one buffer a layer.
+"""Memory for keys and values: conversations of about one length side by side in a block, one buffer a layer.
 
 One call then attends for all of them, which is what counts when each has one new token and the model is small.
 """
@@ -11,53 +11,53 @@ from weakref import WeakSet
 from torch import Tensor
 
 _STEP = 64
-"""Room is a multiple of so many tokens."""
+"""Capacities are multiples of so many tokens."""
 
 
-def room_for(tokens: int) -> int:
-    """The least of the sizes in which room is given out that holds so many tokens; each is half as large again."""
-    room = _STEP
-    while room < tokens:
-        room = -(-(room + room // 2) // _STEP) * _STEP
-    return room
+def capacity_for(tokens: int) -> int:
+    """The smallest capacity a slot can have that holds so many tokens; each is half as large again."""
+    capacity = _STEP
+    while capacity < tokens:
+        capacity = -(-(capacity + capacity // 2) // _STEP) * _STEP
+    return capacity
 
 
 class Block:
-    """Buffers of several conversations, each of which has a place in them."""
+    """Buffers of several conversations, each of which has a slot in them."""
 
-    def __init__(self, places: int, room: int) -> None:
+    def __init__(self, slots: int, capacity: int) -> None:
         """An empty block.
 
         Args:
-            places: Conversations that it holds.
-            room: Tokens of each.
+            slots: Conversations that it holds.
+            capacity: Tokens of each.
         """
-        self.room = room
+        self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        """Keys and values by layer, each [places, key heads, room, features]."""
-        self._places = places
-        self.free = list(range(places))
-        self._ever = 0  # places before this one have been given out
+        """Keys and values by layer, each [slots, key heads, capacity, features]."""
+        self._slots = slots
+        self.free = list(range(slots))
+        self._ever = 0  # slots before this one have been given out
 
     @property
-    def place_bytes(self) -> int:
-        """Memory of one place."""
-        return sum(each.nbytes for pair in self.layers.values() for each in pair) // self._places
+    def slot_bytes(self) -> int:
+        """Memory of one slot."""
+        return sum(each.nbytes for pair in self.layers.values() for each in pair) // self._slots
 
     @property
     def token_bytes(self) -> int:
         """Memory of one token in one layer."""
-        return self.place_bytes // (self.room * max(1, len(self.layers)))
+        return self.slot_bytes // (self.capacity * max(1, len(self.layers)))
 
-    def take(self) -> Place:
-        """The first free place; what was never written there is zero, so that it can be attended to and masked."""
+    def take(self) -> Slot:
+        """The first free slot; what was never written there is zero, so that it can be attended to and masked."""
         index = min(self.free)
         self.free.remove(index)
         if index == self._ever:
             self._ever += 1
             for each in (buffer for pair in self.layers.values() for buffer in pair):
                 each[index] = 0.0
-        return Place(self, index)
+        return Slot(self, index)
 
     def open(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The buffers of a layer, made for keys and values of these shapes [1, key heads, tokens, features]."""
@@ -66,12 +66,12 @@ class Block:
         return self.layers[layer]
 
     def _buffer(self, like: Tensor) -> Tensor:
-        buffer = like.new_empty(self._places, like.shape[1], self.room, like.shape[3])
+        buffer = like.new_empty(self._slots, like.shape[1], self.capacity, like.shape[3])
         buffer[: self._ever] = 0.0
         return buffer
 
 
-class Place:
+class Slot:
     """One conversation's part of a block; free again as soon as nobody holds it."""
 
     def __init__(self, block: Block, index: int) -> None:
@@ -79,28 +79,28 @@ class Place:
         self.block, self.index = block, index
 
     def __del__(self) -> None:
-        """The next conversation may have it."""
+        """Give the slot back."""
         self.block.free.append(self.index)
 
 
-class Shelves:
-    """All blocks that somebody holds a place of, by size."""
+class Blocks:
+    """All blocks that somebody holds a slot of, by size."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, slots: int) -> None:
         """Nothing yet.
 
         Args:
-            places: Conversations of a block.
+            slots: Conversations of a block.
         """
-        self._places = places
+        self._slots = slots
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
-    def take(self, tokens: int) -> Place:
-        """A place with room for so many tokens, where most conversations are already."""
-        room = room_for(tokens)
-        open_ = [block for block in self._blocks[room] if block.free]
+    def take(self, tokens: int) -> Slot:
+        """A slot for so many tokens, in the block where most conversations are already."""
+        capacity = capacity_for(tokens)
+        open_ = [block for block in self._blocks[capacity] if block.free]
         block = min(open_, key=lambda block: len(block.free), default=None)
         if block is None:
-            block = Block(self._places, room)
-            self._blocks[room].add(block)
+            block = Block(self._slots, capacity)
+            self._blocks[capacity].add(block)
         return block.take()

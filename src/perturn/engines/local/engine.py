@@ -2,7 +2,7 @@
 
 A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its
 turns, up to a budget; what was evicted is computed again. Prompts join the batch when they come and leave it when they
-are answered, at any token; a batch is a row of new tokens without padding (see `_history.py`).
+are answered, at any token; a batch is a row of new tokens without padding (see `history.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.engines.local.blocks import Shelves, room_for
+from perturn.engines.local.blocks import Blocks, capacity_for
 from perturn.engines.local.history import NAME, History, Span, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
@@ -29,7 +29,7 @@ from perturn.types import Action, Prompt, Sampling
 
 _PASS = 2048
 """Most tokens in one pass through the model; longer prompts are fed in several."""
-_PLACES = 16
+_SLOTS = 16
 """Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
 _CHECK = 24
 """Tokens on which the engine is compared with the model's own forward pass."""
@@ -56,7 +56,7 @@ class LocalSettings:
 
 
 class Tokens(Protocol):
-    """What the engine asks about tokens; `policy.tokens.Renderer` answers."""
+    """Conversations as tokens and tokens as actions; `policy.tokens.Renderer` is one."""
 
     end_id: int
 
@@ -128,7 +128,7 @@ class LocalEngine:
         self._kept: OrderedDict[str, History] = OrderedDict()
         self._refused: list[_Row] = []
         self._token_bytes = 0
-        self._shelves = Shelves(_PLACES if model.device.type == "cpu" else 1)
+        self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
         words = _check_words(model)
         alone = [self._alone(ids) for ids in words]
@@ -151,7 +151,7 @@ class LocalEngine:
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
-            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._shelves))
+            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
             (self._waiting if len(ids) < self._limit else self._refused).append(row)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
@@ -211,7 +211,7 @@ class LocalEngine:
             own = self._kept.pop(row.prompt.conversation, None)
             if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
                 row.history = own
-            wanted = self._token_bytes * sum(room_for(each.longest) for each in [*self._running, row])
+            wanted = self._token_bytes * sum(capacity_for(each.longest) for each in [*self._running, row])
             held = sum(history.nbytes for history in self._kept.values())
             while wanted + held > self._budget and self._kept:
                 held -= self._kept.popitem(last=False)[1].nbytes
@@ -249,12 +249,12 @@ class LocalEngine:
         """
         ids: list[int] = []
         positions: list[int] = []
-        places: list[int] = []
+        last: list[int] = []
         for (row, part), want in zip(parts, wanted, strict=True):
             old = len(row.history.ids)
             ids += part
             positions += range(old, old + len(part))
-            places += [len(ids) - 1] if want else []
+            last += [len(ids) - 1] if want else []
         device = self._model.device
         with attending([Span(row.history, len(part)) for row, part in parts], device):
             logits = self._model(
@@ -262,7 +262,7 @@ class LocalEngine:
                 position_ids=torch.tensor([positions], device=device),
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # not read
                 use_cache=False,
-                logits_to_keep=torch.tensor(places, dtype=torch.long, device=device),
+                logits_to_keep=torch.tensor(last, dtype=torch.long, device=device),
             ).logits[0]
         for row, part in parts:
             row.history.ids += part
@@ -278,12 +278,12 @@ class LocalEngine:
         """
         logprobs = logits.log_softmax(-1)
         for sampling in {row.sampling for row in rows}:
-            places = [place for place, row in enumerate(rows) if row.sampling == sampling]
-            chosen = choose(logits[places], sampling, [rows[place].draw for place in places])
-            likely = logprobs[places].gather(-1, chosen[:, None]).squeeze(-1)
-            for place, token, logprob in zip(places, chosen.tolist(), likely.tolist(), strict=True):
-                rows[place].answer.append(token)
-                rows[place].logprobs.append(logprob)
+            indices = [index for index, row in enumerate(rows) if row.sampling == sampling]
+            chosen = choose(logits[indices], sampling, [rows[index].draw for index in indices])
+            likely = logprobs[indices].gather(-1, chosen[:, None]).squeeze(-1)
+            for index, token, logprob in zip(indices, chosen.tolist(), likely.tolist(), strict=True):
+                rows[index].answer.append(token)
+                rows[index].logprobs.append(logprob)
 
     def _has_ended(self, row: _Row) -> bool:
         return row.answer[-1] == self._tokens.end_id or len(row.ids) + len(row.answer) >= row.longest
@@ -319,7 +319,7 @@ class LocalEngine:
             ModelError: If the log-probabilities differ by more than rounding.
         """
         asked = Prompt((), (), (), 0, "")
-        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._shelves)) for ids in words]
+        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids in words]
         self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
         found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
         difference = float((found - torch.stack(list(alone))).abs().mean(-1).max())
@@ -328,7 +328,7 @@ class LocalEngine:
                 f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
                 f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
             )
-        self._token_bytes = rows[0].history.nbytes // room_for(len(rows[0].ids))
+        self._token_bytes = rows[0].history.nbytes // capacity_for(len(rows[0].ids))
 
 
 def _nothing() -> None:

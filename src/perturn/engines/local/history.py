@@ -1,7 +1,7 @@
 """Keys and values of conversations, and attention that reads them where they lie.
 
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
-them apart. Each conversation's keys and values stay in a place of its own (see `_shelves.py`): nothing is copied when a
+them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
 conversation joins a batch or leaves it. Conversations that have one new token each and lie side by side attend in one
 call; any other attends alone.
 """
@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from perturn.engines.local.blocks import Block, Place, Shelves
+from perturn.engines.local.blocks import Block, Blocks, Slot
 from perturn.errors import ModelError
 
 NAME = "perturn-history"
@@ -38,29 +38,29 @@ _PRODUCT_STEP = 64
 
 @dataclass(eq=False)
 class History:
-    """What is kept of one conversation."""
+    """Tokens, keys and values of one conversation."""
 
-    shelves: Shelves
+    blocks: Blocks
     ids: list[int] = field(default_factory=list)
     """Tokens whose keys and values are held."""
-    place: Place | None = None
+    slot: Slot | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory that is held."""
-        return self.place.block.place_bytes if self.place else 0
+        return self.slot.block.slot_bytes if self.slot else 0
 
     def reserve(self, tokens: int) -> None:
         """Make room for so many tokens."""
-        old = self.place
-        if old is not None and tokens <= old.block.room:
+        old = self.slot
+        if old is not None and tokens <= old.block.capacity:
             return
-        self.place = self.shelves.take(tokens)
+        self.slot = self.blocks.take(tokens)
         if old is not None:
-            _copy(old, self.place, len(self.ids))
+            _copy(old, self.slot, len(self.ids))
 
 
-def _copy(old: Place, new: Place, tokens: int) -> None:
+def _copy(old: Slot, new: Slot, tokens: int) -> None:
     for layer, pair in old.block.layers.items():
         for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
             buffer[new.index, :, :tokens] = held[old.index, :, :tokens]
@@ -100,9 +100,9 @@ class _Parts:
         self.parts: list[_Alone | _Together] = []
         first = 0
         for span in spans:
-            assert span.history.place is not None
+            assert span.history.slot is not None
             if span.new == 1:
-                by_block[span.history.place.block].append((first, span))
+                by_block[span.history.slot.block].append((first, span))
             else:
                 self.parts.append(_Alone(first, span, device))
             first += span.new
@@ -111,14 +111,14 @@ class _Parts:
         rows = [row for part in self.parts for row in part.rows]
         order = sorted(range(len(rows)), key=rows.__getitem__)
         self.order = None if order == [*range(len(rows))] else torch.tensor(order, device=device)
-        """Place of each row of the batch among the parts' rows; None: the same."""
+        """Index of each row of the batch among the parts' rows; None: the same."""
 
 
 def _runs(block: Block, members: list[tuple[int, Span]]) -> list[list[tuple[int, Span]]]:
-    """A block's rows by place, divided where reading what lies between takes longer than another call.
+    """A block's rows by slot, divided where reading what lies between takes longer than another call.
 
     Args:
-        block: Whose places they are.
+        block: Whose slots they are.
         members: Each row of the batch, and its conversation.
     """
     ordered = sorted(members, key=lambda member: _index(member[1]))
@@ -132,18 +132,18 @@ def _runs(block: Block, members: list[tuple[int, Span]]) -> list[list[tuple[int,
 
 
 def _index(span: Span) -> int:
-    assert span.history.place is not None
-    return span.history.place.index
+    assert span.history.slot is not None
+    return span.history.slot.index
 
 
 class _Masks:
-    """What each row does not see, made once for all layers of a pass that have the same window."""
+    """Attention masks of the rows, made once for all layers of a pass with the same window."""
 
     def __init__(self, last: list[int], tokens: int, device: torch.device) -> None:
         """The rows.
 
         Args:
-            last: Place of the last token that each row sees.
+            last: Position of the last token that each row sees.
             tokens: That there are.
             device: To compute on.
         """
@@ -173,7 +173,7 @@ class _Alone:
 
     def __init__(self, first: int, span: Span, device: torch.device) -> None:
         self.rows = range(first, first + span.new)
-        self._place = span.history.place
+        self._slot = span.history.slot
         self._old = len(span.history.ids)
         total = self._old + span.new
         self._masks = _Masks(list(range(self._old, total)), total, device)
@@ -182,10 +182,10 @@ class _Alone:
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
     ) -> Tensor:
         """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
-        assert self._place is not None
+        assert self._slot is not None
         new, total = len(self.rows), self._old + len(self.rows)
         query, key, value = (each.narrow(2, self.rows.start, new) for each in (query, key, value))
-        held = [each[self._place.index] for each in self._place.block.open(layer, key, value)]
+        held = [each[self._slot.index] for each in self._slot.block.open(layer, key, value)]
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[:, self._old : total] = fresh[0]
         keys, values = (each[:, None, :total] for each in held)
@@ -203,24 +203,24 @@ class _Alone:
 
 
 class _Together:
-    """Conversations of one block with one new token each, by place."""
+    """Conversations of one block with one new token each, by slot."""
 
     def __init__(self, block: Block, members: list[tuple[int, Span]], device: torch.device) -> None:
         self.rows = [row for row, _ in members]
         self._block = block
-        places = [_index(span) for _, span in members]
+        slots = [_index(span) for _, span in members]
         lengths = [len(span.history.ids) for _, span in members]
-        self._first, self._count = places[0], places[-1] - places[0] + 1
+        self._first, self._count = slots[0], slots[-1] - slots[0] + 1
         self._longest = max(lengths) + 1
-        self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.room)
+        self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
         # What lies between them and has no new token asks for a token too: the first of them, of its first key.
         asks, last = [self.rows[0]] * self._count, [0] * self._count
-        for row, place, length in zip(self.rows, places, lengths, strict=True):
-            asks[place - self._first], last[place - self._first] = row, length
-        self._asks, self._places, self._new, self._lengths = (
-            torch.tensor(each, device=device) for each in (asks, places, self.rows, lengths)
+        for row, slot, length in zip(self.rows, slots, lengths, strict=True):
+            asks[slot - self._first], last[slot - self._first] = row, length
+        self._asks, self._slots, self._new, self._lengths = (
+            torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
-        self._order = None if asks == self.rows else self._places - self._first
+        self._order = None if asks == self.rows else self._slots - self._first
         self._masks = _Masks(last, self._rounded, device)
 
     def attend(
@@ -229,7 +229,7 @@ class _Together:
         """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
         held = self._block.open(layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
-            kept[self._places, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
+            kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
         asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What the vLLM engine asks of vLLM, wherever it runs."""
+"""Interface between the vLLM engine and vLLM, wherever it runs."""
 
 from __future__ import annotations
 

@@ -161,8 +161,8 @@ class VllmEngine:
                 )
             )
             return full
-        room = min(sampling.max_new_tokens, limit - len(ids))
-        wanted = sampling_params(prompt, sampling, room, self._tokens.end_id)
+        most = min(sampling.max_new_tokens, limit - len(ids))
+        wanted = sampling_params(prompt, sampling, most, self._tokens.end_id)
         future = loop.start(_ask(self._backend, self._home(prompt.conversation), ids, wanted))
         self._open.add(future)
         future.add_done_callback(self._open.discard)
@@ -176,7 +176,7 @@ class VllmEngine:
         return self._homes[conversation]
 
     def _answer(self, future: Future[Any]) -> Action | EngineFailure:
-        """What became of a prompt, once it is known."""
+        """The finished answer to a prompt."""
         found: Sampled | EngineFailure = future.result()
         self._open.discard(future)
         if isinstance(found, EngineFailure):
@@ -190,7 +190,7 @@ class VllmEngine:
         return self._tokens.action(found.ids, found.logprobs)
 
 
-def sampling_params(prompt: Prompt, sampling: Sampling, room: int, end_id: int) -> dict[str, Any]:
+def sampling_params(prompt: Prompt, sampling: Sampling, most: int, end_id: int) -> dict[str, Any]:
     """Keyword arguments of vLLM's `SamplingParams`.
 
     The model's own list of ends and its default decoding are left aside, as in the other engines.
@@ -198,13 +198,13 @@ def sampling_params(prompt: Prompt, sampling: Sampling, room: int, end_id: int) 
     Args:
         prompt: Whose seed draws the tokens.
         sampling: How to decode.
-        room: Most tokens of the answer.
+        most: Most tokens of the answer.
         end_id: The token that ends a turn; if it is negative, none does.
     """
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "max_tokens": room,
+        "max_tokens": most,
         "seed": prompt.seed % 2**63,
         "stop_token_ids": [end_id] if end_id >= 0 else [],
         "ignore_eos": True,

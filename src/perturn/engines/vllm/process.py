@@ -92,7 +92,7 @@ class InProcess:
         tokens = list(answer.token_ids)
         return Sampled(
             tokens,
-            [place[token].logprob for place, token in zip(answer.logprobs, tokens, strict=True)],
+            [likely[token].logprob for likely, token in zip(answer.logprobs, tokens, strict=True)],
             frozenset(span.version for span in answer.weight_versions or ()),
             output.num_cached_tokens or 0,
         )

@@ -24,7 +24,7 @@ _LOADING = "loading"
 
 
 class Servers:
-    """Asks each server by its place in the list."""
+    """Asks each server by its replica in the list."""
 
     def __init__(self, settings: VllmSettings) -> None:
         """Make clients; nothing is sent yet.
@@ -88,34 +88,36 @@ class Servers:
 
     async def load(self, folder: str, version: str) -> None:
         """Replace the weights of all servers that have others."""
-        await asyncio.gather(*(self._load(place, folder, version) for place in range(self.replicas)))
+        await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
 
     async def close(self) -> None:
         """Release the connections."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
-    async def _load(self, place: int, folder: str, version: str) -> None:
-        found = await self._ask(place, "get", "/weight_info")
+    async def _load(self, replica: int, folder: str, version: str) -> None:
+        found = await self._ask(replica, "get", "/weight_info")
         if found["weight_version"] == version:
             return
-        await self._label(place, _LOADING)  # so that a kill in the midst does not leave the old label
+        await self._label(replica, _LOADING)  # so that a kill in the midst does not leave the old label
         order = {"method": self._reload, "kwargs": {"weights_path": folder}}
-        await self._ask(place, "post", "/collective_rpc", order, retry=False)
-        dropped = await self._ask(place, "post", "/reset_prefix_cache")
+        await self._ask(replica, "post", "/collective_rpc", order, retry=False)
+        dropped = await self._ask(replica, "post", "/reset_prefix_cache")
         if not dropped["success"]:
             raise RunError(
-                f"{self._addresses[place]} answers others while its weights are replaced; give each run its servers."
+                f"{self._addresses[replica]} answers others while its weights are replaced; give each run its servers."
             )
-        await self._label(place, version)
+        await self._label(replica, version)
 
-    async def _label(self, place: int, version: str) -> None:
-        await self._ask(place, "post", "/update_weight_version", {"new_version": version})
+    async def _label(self, replica: int, version: str) -> None:
+        await self._ask(replica, "post", "/update_weight_version", {"new_version": version})
 
     async def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
-        return await asyncio.gather(*(self._ask(place, method, path, body) for place in range(self.replicas)))
+        return await asyncio.gather(
+            *(self._ask(replica, method, path, body) for replica in range(self.replicas))
+        )
 
     async def _ask(
-        self, place: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
+        self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
     ) -> Any:
         """One request.
 
@@ -123,19 +125,19 @@ class Servers:
             EngineFailure: If the server refuses the prompt.
             RunError: If it cannot answer.
         """
-        client = self._clients[place] if retry else self._clients[place].with_options(max_retries=0)
+        client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
         send = getattr(client, method)
         try:
             return await send(path, cast_to=object, **({} if body is None else {"body": body}))
         except self._openai.APIStatusError as error:
-            said = f"{self._addresses[place]} answers {path} with {error.status_code}: {error!s:.500}"
+            said = f"{self._addresses[replica]} answers {path} with {error.status_code}: {error!s:.500}"
             if error.status_code in (400, 422) and body is not None and "token_ids" in body:
                 raise EngineFailure(said) from error
             raise RunError(f"{said}{_remedy(error.status_code, path)}") from error
         except (self._openai.OpenAIError, ValueError) as error:  # ValueError: an answer that is not JSON
             raise RunError(
-                f"{self._addresses[place]} does not answer {path}: {type(error).__name__}: {error}; start it, and the "
-                "same command goes on."
+                f"{self._addresses[replica]} does not answer {path}: {type(error).__name__}: {error}; start it, and "
+                "the same command goes on."
             ) from error
 
 

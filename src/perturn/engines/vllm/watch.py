@@ -32,7 +32,7 @@ class Watch:
         self._process.stdout.close()
 
     def started(self) -> None:
-        """What has been started since is vLLM's."""
+        """Note the child processes started since as vLLM's."""
         self._say()
 
     def close(self) -> None:

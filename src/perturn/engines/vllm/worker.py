@@ -1,4 +1,4 @@
-"""What vLLM's workers on a CPU need beside their own methods; given to them by name, as `worker_extension_cls`."""
+"""Extension of vLLM's workers on a CPU, given to them by name as `worker_extension_cls`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ALFWorld: household tasks as text games (Shridhar et al. 2021, arXiv:2010.03768), read and played in pure Python.
 
-Needs the games alone: those that `alfworld-download` fetches, or a compact archive of them (`_alfworld_games.py` says
+Needs the games alone: those that `alfworld-download` fetches, or a compact archive of them (`games.py` says
 how either looks). There is no engine to build. Observations, admissible commands, rewards and wins are those of the
 official engine, which `alfworld-official` runs; `docs/environments.md` says how that was checked.
 """
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
-from perturn.envs.alfworld.play import TextGame, check_grammar, check_kinds
+from perturn.envs.alfworld.play import TextGame, check_grammar
+from perturn.envs.kinds import choose_kinds
 from perturn.types import Observation, Task
 
 __all__ = ["KINDS", "VERSION", "ALFWorld"]
@@ -42,7 +43,7 @@ class ALFWorld:
             kinds: Kinds of tasks to list, such as `pick_and_place_simple`. Empty is all six.
         """
         self.grammar = check_grammar(grammar)
-        self.kinds = check_kinds(kinds)
+        self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-{VERSION}+grammar-{grammar}"
         self._games = Games(data_folder(data))
         self._game = TextGame(self.grammar)
@@ -73,7 +74,7 @@ class ALFWorld:
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """What the expert thinks and does: (thought, action) a turn."""
+        """Thought and action of the expert, a pair a turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 

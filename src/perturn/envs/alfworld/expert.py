@@ -1,6 +1,6 @@
 """An explorer who solves ALFWorld games by looking: no knowledge of the house but what observations say.
 
-It reads the task, looks into the places where the thing is likeliest (`_alfworld_places.py`), remembers what it has
+It reads the task, looks into the places where the thing is likeliest (`places.py`), remembers what it has
 seen, and does what the task asks. It is no planner: it may walk to a wrong place, as a newcomer would.
 """
 
@@ -33,7 +33,7 @@ _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
 
 @dataclass(frozen=True)
 class Wish:
-    """What a task asks for."""
+    """The goal of a task."""
 
     thing: str
     place: str = ""

@@ -54,16 +54,16 @@ _FILE = "game.tw-pddl"
 _TASK = re.compile(r"Your task is to: ([^\"]{0,1000})\.\"")
 _LOCK = threading.Lock()
 _archives: dict[tuple[str, int, int], dict[str, bytes]] = {}
-"""What archives hold, by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
+"""Contents of archives by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
 
 
 @dataclass(frozen=True)
 class GameText:
-    """What is kept of a game."""
+    """The part of a game that is kept."""
 
     id: str
     task: str
-    """What the game asks for, such as `put a mug in desk`."""
+    """Goal of the game, such as `put a mug in desk`."""
     problem: str
     """Its PDDL problem."""
     walkthrough: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ def _is_solvable(path: Path) -> bool:
 
 
 class _File(TypedDict):
-    """What is read of a game file."""
+    """Fields read from a game file."""
 
     pddl_domain: str
     pddl_problem: str
@@ -199,7 +199,7 @@ class _File(TypedDict):
 
 
 class _Line(TypedDict):
-    """What is read of an archive's line."""
+    """Fields read from an archive's line."""
 
     id: str
     task: str

@@ -1,7 +1,7 @@
 """Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
 
 The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated
-(`_alfworld_like.py`). A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
+(`generate.py`). A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.generate import SPLITS, make_game
-from perturn.envs.alfworld.play import TextGame, check_grammar, check_kinds
+from perturn.envs.alfworld.play import TextGame, check_grammar
+from perturn.envs.kinds import choose_kinds
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.types import Observation, Task
 
@@ -36,7 +37,7 @@ class ALFWorldLike:
             kinds: Kinds of tasks to list. Empty is all six.
         """
         self.grammar = check_grammar(grammar)
-        self.kinds = check_kinds(kinds)
+        self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"
         self._game = TextGame(self.grammar)
 
@@ -68,7 +69,7 @@ class ALFWorldLike:
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """What the expert thinks and does: (thought, action) a turn."""
+        """Thought and action of the expert, a pair a turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import Games, GameText, data_folder
-from perturn.envs.alfworld.play import NO_EPISODE, check_kinds
+from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
+from perturn.envs.alfworld.play import NO_EPISODE
+from perturn.envs.kinds import choose_kinds
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 
@@ -41,7 +42,7 @@ class ALFWorldOfficial:
             kinds: Kinds of tasks to list. Empty is all six.
         """
         self.name = "alfworld-official-" + "+".join(_installed())
-        self.kinds = check_kinds(kinds)
+        self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self._games = Games(data_folder(data))
         self._game: OfficialGame | None = None
 
@@ -70,7 +71,7 @@ class ALFWorldOfficial:
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """What the expert thinks and does: (thought, action) a turn."""
+        """Thought and action of the expert, a pair a turn."""
         game = OfficialGame()
         return demonstrate(Player(game.reset(self._games.read(task.id)), game.step))
 

@@ -1,7 +1,7 @@
 """The PDDL problem of an ALFWorld game: its initial facts and its goal.
 
 A problem names objects, lists the facts that hold at the start, and states the goal as a formula. Names are compared in
-lower case, as planners do. The domain (what actions need and change) is the same for all games; `_alfworld_world.py`
+lower case, as planners do. The domain (what actions need and change) is the same for all games; `world.py`
 has it.
 """
 
@@ -41,12 +41,12 @@ _MOST_LITERALS, _MOST_VARIABLES = 16, 8
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
     pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
 _GOAL_ORDER = tuple(_TRIED.split())
-"""What a goal may speak of, with what narrows the search most first."""
+"""Predicates that a goal may hold, those that narrow the search most first."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a game starts with and what wins it."""
+    """Initial facts and goal of a game."""
 
     facts: Mapping[str, Sequence[tuple[str, str]]]
     """Predicate -> its arguments; the second is empty where the predicate has one."""
@@ -58,7 +58,7 @@ class Problem:
         return {name for pairs in self.facts.values() for pair in pairs for name in pair if name}
 
     def flagged(self, predicate: str) -> set[str]:
-        """What a predicate with one argument is true of."""
+        """Objects for which a predicate with one argument is true."""
         return {name for name, _ in self.facts.get(predicate, ())}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.pddl import parse_problem
 from perturn.envs.alfworld.text import GRAMMARS, NOTHING_HAPPENS, WELCOME, Grammar
 from perturn.envs.alfworld.world import World
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Observation
 
 NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
@@ -75,17 +73,3 @@ def check_grammar(grammar: str) -> Grammar:
             f"grammar must be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes; got {grammar!r}."
         )
     return GRAMMARS[grammar]
-
-
-def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kinds asked for, or all of them if none is named.
-
-    Raises:
-        ConfigError: If there is no such kind.
-    """
-    if isinstance(kinds, str):
-        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"Unknown kind {kind!r} of alfworld.{did_you_mean(kind, KINDS)}")
-    return tuple(sorted(set(kinds))) or KINDS

@@ -1,4 +1,4 @@
-"""What an ALFWorld game says: names of things, lists of them, and the sentences of two grammars.
+"""Texts of an ALFWorld game: names of things, lists of them, and the sentences of two grammars.
 
 The sentences are those of the official games, word for word: a policy is compared across engines by them.
 """
@@ -38,9 +38,9 @@ class Grammar:
     put: str
     """The command that puts something down."""
     has_put: str
-    """What is said when that is done."""
+    """The answer to it."""
     arrives: str
-    """What is said after going somewhere."""
+    """Answer after going somewhere."""
     helps: bool
     """Whether there is a command `help`."""
 
@@ -99,7 +99,7 @@ def listed(names: Sequence[str], article: str = "a ") -> str:
 
 
 def describe(name: str, *, temperature: str, is_clean: bool, is_on: bool, is_sliced: bool) -> str:
-    """What examining an object says.
+    """Answer to examining an object.
 
     Args:
         name: The object.

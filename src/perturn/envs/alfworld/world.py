@@ -71,7 +71,7 @@ class World:
 
     @property
     def commands(self) -> Commands:
-        """What can be said now -> what it does; that returns what the game answers."""
+        """Commands possible now -> their effects; an effect returns the game's answer."""
         if self._commands is None:
             self._commands = dict(self._list_commands())
         return self._commands
@@ -84,7 +84,7 @@ class World:
         return self._won
 
     def opening(self) -> str:
-        """What someone sees who enters."""
+        """Text that opens a game."""
         if self._at.get(self._here):
             return self._look()
         return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."

@@ -77,7 +77,7 @@ class Entry:
 
     id: str
     requests: tuple[str, ...]
-    """What the user says, one text a user turn."""
+    """Messages of the user, one text a user turn."""
     config: Mapping[str, Any]
     """State of each simulator at the start."""
     classes: tuple[str, ...]

@@ -192,7 +192,7 @@ class _Services:
         }
 
     def call(self, call: ToolCall) -> tuple[str, bool]:
-        """What a call returns as text, as BFCL writes it, and whether there is such a tool with such arguments."""
+        """Result of a call as BFCL writes it, and whether there is such a tool with such arguments."""
         try:
             method = self.methods[call.name]
             inspect.signature(method).bind(**call.arguments)

@@ -25,10 +25,10 @@ REWARDS: dict[str, Callable[[str, str], float]] = {
     "f1": f1_score,
     "em": lambda answer, gold: float(exact_match(answer, gold)),
 }
-"""What a right answer earns."""
+"""Reward of a right answer."""
 
 MATCHES = ("title", "best")
-"""What a search gives: see `HotpotQA`."""
+"""Results of a search: see `HotpotQA`."""
 
 _VERSION = "hotpotqa-1"
 _ACTION = re.compile(r"\s*(search|lookup|finish)\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from importlib import metadata
 
+from perturn.envs.kinds import choose_kinds
 from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_PROTOCOL, ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
@@ -32,7 +33,7 @@ SIMPLIFICATIONS: tuple[str, ...] = (
     "selfWateringFlowerPots",
     "noElectricalAction",
 )
-"""What `simplification` may name, joined by commas. `easy` is all of them, where the task allows."""
+"""Simplifications, which the setting joins by commas. `easy` is all of them, where the task allows."""
 
 _NOT_UNDERSTOOD = (
     "No known action matches that input.",
@@ -44,7 +45,7 @@ _MENU = "Ambiguous request: Please enter the number"
 _EMPTY_ACTION = "Empty action: nothing was done. Write one action, such as: look around"
 
 _variations: dict[tuple[str, str], dict[str, list[int]]] = {}
-"""What the simulator answered, by version and kind: listing all kinds takes about a second."""
+"""Variations of each kind, by version: asking the simulator for all kinds takes about a second."""
 
 
 class ScienceWorld:
@@ -83,7 +84,7 @@ class ScienceWorld:
             jvm_memory: Java heap of the shared JVM, as for `-Xmx`. The default holds 16 environments.
         """
         self.name = f"scienceworld-{_installed_version()}"
-        self.kinds = _check_kinds(kinds)
+        self.kinds = choose_kinds(kinds, _known_kinds(), "scienceworld")
         self.simplification = _check_simplification(simplification, self.kinds)
         if not re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory):
             raise ConfigError(f"jvm_memory must be a number and k, m or g, such as 512m; got {jvm_memory!r}.")
@@ -261,17 +262,6 @@ def _known_kinds() -> tuple[str, ...]:
     from scienceworld.constants import ID2TASK
 
     return tuple(sorted(ID2TASK.values()))
-
-
-def _check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kinds asked for, each once and in alphabetical order; all of them if none is named."""
-    known = _known_kinds()
-    if isinstance(kinds, str):
-        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
-    for kind in kinds:
-        if kind not in known:
-            raise ConfigError(f"Unknown kind {kind!r} of scienceworld.{did_you_mean(kind, known)}")
-    return tuple(sorted(set(kinds))) or known
 
 
 def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:

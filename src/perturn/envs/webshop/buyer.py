@@ -81,7 +81,7 @@ def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tu
 
 
 def _queries(goal: Goal, meant: Product) -> Iterator[str]:
-    """What to search by: the words of the goal, then those with the catalogue's query, then the title."""
+    """Searches to try: the words of the goal, then those with the catalogue's query, then the title."""
     said = _PRICE.sub("", goal.instruction.lower())
     words = " ".join(word for word in re.findall(r"[\w'.-]+", said) if word not in _SMALL_TALK)
     yield words.strip(". ") or meant.title.lower()

@@ -33,7 +33,7 @@ _MOST_COMBINATIONS = 100_000
 
 
 class _Known(TypedDict):
-    """What the file of attributes says of a product."""
+    """A product in the file of attributes."""
 
     attributes: NotRequired[list[str] | None]
     instruction: NotRequired[str | None]
@@ -41,7 +41,7 @@ class _Known(TypedDict):
 
 
 class _Reviewed(TypedDict):
-    """What the file of reviews says of a product."""
+    """A product in the file of reviews."""
 
     reviews: NotRequired[list[dict[str, Any]] | None]
 
@@ -55,13 +55,13 @@ class _Asked(TypedDict):
 
 @dataclass(frozen=True)
 class Product:
-    """What a shop knows of a product."""
+    """A product of the shop."""
 
     asin: str
     title: str
     category: str
     query: str
-    """What the catalogue's makers searched for when they found it."""
+    """Query with which the catalogue's makers found it."""
     product_category: str
     """Path of categories, joined by ›."""
     description: str
@@ -74,7 +74,7 @@ class Product:
     rating: str
     reviews: list[dict[str, str]]
     instruction: str | None
-    """What a synthetic goal says, without options and price."""
+    """Instruction of its synthetic goals, without options and price."""
     instruction_attributes: list[str]
 
     @property
@@ -84,13 +84,13 @@ class Product:
 
     @property
     def price(self) -> float:
-        """What it costs: within a range, a price drawn for the product once and for all."""
+        """Price; within a range, one drawn for the product once and for all."""
         return random.Random(self.asin).uniform(self.prices[0], self.prices[-1])
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a shopper wants."""
+    """A product as a shopper wants it."""
 
     asin: str
     """The product that was meant."""

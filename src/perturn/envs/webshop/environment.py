@@ -51,7 +51,7 @@ _SHUFFLE_SEED = 233
 class _Visit:
     """Where a shopper is."""
 
-    place: str = "search"
+    page: str = "search"
     """`search`, `results`, `item`, or a subpage."""
     query: str = ""
     number: int = 1
@@ -225,7 +225,7 @@ class WebShop:
         if kind == "product":
             found = self._find(value)
             assert found is not None
-            visit.place, visit.product = "item", found[1]
+            visit.page, visit.product = "item", found[1]
             visit.visited.add(found[1].asin)
         elif kind == "option":
             assert visit.product is not None
@@ -234,13 +234,13 @@ class WebShop:
         elif value == "back to search":
             self._visit = _Visit()
         elif value in SUBPAGES:
-            visit.place = value
-        elif visit.place == "results":
+            visit.page = value
+        elif visit.page == "results":
             visit.number += 1 if value == "next >" else -1
-        elif visit.place == "item":
-            visit.place, visit.product, visit.chosen = "results", None, {}
+        elif visit.page == "item":
+            visit.page, visit.product, visit.chosen = "results", None, {}
         else:
-            visit.place = "item"
+            visit.page = "item"
 
     def _buy(self) -> Observation:
         assert self._task is not None
@@ -256,15 +256,15 @@ class WebShop:
     def _open_page(self) -> Page:
         assert self._goal is not None
         said, visit = self._goal.instruction, self._visit
-        if visit.place == "search":
+        if visit.page == "search":
             return search_page(said)
         if visit.product is None:
             shown = visit.found[(visit.number - 1) * WINDOW : visit.number * WINDOW]
             products = [self._product(number) for number in shown]
             return results_page(said, products, visit.number, len(visit.found), visit.visited)
-        if visit.place == "item":
+        if visit.page == "item":
             return item_page(said, visit.product, visit.chosen, self.show_attributes)
-        return sub_page(said, visit.product, visit.place)
+        return sub_page(said, visit.product, visit.page)
 
     def _observe(self, valid: bool = True) -> Observation:
         page = self._page = self._page if not valid else self._open_page()
@@ -282,7 +282,7 @@ class WebShop:
         asin = visit.product.asin if visit.product else ""
         parts: list[Any] = [
             self._task.id,
-            visit.place,
+            visit.page,
             visit.query,
             visit.number,
             asin,

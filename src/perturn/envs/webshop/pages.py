@@ -24,7 +24,7 @@ class Part:
 
     @property
     def click(self) -> str | None:
-        """What `click[...]` must name to press it."""
+        """Name of a link or button in `click[...]`."""
         return self.text.lower() if self.kind in ("button", "product", "option") else None
 
 

@@ -1,4 +1,4 @@
-"""What a purchase earns in WebShop: attributes, options, price and the type of product (Yao et al. 2022)."""
+"""Reward of a purchase in WebShop: attributes, options, price and the type of product (Yao et al. 2022)."""
 
 from __future__ import annotations
 

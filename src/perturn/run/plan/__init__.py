@@ -1,4 +1,4 @@
-"""What a command would do, and what it may cost in time and memory: the `--dry-run` of every stage."""
+"""The `--dry-run` of every command: its stages, with an estimate of their time and memory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from perturn.audit.rows import read_rows
 from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
-from perturn.data.store import read_pairs
 from perturn.engines import ApiSettings
-from perturn.faults import close_world
-from perturn.losses import LOSSES
-from perturn.policy.models import compute_dtype, load_tokenizer
+from perturn.io.reading import user_path
+from perturn.policy.models import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
-from perturn.run.failures import has_failed
 from perturn.run.loop import check, refuse_command, refuse_training
-from perturn.run.panels import look_up
-from perturn.run.plan.episodes import Panels, look_at_panels, try_out
+from perturn.run.plan.episodes import Panels, look_at_panels
 from perturn.run.plan.estimate import (
     Machine,
     generation_gb,
@@ -33,16 +30,10 @@ from perturn.run.plan.estimate import (
     training_seconds,
     turns_of,
 )
-from perturn.run.plan.rates import measure, model_shape
-from perturn.run.session import (
-    device,
-    engine_settings,
-    evaluation_sampling,
-    make_protocol,
-    world_maker,
-)
+from perturn.run.plan.rates import measure_machine
+from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.run.tracking import check_trackers
-from perturn.settings.recipe import Recipe, Train, build
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 
 KEPT = 0.75
@@ -64,14 +55,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command would do."""
+    """The steps of a command."""
 
     run: str
     steps: list[Planned]
     how: list[str]
     """How the estimates were made, a sentence each."""
     problems: list[str]
-    """What went wrong in the episodes that were played to see how long they are, a sentence each."""
+    """Failures of the episodes played to see how long they are, a sentence each."""
 
     @property
     def seconds(self) -> float:
@@ -96,123 +87,86 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     """
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
-    manifest = read_manifest(run_folder(recipe)) or {}
-    refuse_damage(run_folder(recipe), without_removed(run_folder(recipe), manifest.get("files", {}))[0])
+    folder = run_folder(recipe)
+    refuse_damage(folder, without_removed(folder, (read_manifest(folder) or {}).get("files", {}))[0])
     check_trackers(recipe.report_to)
-    refuse_training(recipe, command)
     refuse_command(recipe, command)
+    refuse_training(recipe, command)
     check(recipe, command)
-    before = read_stages(run_folder(recipe))
+    done = read_stages(folder)
     steps = [step for step in stages(recipe) if command in (None, step.command)]
-    if isinstance(engine_settings(recipe), ApiSettings):
-        return _plan_of_api(recipe, steps, before)
-    renderer = Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
+    served = isinstance(engine_settings(recipe), ApiSettings)
+    renderer = None if served else Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
     panels = look_at_panels(recipe, renderer)
-    machine = _machine(recipe, panels)
-    planned = [_planned(recipe, step, before, panels, machine) for step in steps]
-    return Plan(str(run_folder(recipe)), planned, _how(machine, panels), list(panels.problems))
-
-
-def _machine(recipe: Recipe, panels: Panels) -> Machine:
-    where = device()
-    dtype = compute_dtype(recipe.model.dtype, where)
-    lora = next((part.lora.rank for part in (recipe.sft, recipe.align) if part and part.lora), None)
-    shape = model_shape(recipe.model.name, lora)
-    rates = measure(shape, where, dtype)
-    base = panels.memory_gb if where.type == "cpu" else 0.5
-    return Machine(shape, rates, where.type, dtype.itemsize, base)
+    machine = None if served else measure_machine(recipe.model, panels.memory_gb)
+    planned = [_planned(recipe, step, done.get(step.name, {}), panels, machine) for step in steps]
+    how = _how(machine, panels) if machine else _how_served(recipe)
+    return Plan(str(folder), planned, how, list(panels.problems))
 
 
 def _planned(
-    recipe: Recipe, step: Stage, stages: dict[str, Any], panels: Panels, machine: Machine
+    recipe: Recipe, step: Stage, before: dict[str, Any], panels: Panels, machine: Machine | None
 ) -> Planned:
-    """One step with its work, time and memory."""
-    before = stages.get(step.name, {})
+    """One step with its work, time and memory; `before` is its record in the manifest."""
     work, seconds, memory = _cost(recipe, step, panels, machine)
     if before.get("done"):
         return Planned(step.name, "done", work, before.get("seconds"), before.get("peak_memory_gb"))
     return Planned(step.name, "to do", work, seconds, memory)
 
 
-def _cost(recipe: Recipe, step: Stage, panels: Panels, machine: Machine) -> tuple[str, float, float]:
+def _cost(
+    recipe: Recipe, step: Stage, panels: Panels, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
+    """Work, seconds and gigabytes; without a machine of ours only the work is known."""
     if step.name == "expert":
-        return f"{panels.expert} episodes", panels.expert * panels.turns * panels.seconds, machine.base_gb
+        return f"{panels.expert} episodes", panels.expert * panels.turns * panels.seconds, panels.memory_gb
     if step.command == "pair":
-        return f"{panels.explore} explored episodes", 1.0, machine.base_gb
-    if step.command == "train":
-        settings = recipe.sft if step.name == "sft" else recipe.align
-        assert settings is not None
-        return _training_cost(recipe, step.name, settings, panels, machine)
-    explores = step.command == "collect"
-    part = recipe.explore if explores else recipe.evaluate
+        return f"{panels.explore} explored episodes", 1.0, panels.memory_gb
+    if step.command == "train" and machine:
+        return _training_cost(recipe, step.name != "sft", panels, machine)
+    explores, learned = step.command == "collect", step.name != "evaluate-base"
+    part, episodes = (recipe.explore, panels.explore) if explores else (recipe.evaluate, panels.evaluate)
     assert part is not None
-    sampling = recipe.explore.sampling if explores and recipe.explore else evaluation_sampling(recipe)
-    episodes = panels.explore if explores else panels.evaluate
-    learned = step.name != "evaluate-base"
-    seconds = generation_seconds(
-        machine, panels, episodes, part.concurrency, learned, sampling.max_new_tokens
-    )
-    memory = generation_gb(
-        machine, panels, part.concurrency, float(recipe.engine.get("cache_gigabytes", 2.0))
-    )
-    return f"{episodes} episodes, about {turns_of(panels, learned):.0f} turns each", seconds, memory
+    most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
+    work = f"{episodes} episodes, about {turns_of(panels, learned):.0f} turns each"
+    if machine is None:
+        return work, None, None
+    seconds = generation_seconds(machine, panels, episodes, part.concurrency, learned, most)
+    return work, seconds, generation_gb(machine, float(recipe.engine.get("cache_gigabytes", 2.0)))
 
 
 def _training_cost(
-    recipe: Recipe, name: str, settings: Train, panels: Panels, machine: Machine
+    recipe: Recipe, on_pairs: bool, panels: Panels, machine: Machine
 ) -> tuple[str, float, float]:
-    loss = build(LOSSES, settings.loss, "loss")
+    settings = recipe.align if on_pairs else recipe.sft
+    assert settings is not None
     rows, what = panels.sft, "episodes"
-    if name != "sft":
-        file = run_folder(recipe) / "pairs.jsonl"
-        rows = len(read_pairs(file)) if file.is_file() else round(KEPT * panels.explore)
+    if on_pairs:
+        own = recipe.pair and recipe.pair.file
+        file = user_path(own, "pair.file") if own else run_folder(recipe) / "pairs.jsonl"
+        rows = sum(1 for _ in read_rows(file)) if file.is_file() else round(KEPT * panels.explore)
         what = "pairs" if file.is_file() else "pairs (assumed)"
-    tokens = trained_tokens(panels, rows, name != "sft")
-    longest = tokens / max(rows, 1)
+    tokens = trained_tokens(panels, rows, on_pairs)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
-    seconds = training_seconds(machine, settings, tokens, loss.needs_reference)
-    return work, seconds, training_gb(machine, settings, longest)
+    return work, training_seconds(machine, settings, tokens, on_pairs), training_gb(machine, settings)
 
 
-def _try_out(recipe: Recipe) -> list[str]:
-    """What goes wrong in the first episode of the evaluation, where no engine is needed to see it."""
-    env = world_maker(recipe)()
-    try:
-        task = next(iter(next(iter(look_up(recipe, env).tasks.values()))))
-        played = try_out(env, task, make_protocol(recipe.protocol))
-    finally:
-        close_world(env)
-    return [f"the episode played now failed: {played.error}"] if has_failed(played) else []
-
-
-def _plan_of_api(recipe: Recipe, steps: Sequence[Stage], stages: dict[str, Any]) -> Plan:
-    """A server's time and price are not ours to know."""
-    planned = []
-    for step in steps:
-        before = stages.get(step.name, {})
-        state = "done" if before.get("done") else "to do"
-        planned.append(
-            Planned(step.name, state, step.command, before.get("seconds"), before.get("peak_memory_gb"))
-        )
+def _how_served(recipe: Recipe) -> list[str]:
     bound = recipe.engine.get("max_cost") or recipe.engine.get("max_tokens_total")
     spends = (
         f"engine's bound: {bound}" if bound else "no bound: set engine.max_cost or engine.max_tokens_total"
     )
-    how = [f"Time is the server's and is not estimated. What it may spend: {spends}."]
-    return Plan(str(run_folder(recipe)), planned, how, _try_out(recipe))
+    return [f"Time is the server's and is not estimated. What it may spend: {spends}."]
 
 
 def _how(machine: Machine, panels: Panels) -> list[str]:
-    shape, rates = machine.shape, machine.rates
     return [
-        f"Lengths: {panels.source}: {panels.turns:.1f} turns, {panels.prompt_tokens:.0f} tokens before the first "
-        f"action, then {panels.heard_tokens:.0f} heard and {panels.said_tokens:.0f} said a turn; the turn limit is "
-        f"{panels.limit:.0f}.",
-        f"Speed: measured now on {machine.device}: {rates.many / 1e9:.0f} GFLOP/s and {rates.few / 1e9:.1f} GB/s of "
-        f"weights in matrices of the model's size ({shape.parameters / 1e6:.0f}M parameters).",
-        "Accuracy: time within a factor of about 2, memory within about a half, if nothing else runs on the machine; "
-        "an untaught policy is assumed to use all turns and tokens it may, a taught one half of the turns beyond the "
-        "expert's. docs/how-to/estimate.md has what was compared.",
+        f"Lengths: {panels.source}: {panels.turns:.1f} turns, {panels.prompt:.0f} tokens before the first action, then "
+        f"{panels.heard:.0f} heard and {panels.said:.0f} said a turn; the turn limit is {panels.limit:.0f}.",
+        f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s and {machine.few / 1e9:.1f} GB/s "
+        f"of weights ({machine.parameters / 1e6:.0f}M parameters).",
+        "Accuracy: about a factor of two, if nothing else runs on the machine; docs/how-to/estimate.md has what is "
+        "assumed and what was compared.",
     ]
 
 
@@ -223,13 +177,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         table.add_column(name, justify="right" if name in ("time", "memory") else "left")
     for step in plan.steps:
         about = "" if step.state == "done" else "~"
-        table.add_row(
-            step.name,
-            step.state,
-            step.work,
-            "" if step.seconds is None else f"{about}{_duration(step.seconds)}",
-            "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB",
-        )
+        seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
+        memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
+        table.add_row(step.name, step.state, step.work, seconds, memory)
     console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
     console.print(table)
     console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")

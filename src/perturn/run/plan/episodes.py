@@ -1,11 +1,11 @@
-"""How long episodes are: those recorded in the run, or a few played by the expert now."""
+"""Number and length of episodes: lengths from those recorded in the run, or from a few that the expert plays now."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -13,14 +13,13 @@ from perturn.data.run_folder import memory_in_use, run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
-from perturn.errors import EngineFailure
 from perturn.faults import close_world
 from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.run.collect import demonstrate, play_script
+from perturn.run.collect import demonstrate
 from perturn.run.failures import has_failed
 from perturn.run.panels import look_up
 from perturn.run.session import make_protocol, world_maker
-from perturn.settings.recipe import Explore, Recipe
+from perturn.settings.recipe import Recipe
 from perturn.types import Action, EpisodeProtocol, Status, Task, Trajectory
 
 _PLAYED = 4
@@ -31,128 +30,118 @@ _PATIENCE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Panels:
-    """How many tasks there are, and what an episode of them is like."""
+    """Number of episodes of each stage, and the length of one; tokens are assumed where no expert is to be seen."""
 
     sft: int
     expert: int
     explore: int
     evaluate: int
-    turns: float
-    """Turns of an expert's episode; of a policy's, where there is no expert: the limit."""
     limit: float
     """Mean turn limit of the tasks that are explored or evaluated."""
-    prompt_tokens: float
+    turns: float
+    """Turns of an expert's episode; of a policy's, where there is no expert."""
+    prompt: float = 200.0
     """Tokens before the first action."""
-    heard_tokens: float
+    heard: float = 60.0
     """Tokens of a later observation, with the template around it."""
-    said_tokens: float
-    """Tokens of an action of the expert."""
-    seconds: float
+    said: float = 128.0
+    """Tokens of an action."""
+    seconds: float = 0.0
     """Seconds of a turn in its world."""
-    memory_gb: float
-    """What this process and one world hold."""
-    source: str
-    """Where these lengths come from."""
+    memory_gb: float = 0.0
+    """Memory of this process and one world."""
+    source: str = "assumed, as no expert is to be seen"
+    """Origin of the lengths."""
     problems: tuple[str, ...] = ()
-    """What went wrong in the episodes that were played now, a sentence each."""
+    """Failures of the episodes played now, a sentence each."""
 
 
-def look_at_panels(recipe: Recipe, renderer: Renderer) -> Panels:
-    """Count the tasks and see how long their episodes are."""
+def look_at_panels(recipe: Recipe, renderer: Renderer | None) -> Panels:
+    """Count the tasks and see how long their episodes are; without a renderer, tokens are assumed."""
+    if recipe.environment is None:
+        return Panels(0, 0, 0, 0, limit=1.0, turns=1.0, memory_gb=memory_in_use() / 1e9)
     protocol = make_protocol(recipe.protocol)
+    file = run_folder(recipe) / "trajectories" / "expert.jsonl"
+    recorded = list(read_trajectories(file)) if file.is_file() else []
     env: Any = world_maker(recipe)()
     try:
         found = look_up(recipe, env)
-        panels = {name: found.tasks.get(name, []) for name in ("sft", "explore", "evaluate")}
-        expert = {task.id: task for task in found.expert}
-        file = run_folder(recipe) / "trajectories" / "expert.jsonl"
-        shown = [one for one in read_trajectories(file) if one.turns] if file.is_file() else []
-        source, seconds = f"{len(shown)} recorded expert episodes", 0.0
-        problems: tuple[str, ...] = ()
-        if not shown and hasattr(env, "expert"):
-            played, seconds = _play(env, list(expert.values()), protocol)
-            shown, problems = [one for one in played if one.turns], _problems(played)
-            source = f"{len(shown)} expert episodes played now"
-        elif not hasattr(env, "expert"):
-            problems = _problems(
-                [try_out(env, next(task for tasks in panels.values() for task in tasks), protocol)]
-            )
+        sft, explore, evaluate = (found.tasks.get(name, []) for name in ("sft", "explore", "evaluate"))
+        expert = found.expert
+        played, seconds = ([], 0.0) if recorded or not expert else _play(env, expert, protocol)
+        problems = (
+            _problems(played)
+            if recorded or played
+            else _problems([_try_out(env, next(iter((*evaluate, *explore, *sft))), protocol)])
+        )
         memory = memory_in_use() / 1e9
     finally:
         close_world(env)
-    lengths = _lengths(shown, renderer)
-    limits = [protocol.limit(task) for name in ("explore", "evaluate") for task in panels[name]]
-    limit = fmean(limits or [1])
+    limit = fmean(protocol.limit(task) for task in (*explore, *evaluate, *sft))
+    lengths: dict[str, Any] = {"turns": limit}
+    if renderer and (shown := [one for one in recorded or played if one.turns]):
+        source = f"{len(shown)} {'recorded expert episodes' if recorded else 'expert episodes played now'}"
+        lengths = {"source": source} | _lengths(shown[:32], renderer)
     return Panels(
-        sft=len(panels["sft"]),
+        sft=len(sft),
         expert=len(expert),
-        explore=len(panels["explore"]) * (recipe.explore.samples if recipe.explore else 0),
-        evaluate=len(panels["evaluate"]),
-        turns=lengths[0] if lengths else limit,
+        explore=len(explore) * (recipe.explore.samples if recipe.explore else 0),
+        evaluate=len(evaluate),
         limit=limit,
-        prompt_tokens=lengths[1] if lengths else 200.0,
-        heard_tokens=lengths[2] if lengths else 60.0,
-        said_tokens=lengths[3] if lengths else float((recipe.explore or Explore()).sampling.max_new_tokens),
         seconds=seconds,
         memory_gb=memory,
-        source=source
-        if lengths
-        else f"no expert {'succeeded' if problems else 'to play'}: episodes of the turn limit, prompts of 200 tokens",
         problems=problems,
+        **lengths,
     )
 
 
-def try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
-    """Pose a task and take one action, the first that the world says it understands, else any."""
-    steps = episode(env, Job(task, seed=0), protocol=protocol, policy="nobody")
-    command = next(iter(_posed(env, task)), "look")
-    played = play_script(steps, [Action(FORMATS[protocol.format].write("", command))], _Enough())
-    enough = played.error == f"{_Enough.__name__}: "
-    return replace(played, status=Status.COMPLETED, error=None) if enough else played
-
-
-class _Enough(EngineFailure):
-    """Nobody goes on playing."""
-
-
-def _posed(env: Any, task: Task) -> tuple[str, ...]:
-    """Commands that a world says it understands at first; what it raises is heard when the episode is played."""
+def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
+    """Pose a task and take one action, the first that is admissible, else any."""
+    steps = episode(env, Job(task, seed=0), protocol=protocol)
     try:
-        admissible: tuple[str, ...] = env.reset(task, 0).admissible
-    except Exception:  # noqa: BLE001  environments are code of others
-        return ()
-    return admissible
+        next(steps)
+        command = next(iter(env.reset(task, 0).admissible), "look")
+        steps.send(Action(FORMATS[protocol.format].write("", command)))
+    except StopIteration as end:
+        played: Trajectory = end.value
+        return played
+    except Exception as error:  # noqa: BLE001  environments are code of others
+        return Trajectory(task, (), status=Status.FAILED, error=f"{type(error).__name__}: {error}")
+    return Trajectory(task, ())
 
 
-def _problems(played: Sequence[Trajectory]) -> tuple[str, ...]:
-    """What to say of those that failed."""
-    errors = Counter(one.error for one in played if has_failed(one))
+def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
+    """The errors of the episodes that failed, the most frequent first."""
+    errors = Counter(one.error if has_failed(one) else None for one in played)
     return tuple(
-        f"{count} of {len(played)} episodes played now failed: {error}"
+        f"{count} of {errors.total()} episodes played now failed: {error}"
         for error, count in errors.most_common()
+        if error is not None
     )
 
 
 def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[list[Trajectory], float]:
-    """A few expert episodes of tasks spread over the panel, failed ones too, and the seconds of a turn."""
+    """A few expert episodes of tasks spread over the panel, failed ones too, and the seconds of a turn.
+
+    No episodes where there is no expert.
+    """
+    if not hasattr(env, "expert"):
+        return [], 0.0
     chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
     played = [demonstrate(env, Job(task, seed=0), protocol) for task in chosen[:1]]
-    began, turns = time.monotonic(), 0  # the first one starts the world
+    began = time.monotonic()  # the first one starts the world
     for task in chosen[1:]:
         if time.monotonic() - began < _PATIENCE_SECONDS:
             played.append(demonstrate(env, Job(task, seed=0), protocol))
-            turns += len(played[-1].turns)
+    turns = sum(len(one.turns) for one in played[1:])
     return played, (time.monotonic() - began) / max(turns, 1)
 
 
-def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> tuple[float, float, float, float] | None:
-    """Turns, tokens before the first action, tokens heard later, tokens said."""
-    encoded = [renderer.encode(one, None) for one in shown[:32]]
-    if not encoded:
-        return None
+def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
+    """Mean lengths of some episodes, as `Panels` has them."""
+    encoded = [renderer.encode(one, None) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
     turns = sum(each.turns for each in encoded)
-    heard = sum(len(each.ids) for each in encoded) - said - sum(first)
-    later = turns - len(encoded)
-    return turns / len(encoded), fmean(first), heard / later if later else 0.0, said / turns
+    heard = (sum(len(each.ids) for each in encoded) - said - sum(first)) / max(turns - len(encoded), 1)
+    return {"turns": turns / len(encoded), "prompt": fmean(first), "heard": heard, "said": said / turns}

@@ -1,100 +1,50 @@
-"""How fast this machine is at the matrices of a model, measured in about a second; and how large the model is."""
+"""Speed of this machine at the matrices of a model, measured in about a second; and the size of the model."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from perturn.policy.models import empty_model
-
-_MEASURE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Size of a model, from its config; weights are not read."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    inner: int
-    vocabulary: int
-    key_value_width: int
-    """Numbers kept for a token in a layer, keys and values together."""
-    trained: int
-    """Parameters that training changes."""
+from perturn.policy.models import compute_dtype, empty_model
+from perturn.run.plan.estimate import Machine
+from perturn.run.session import device
+from perturn.settings.recipe import ModelSettings
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What the machine does in a second."""
-
-    many: float
-    """Floating-point operations a second where a thousand tokens go through a layer together, as in training."""
-    few: float
-    """Bytes of weights a second where one token of each of 16 conversations goes through a layer."""
-
-
-def model_shape(name: str, lora_rank: int | None) -> Shape:
-    """Size of a model.
+def measure_machine(settings: ModelSettings, process_gb: float) -> Machine:
+    """Time matrix products of the model's size; its weights are not read.
 
     Args:
-        name: Hub id, local folder, or a bundled name.
-        lora_rank: Rank of the adapters that are trained; None: all weights are.
+        settings: Of the model.
+        process_gb: Memory of this process now, which stays where models run on the CPU.
     """
-    model = empty_model(name)
-    parameters = sum(each.numel() for each in model.parameters())
+    where = device()
+    dtype = compute_dtype(settings.dtype, where)
+    model = empty_model(settings.name)
     text = model.config.get_text_config()
-    hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
-    heads = int(text.num_attention_heads)
-    width = int(getattr(text, "head_dim", None) or hidden // heads)
-    linear = [
-        each
-        for key, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear) and "lm_head" not in key
-    ]
-    adapters = sum((each.in_features + each.out_features) * (lora_rank or 0) for each in linear)
-    return Shape(
-        parameters=parameters,
-        layers=layers,
-        hidden=hidden,
-        inner=int(getattr(text, "intermediate_size", None) or 4 * hidden),
-        vocabulary=int(text.vocab_size),
-        key_value_width=2 * width * int(getattr(text, "num_key_value_heads", None) or heads),
-        trained=parameters if lora_rank is None else adapters,
+    weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
+    many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))
+    return Machine(
+        parameters=sum(each.numel() for each in model.parameters()),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        device=where.type,
+        bytes=dtype.itemsize,
+        many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
+        few=weight.nbytes / _seconds(lambda: few @ weight),
+        base_gb=process_gb if where.type == "cpu" else 0.5,
     )
 
 
-def measure(shape: Shape, device: torch.device, dtype: torch.dtype) -> Rates:
-    """Time matrix products of the model's own sizes."""
-    weight = torch.randn(shape.hidden, shape.inner, device=device, dtype=dtype)
-    many = torch.randn(1024, shape.hidden, device=device, dtype=dtype)
-    few = torch.randn(16, shape.hidden, device=device, dtype=dtype)
-    size = weight.numel()
-    return Rates(
-        many=2 * 1024 * size / _seconds(lambda: many @ weight, device),
-        few=size * weight.element_size() / _seconds(lambda: few @ weight, device),
-    )
-
-
-def _seconds(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """Seconds of one call, in the best of many rounds: what else runs on the machine is not to count."""
-    work()
-    _wait(device)
-    until, best = time.perf_counter() + _MEASURE_SECONDS, math.inf
-    while time.perf_counter() < until:
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Seconds of one call, in the best of many rounds: other work on the machine is not to count."""
+    rounds: list[float] = []
+    until = time.perf_counter() + 0.5
+    while len(rounds) < 2 or time.perf_counter() < until:
         began = time.perf_counter()
-        for _ in range(5):
-            work()
-        _wait(device)
-        best = min(best, (time.perf_counter() - began) / 5)
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        made = [work() for _ in range(5)]
+        float(made[-1][0, 0])  # waits for the device
+        rounds.append((time.perf_counter() - began) / 5)
+    return min(rounds)
