@@ -156,6 +156,22 @@ SHOP = {
 }  # fmt: skip
 
 
+def test_half_a_character_in_a_goal_is_mended(tmp_path):
+    """It is U+FFFD in the goal, so that no seed, tokenizer or page meets it."""
+    goals = {"B01": [{**SHOP["goals"]["B01"][0], "instruction": "buy \ud800"}]}
+    put(tmp_path, "goals.json", json.dumps(goals).encode())
+    put(tmp_path, "products.json", json.dumps(SHOP["products"]).encode())
+    put(tmp_path, "attributes.json", json.dumps(SHOP["attributes"]).encode())
+    files = Files(products=str(tmp_path / "products.json"), attributes=str(tmp_path / "attributes.json"))
+    found = {
+        each.data["asin"]: (0, Product(**each.data)) for each in Catalogue(files, None, None).documents()
+    }
+
+    (goal,) = human_goals(tmp_path / "goals.json", found.get)
+
+    assert goal.instruction.startswith("buy \ufffd")
+
+
 def shop_test(name):
     @fuzzed
     @given(content=mutated(SHOP[name]))

@@ -14,7 +14,7 @@ from perturn.data.store import TrajectoryStore, trajectory_to_dict
 from perturn.errors import RunError
 from perturn.io.writing import write_whole
 from perturn.report import summarize
-from perturn.run.loop import open_run, run_steps
+from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import make_plan
 from perturn.run.verify import verify
 from perturn.settings.recipe import Recipe, parse
@@ -200,7 +200,7 @@ def test_a_note_of_a_stage_may_lack_what_it_measured(folder, note):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
     with open_run(folder) as run:
-        run_steps(run, "pair")
+        run_stages(run, "pair")
         with run.stage("explore"):
             pass
 

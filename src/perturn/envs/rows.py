@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perturn.errors import DataError
 from perturn.io.plain import is_unicode, mended
@@ -15,6 +15,7 @@ from perturn.io.reading import DEEPEST, is_too_deep
 
 _logger = logging.getLogger(__name__)
 
+_Data = TypeVar("_Data")
 _GAP = re.compile(r"[\s,]*")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a surrogate pair, which may stand alone."""
@@ -69,11 +70,11 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
     raise DataError(f"{where}: expected a text in {key!r}, got {got}. Add it, or drop the entry.")
 
 
-def whole(row: dict[str, Any], text: str, where: str) -> dict[str, Any]:
-    """The row with U+FFFD for each half of a surrogate pair, with a warning if it has any: no tokenizer takes one.
+def whole(row: _Data, text: str, where: str) -> _Data:
+    """The data with U+FFFD for each half of a surrogate pair, with a warning if it has any: no tokenizer takes one.
 
     Args:
-        row: What a JSON text holds.
+        row: The data of a JSON text.
         text: The text.
         where: Its place.
     """
@@ -84,7 +85,7 @@ def whole(row: dict[str, Any], text: str, where: str) -> dict[str, Any]:
         _logger.warning(
             "%s: half a surrogate pair is read as U+FFFD; the text was cut in a character.", where
         )
-    mended_row: dict[str, Any] = json.loads(mended(written))
+    mended_row: _Data = json.loads(mended(written))
     return mended_row
 
 

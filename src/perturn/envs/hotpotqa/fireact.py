@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.envs.rows import refuse, text_of
+from perturn.envs.rows import refuse, text_of, whole
 from perturn.errors import DataError
 from perturn.io.reading import parse_json, read_text
 
@@ -48,7 +48,8 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
     Raises:
         DataError: If the file cannot be read or an entry is of neither form.
     """
-    entries = parse_json(read_text(file, DataError), str(file), DataError)
+    text = read_text(file, DataError)
+    entries = whole(parse_json(text, str(file), DataError), text, str(file))
     if not isinstance(entries, dict | list):
         refuse(str(file), "a list or an object of episodes", entries)
     named = entries.items() if isinstance(entries, Mapping) else enumerate(entries, start=1)

@@ -18,7 +18,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from perturn.envs.index import Document
-from perturn.envs.rows import read_rows, refuse, text_of
+from perturn.envs.rows import read_rows, refuse, text_of, whole
 from perturn.errors import DataError
 from perturn.io.reading import check_shape, parse_object, read_text, user_path
 
@@ -244,7 +244,8 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         DataError: If it is not.
     """
-    return parse_object(read_text(file, DataError), str(file), DataError, "Get the file again.")
+    text = read_text(file, DataError)
+    return whole(parse_object(text, str(file), DataError, "Get the file again."), text, str(file))
 
 
 def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
