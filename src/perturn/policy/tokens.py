@@ -53,9 +53,10 @@ class Renderer:
     """Conversation -> tokens, for one tokenizer and its chat template.
 
     Each message is rendered and tokenized once as a conversation grows (see `walk.py`). A training sequence is compared
-    with one rendering of the whole, a prompt each time the conversation has doubled. Where a template writes a message
-    otherwise because of others far before it, all messages are rendered at each turn, which takes a time that grows
-    with the square of the turns.
+    with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
+    template carries something from message to message (`namespace`). Where a template writes a message otherwise
+    because of others far before it, all messages are rendered at each turn, in a time that grows with the square of
+    the turns.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
@@ -215,7 +216,7 @@ class _Asked:
         self._begun = prompt.messages, prompt.tools
         self._turns: tuple[Turn, ...] = ()
         self._heard: tuple[Message, ...] | None = None
-        self._confirmed = 3
+        self._next_look = 3
 
     def leads_to(self, prompt: Prompt) -> bool:
         """Whether the prompt asks for a later turn of the same conversation."""
@@ -228,7 +229,7 @@ class _Asked:
         )
 
     def follow(self, prompt: Prompt) -> None:
-        """Walk on to the place where the policy writes next; once the turns have doubled, compare with the whole."""
+        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
         for turn in prompt.turns[len(self._turns) :]:
             if self._heard is None:
                 self.ids.extend(self.walk.hear(turn.observation).ids)
@@ -236,9 +237,9 @@ class _Asked:
             self._heard = None
         self.ids.extend(self.walk.hear(prompt.observation).ids)
         self._turns, self._heard = prompt.turns, prompt.observation
-        if self.walk.turns >= self._confirmed:
+        if self.walk.turns >= self._next_look or self.walk.remembers:
             self.walk.confirm(open_turn=True)
-            self._confirmed = 2 * self.walk.turns
+            self._next_look = 2 * self.walk.turns
 
 
 def _fit(walk: Walk, trajectory: Trajectory, max_length: int | None) -> tuple[list[Piece], int]:

@@ -47,6 +47,8 @@ class Walk:
         self.turns = 0
         """Turns said so far."""
         self.whole = whole
+        self.remembers = "namespace" in template.text
+        """Whether the template has means to carry something from one message to those after it."""
         self._template, self._tools = template, tools
         self._messages = list(prompt)  # all of them
         self._unheard = list(prompt)
