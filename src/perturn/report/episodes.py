@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturn.report.folder import Run, aligned_policy, score
+from perturn.data.outcomes import failed, score, succeeded
+from perturn.report.folder import Run, aligned_policy
 from perturn.report.signals import SIGNALS, meaning, signals_of
-from perturn.report.summary import succeeded
 from perturn.report.turns import Notes, body, by_turn, clip, message_text, notes_of_side, tokens
-from perturn.types import Status, Trajectory
+from perturn.types import Trajectory
 
 PIECE = 48
 """Episodes of a piece."""
@@ -226,7 +226,7 @@ def _note_advantages(
 
 def _end(trajectory: Trajectory) -> int:
     """How it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED."""
-    if trajectory.status is Status.FAILED:
+    if failed(trajectory):
         return 3
     return 2 if trajectory.truncated else int(trajectory.terminated)
 

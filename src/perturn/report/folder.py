@@ -23,7 +23,7 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.io.reading import read_text
-from perturn.types import PreferencePair, Status, Trajectory
+from perturn.types import PreferencePair, Trajectory
 
 Row = dict[str, Any]
 """One line of a metrics file."""
@@ -141,11 +141,6 @@ def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Seals of the files that a report reads and that no running stage may be writing."""
     files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
     return {file: one for file, one in files.items() if one["stage"] and not file.startswith("checkpoints/")}
-
-
-def score(trajectory: Trajectory) -> float:
-    """What a trajectory counts in a score: its total reward, and 0 if it FAILED."""
-    return 0.0 if trajectory.status is Status.FAILED else trajectory.total_reward
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:

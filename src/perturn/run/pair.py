@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories, write_pairs
@@ -21,7 +22,7 @@ def make_pairs(run: Run) -> None:
     settings = run.recipe.pair
     # Sorted, since they are stored as they end, which depends on timing.
     explored = sorted(read_trajectories(run.trajectories("explore")), key=lambda one: one.key)
-    experts = [one for one in read_trajectories(run.trajectories("expert")) if one.success]
+    experts = [one for one in read_trajectories(run.trajectories("expert")) if succeeded(one)]
     with run.stage("pair", run.pairs) as counts:
         pairs, reasons = pair_with_expert(
             experts,

@@ -15,6 +15,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from perturn.data.outcomes import succeeded
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.token_texts import note_tokens
@@ -60,7 +61,9 @@ def train_sft(run: Run) -> None:
     finally:
         env.close()
     episodes = [
-        one for one in read_trajectories(run.trajectories("expert")) if one.success and one.task.id in taught
+        one
+        for one in read_trajectories(run.trajectories("expert"))
+        if succeeded(one) and one.task.id in taught
     ]
     if not episodes:
         raise RunError(f"{run.trajectories('expert')} holds no successful episode to teach.")

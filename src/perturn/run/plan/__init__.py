@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from perturn.data.outcomes import failed
 from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.data.store import read_pairs
@@ -19,7 +20,6 @@ from perturn.losses import LOSSES
 from perturn.policy.models import compute_dtype, load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
-from perturn.run.failures import has_failed
 from perturn.run.loop import Step, check, loop, refuse_training
 from perturn.run.plan.episodes import Panels, look_at_panels, try_out
 from perturn.run.plan.estimate import (
@@ -177,7 +177,7 @@ def _try_out(recipe: Recipe) -> list[str]:
         played = try_out(env, choose_tasks(env, recipe.evaluate.tasks)[0], make_protocol(recipe.protocol))
     finally:
         env.close()
-    return [f"the episode played now failed: {played.error}"] if has_failed(played) else []
+    return [f"the episode played now failed: {played.error}"] if failed(played) else []
 
 
 def _plan_of_api(recipe: Recipe, steps: Sequence[Step], stages: dict[str, Any]) -> Plan:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from perturn.data.outcomes import failed
 from perturn.data.run_folder import memory_in_use, run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
@@ -16,7 +17,6 @@ from perturn.episodes.play import Job, episode
 from perturn.errors import EngineFailure
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, play_script
-from perturn.run.failures import has_failed
 from perturn.run.session import choose_tasks, make_protocol, sft_tasks, world_maker
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, EpisodeProtocol, Status, Task, Trajectory
@@ -125,7 +125,7 @@ def _posed(env: Any, task: Task) -> tuple[str, ...]:
 
 def _problems(played: Sequence[Trajectory]) -> tuple[str, ...]:
     """What to say of those that failed."""
-    errors = Counter(one.error for one in played if has_failed(one))
+    errors = Counter(one.error for one in played if failed(one))
     return tuple(
         f"{count} of {len(played)} episodes played now failed: {error}"
         for error, count in errors.most_common()
