@@ -117,18 +117,6 @@ class Reference(TypedDict):
     logprobs: list[Annotated[float, Field(ge=-1e300, le=1e300)] | None]
 
 
-class TurnNumbers(TypedDict):
-    """A line of `metrics/turns.jsonl`."""
-
-    set: NotRequired[str]
-    task: NotRequired[str]
-    sample: NotRequired[Count]
-    confidence: NotRequired[list[Number] | None]
-    weight: NotRequired[list[Number] | None]
-    advantage: NotRequired[list[Number] | None]
-    turn: NotRequired[list[Count] | None]
-
-
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
     """A file that is one JSON object; None if it is not there. NaN is no JSON, and reads as null.
 

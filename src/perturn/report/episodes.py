@@ -12,7 +12,7 @@ from typing import Any
 from perturn.data.outcomes import failed, score, succeeded
 from perturn.report.folder import Run, aligned_policy
 from perturn.report.signals import SIGNALS, meaning, signals_of
-from perturn.report.turns import Notes, body, by_turn, clip, message_text, notes_of_side, tokens
+from perturn.report.turns import Notes, body, clip, message_text, notes_of_side, tokens
 from perturn.types import Trajectory
 
 PIECE = 48
@@ -79,7 +79,6 @@ class Catalogue:
         sets = sets_of(run)
         notes = {key: dict[tuple[str, int], Notes]() for key in sets}
         places = _noted(run, sets, notes)
-        _note_advantages(run, sets, notes)
         found: dict[tuple[str, str, int], int] = {}
         for key, trajectories in sets.items():
             self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
@@ -200,28 +199,6 @@ def _side_notes(run: Run, index: int, side: str) -> Notes:
     confidence = run.confidence[index][side] if run.confidence else None
     reference = run.reference[index][side] if run.reference else None
     return notes_of_side(confidence, reference, len(getattr(run.pairs[index], side).turns))
-
-
-def _note_advantages(
-    run: Run,
-    sets: Mapping[str, Sequence[Trajectory]],
-    notes: Mapping[str, dict[tuple[str, int], Notes]],
-) -> None:
-    """Add the numbers a turn that a stage wrote by set, task and sample."""
-    lengths = {key: {one.key: len(one.turns) for one in items} for key, items in sets.items()}
-    for row in run.turns:
-        where, key = str(row.get("set")), (str(row.get("task")), row.get("sample", 0))
-        turns = lengths.get(where, {}).get(key)
-        if turns is not None:
-            old = notes[where].get(key, Notes())
-            notes[where][key] = Notes(
-                confidence=by_turn(row, "confidence", turns) or old.confidence,
-                weight=by_turn(row, "weight", turns) or old.weight,
-                advantage=by_turn(row, "advantage", turns),
-                ids=old.ids,
-                turn=old.turn,
-                logprobs=old.logprobs,
-            )
 
 
 def _end(trajectory: Trajectory) -> int:

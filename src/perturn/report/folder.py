@@ -13,7 +13,6 @@ from perturn.data.run_files import (
     Metrics,
     Reference,
     Stamp,
-    TurnNumbers,
     parse_settings,
     read_note,
     read_notes,
@@ -68,8 +67,6 @@ class Run:
     """What is missing or does not fit together, a sentence each."""
     reference: list[Row] = field(default_factory=list)
     """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
-    turns: list[Row] = field(default_factory=list)
-    """Numbers a turn that a stage wrote about an episode, such as advantages."""
     loss: Mapping[str, Any] = field(default_factory=dict)
     """The loss of the alignment with its defaults."""
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +129,6 @@ def read_run(path: Path) -> Run:
         evaluation=evaluation,
         notes=notes + _panel_notes(evaluation),
         reference=reference if len(reference) == len(pairs) else [],
-        turns=read_notes(path / "metrics" / "turns.jsonl", TurnNumbers),
         texts=read_note(path / "tokens.json", dict[str, str]) or {},
     )
 
