@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from perturn.errors import RunError
-from perturn.io.reading import check_shape, parse_json, parse_yaml, read_lines, read_text
+from perturn.io.reading import check_shape, complete_lines, parse_json, parse_yaml, read_text
 
 REMEDY = "Restore it, or run the stage that writes it again."
 
@@ -137,12 +137,9 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
         RunError: If the file cannot be read, or a line is not of its shape.
     """
     rows = []
-    for number, line in read_lines(file, RunError, REMEDY) if file.is_file() else ():
-        if line.endswith(b"\n"):
-            where = f"{file}:{number}"
-            rows.append(
-                check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY)
-            )
+    for number, line in complete_lines(file, RunError, REMEDY) if file.is_file() else ():
+        where = f"{file}:{number}"
+        rows.append(check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY))
     return rows
 
 
