@@ -20,6 +20,7 @@ from perturn.data.store import (
     write_pairs,
 )
 from perturn.errors import DataError, StorageError
+from perturn.io import growing
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 TEXT = st.text(max_size=8) | st.sampled_from(
@@ -431,7 +432,7 @@ def test_a_file_system_without_locks_is_warned_of(file, monkeypatch, caplog):
     def refuse(*_):
         raise OSError("not supported")
 
-    monkeypatch.setattr(store.fcntl, "flock", refuse)
+    monkeypatch.setattr(growing.fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING), TrajectoryStore(file) as writer:
         writer.append(trajectory())
 

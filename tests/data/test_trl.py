@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.trl import from_trl, pair_to_trl, to_trl
+from perturn.data.trl import from_trl
 from perturn.errors import DataError
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, Task, Trajectory, Turn
 
-TEMPLATE = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -246,6 +242,17 @@ def test_without_an_index_the_message_says_row():
         from_trl({"messages": [U]}, task_id="t")
 
 
+def row_of(trajectory):
+    """A trajectory as TRL's SFT takes it: what carries no loss is the prompt."""
+    opening = len(trajectory.prompt) + len(trajectory.turns[0].observation)
+    messages = trajectory.messages
+    if any(message["role"] == "assistant" for message in trajectory.prompt):
+        row = {"prompt": messages[:opening], "completion": messages[opening:]}
+    else:
+        row = {"messages": messages}
+    return {**row, "tools": list(trajectory.tools)}
+
+
 @given(TURNS, PROMPT, EXAMPLES, TOOLS)
 def test_a_trajectory_round_trips(turns, prompt, examples, tools):
     """Messages, prompt, turns and tools: with worked examples and without them."""
@@ -253,14 +260,14 @@ def test_a_trajectory_round_trips(turns, prompt, examples, tools):
         *turns, prompt=[*prompt, *(each for pair in examples for each in pair)], tools=tools
     )
 
-    assert from_trl(to_trl(original), task_id="t") == original
+    assert from_trl(row_of(original), task_id="t") == original
 
 
 def test_a_prompt_that_ends_with_a_question_moves_to_the_first_observation():
     """The messages are the same; TRL's rows have no mark between the two."""
     original = trajectory(turn("u", "a"), prompt=[system("s"), user("rules")])
 
-    read = from_trl(to_trl(original), task_id="t")
+    read = from_trl(row_of(original), task_id="t")
 
     assert read == trajectory(turn([user("rules"), user("u")], "a"), prompt=[system("s")])
 
@@ -269,14 +276,7 @@ def test_an_answer_given_twice_is_no_repeated_prompt():
     """Only a prompt that opens with a question can be told from one."""
     original = trajectory(turn([], "a"), prompt=[said("a")])
 
-    assert from_trl(to_trl(original), task_id="t") == original
-
-
-def test_worked_examples_are_exported_as_prompt():
-    """In `messages` TRL would train on them."""
-    row = to_trl(trajectory(turn("u", "a"), prompt=[user("example"), said("answer")]))
-
-    assert row == {"prompt": [user("example"), said("answer"), user("u")], "completion": [said("a")]}
+    assert from_trl(row_of(original), task_id="t") == original
 
 
 @given(TURNS, TURNS, TURNS, PROMPT, TOOLS)
@@ -286,102 +286,16 @@ def test_a_pair_round_trips(shared, chosen, rejected, prompt, tools):
     sides = [
         trajectory(opening, *shared[1:], *rest, prompt=prompt, tools=tools) for rest in (chosen, rejected)
     ]
-    pair = PreferencePair(*sides)
+    opened = len(prompt) + 1
+    row = {
+        "prompt": sides[0].messages[:opened],
+        "chosen": sides[0].messages[opened:],
+        "rejected": sides[1].messages[opened:],
+        "tools": list(tools),
+    }
 
-    row = pair_to_trl(pair)
-
-    assert row["chosen"][0]["role"] == row["rejected"][0]["role"] == "assistant"
-    assert row["prompt"] == [*prompt, user("u")]
     if sides[0] != sides[1]:
         read = from_trl(row, task_id="t")
         assert (read.chosen.turns, read.rejected.turns) == (sides[0].turns, sides[1].turns)
         assert read.chosen.prompt == read.rejected.prompt == prompt
         assert read.chosen.tools == tools
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "shared"),
-    [
-        ([("u", "a"), ("v", "b")], [("u", "a"), ("v", "c")], 1),
-        ([("u", "a"), ("v", "b")], [("u", "x"), ("v", "b")], 0),
-        ([("u", "a"), ("v", "b")], [("u", "a"), ("w", "b")], 0),
-        ([("u", "a"), ("v", "b"), ("w", "c")], [("u", "a"), ("v", "b")], 1),
-        ([("u", "a"), ("v", "b"), ("w", "c")], [("u", "a"), ("v", "b"), ("w", "d")], 2),
-    ],
-)
-def test_a_shared_prefix_is_moved_as_far_as_both_sides_can_go_on(chosen, rejected, shared):
-    """Actions and the observation after them must agree, and each side keeps an action."""
-    sides = [trajectory(*(turn(*each) for each in side), prompt=[system("s")]) for side in (chosen, rejected)]
-    pair = PreferencePair(*sides)
-
-    row = pair_to_trl(pair, shared_prefix=True)
-    whole = sides[0].messages
-
-    assert row["prompt"] == whole[: 2 + 2 * shared]
-    assert row["prompt"] + row["chosen"] == whole
-    assert row["prompt"] + row["rejected"] == sides[1].messages
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "message"),
-    [
-        (trajectory(), trajectory(turn("u", "a")), "expected at least one turn a side"),
-        (trajectory(turn("u", "a")), trajectory(turn("v", "b")), "first observation: expected the same"),
-        (
-            trajectory(turn("u", "a"), prompt=[system("s")]),
-            trajectory(turn("u", "b")),
-            "prompt: expected the same",
-        ),
-        (trajectory(turn("u", "a"), tools=(TOOL,)), trajectory(turn("u", "b")), "tools: expected the same"),
-        (trajectory(turn([], "a")), trajectory(turn([], "b")), "expected a message before the first action"),
-    ],
-)
-def test_a_pair_that_trl_cannot_hold_is_refused(chosen, rejected, message):
-    """One prompt and one list of tools a row."""
-    with pytest.raises(DataError, match=f"task 't': {message}"):
-        pair_to_trl(PreferencePair(chosen, rejected))
-
-
-def test_a_trajectory_without_turns_is_not_exported():
-    """There is nothing to train on."""
-    with pytest.raises(DataError, match="task 't': expected at least one turn"):
-        to_trl(trajectory(prompt=[user("u")]))
-
-
-def test_export_shares_nothing_with_the_trajectory():
-    """TRL's helpers change rows in place."""
-    original = trajectory(turn("u", "a"), prompt=[system("s")], tools=(TOOL,))
-
-    row = to_trl(original)
-    for message in row["messages"]:
-        message.clear()
-    row["tools"][0].clear()
-
-    assert original == trajectory(turn("u", "a"), prompt=[system("s")], tools=(TOOL,))
-    assert TOOL
-
-
-def make_tokenizer():
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, chat_template=TEMPLATE)
-
-
-def test_trl_takes_the_export():
-    """TRL's own helpers see conversations, split them alike, and render them."""
-    trl = pytest.importorskip("trl.data_utils")
-    sides = [trajectory(turn("u", "a"), turn("v", last), prompt=[system("s")]) for last in ("b", "c")]
-    single, pair = to_trl(sides[0]), pair_to_trl(PreferencePair(*sides))
-    implicit = {"chosen": sides[0].messages, "rejected": sides[1].messages}
-    tokenizer = make_tokenizer()
-
-    assert trl.is_conversational(single)
-    assert trl.is_conversational(pair)
-    assert trl.maybe_extract_prompt(pair) == pair
-    assert trl.extract_prompt(implicit) == pair_to_trl(PreferencePair(*sides), shared_prefix=True)
-    assert trl.maybe_apply_chat_template(pair, tokenizer) == {
-        "prompt": "<system>s</s><user>u</s><assistant>",
-        "chosen": "a</s><user>v</s><assistant>b</s>",
-        "rejected": "a</s><user>v</s><assistant>c</s>",
-    }

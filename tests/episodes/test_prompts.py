@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from perturn.data.trl import pair_to_trl, to_trl
 from perturn.engines import LocalEngine
 from perturn.episodes.play import Job, episode, play
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import DataError
 from perturn.policy.tokens import Renderer
-from perturn.types import Action, EpisodeProtocol, Observation, PreferencePair, Sampling, Task
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
 
 EXAMPLE = (
     {"role": "user", "content": "You see a lamp."},
@@ -150,10 +149,6 @@ def test_a_trajectory_that_is_not_one_sequence_is_refused_where_it_becomes_token
 
     with pytest.raises(DataError, match=says):
         renderer.encode(trajectory)
-    with pytest.raises(DataError, match=says):
-        to_trl(trajectory)
-    with pytest.raises(DataError, match=says):
-        pair_to_trl(PreferencePair(short, trajectory))
     assert renderer.encode(short).turns == 3
 
 

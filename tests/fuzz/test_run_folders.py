@@ -34,9 +34,6 @@ LINES = {
     "metrics/align.jsonl": [{"step": 1, "loss": 0.5, "rewards/margins": 0.1}, {"step": 2, "clamped": 0}],
     "metrics/confidence.jsonl": [{"chosen": NUMBERS, "rejected": NUMBERS}],
     "metrics/reference.jsonl": [{"chosen": TOKENS, "rejected": TOKENS}],
-    "metrics/turns.jsonl": [
-        {"set": "trajectories/explore", "task": "t", "sample": 0, "advantage": [0.5, -0.5]}
-    ],
     "trajectories/explore.jsonl": [TRAJECTORY, OTHER],
     "evaluation/sft.jsonl": [TRAJECTORY],
     "evaluation/tlm-dre.jsonl": [TRAJECTORY],

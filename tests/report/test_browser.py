@@ -35,8 +35,6 @@ def folder(tmp_path_factory, make):
         make.put(run / "trajectories" / f"{name}.jsonl", [make.trajectory("p0", score), one])
     write_pairs(run / "pairs.jsonl", [PreferencePair(make.trajectory("p0", 1.0), make.trajectory("p0", 0.0)),
                                       PreferencePair(chosen, rejected)])  # fmt: skip
-    rows = [{"set": "trajectories/explore", "task": "p1", "sample": 0, "advantage": [0.5, None, -1.0, 0.25]}]
-    make.put_rows(run / "metrics" / "turns.jsonl", rows)
     return run
 
 
@@ -139,7 +137,7 @@ def test_an_episode_tells_thought_action_and_observation_apart(visit, file):
         assert texts(last, ".thought .text") == ["It is there."]
         assert texts(last, ".action .text") == ["open the blue door"]
         assert "invalid" in texts(last, ".who")[0]
-        assert texts(last, ".bar") == ["confidence1.000", "weight0.20", "advantage−1.000", "reward0.000"]
+        assert texts(last, ".bar") == ["confidence1.000", "weight0.20", "reward0.000"]
         assert texts(tab.locator(".turn").nth(1), ".bar dt") == ["confidence", "weight", "reward"]
 
 

@@ -43,22 +43,6 @@ def test_a_side_that_was_cut_is_an_episode_of_its_own(run, make):
     assert page.piece("index")["pairs"] == [[0, 15, 16], [0, 15, 17]]
 
 
-def test_advantages_are_read_by_set_task_and_sample(run, make):
-    """Rows of other episodes, and of none, are left alone."""
-    rows = [
-        {"set": "trajectories/explore", "task": "p0", "sample": 0, "advantage": [1.0, -0.5, None]},
-        {"set": "trajectories/explore", "task": "gone", "sample": 0, "advantage": [1.0]},
-        {"set": "nowhere"},
-    ]
-    make.put_rows(run / "metrics" / "turns.jsonl", rows)
-
-    page = make.page_of(run)
-
-    assert page.episode(set="trajectories/explore", task="p0")[1]["advantage"] == [1.0, -0.5, None]
-    assert page.episode(set="trajectories/explore", task="p0")[1]["weight"] == [0.2, 0.2, 0.2]
-    assert "advantage" not in page.episode(set="trajectories/explore", task="p1")[1]
-
-
 def test_a_failed_episode_scores_0_and_says_why(run, make):
     row, body, _ = make.page_of(run).episode(set="evaluation/sft", task="t4")
 

@@ -7,20 +7,16 @@ from perturn.watch.alarms import RULES, Vitals, alarms
 WELL = Vitals(
     scores={"base": [0.0] * 30, "sft": [0.4] * 30, "tlm-dre": [0.3] * 30},
     surprise={"explore": [0.5, 0.4] * 30},
-    metrics={
-        "align": [{"log_ratio/chosen": 0.1, "log_ratio/rejected": -3.0, "clamped": 0.0, "entropy": 0.4}] * 40
-    },
+    metrics={"align": [{"log_ratio/chosen": 0.1, "log_ratio/rejected": -3.0, "clamped": 0.0}] * 40},
     groups=[[0.0, 1.0], [0.5, 0.5]] * 10,
     failed={"base": [False] * 95 + [True] * 5},
 )
-FALLING = [{"entropy": 0.5}] * 10 + [{"entropy": 0.05}] * 10
 
 ILL = {
     "success collapsed": [Vitals(scores={"sft": [0.4] * 20, "dpo": [0.19] * 20})],
     "entropy collapsed": [
         Vitals(surprise={"explore": [0.01] * 20}),
         Vitals(surprise={"explore": [1.0] * 20 + [0.19] * 20}),
-        Vitals(metrics={"align": FALLING}),
     ],
     "log-ratios ran away": [
         Vitals(metrics={"align": [{"log_ratio/rejected": -10.5}] * 3}),

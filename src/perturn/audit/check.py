@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from perturn.audit.rows import read_each
 from perturn.audit.view import recipe_of, view_of
+from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
@@ -208,7 +209,7 @@ def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
         return None
     experts, explored = (list(read_trajectories(file)) for file in files)
     _, reasons = pair_with_expert(
-        [one for one in experts if one.success],
+        [one for one in experts if succeeded(one)],
         sorted(explored, key=lambda one: one.key),
         recipe.pair.threshold,
         max_extra_turns=recipe.pair.max_extra_turns,
@@ -224,7 +225,7 @@ def _tasks(run: Path) -> dict[str, int]:
         file = run / "trajectories" / f"{name}.jsonl"
         for one in read_trajectories(file) if file.is_file() else ():
             seen["train"].add(one.task.id)
-            unsuccessful += name == "expert" and not one.success
+            unsuccessful += name == "expert" and not succeeded(one)
     for file in (run / "evaluation").glob("*.jsonl"):
         seen["evaluate"] |= {one.task.id for one in read_trajectories(file)}
     return {

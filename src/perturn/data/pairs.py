@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from perturn.data.outcomes import failed
 from perturn.errors import ConfigError, DataError
-from perturn.types import PreferencePair, Status, Trajectory
+from perturn.types import PreferencePair, Trajectory
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
 """Outcomes of an explored trajectory: the first that holds."""
@@ -70,7 +71,7 @@ def pair_with_expert(
 def _best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
     best: dict[str, Trajectory] = {}
     for expert in experts:
-        if expert.status is Status.FAILED or not expert.turns:
+        if failed(expert) or not expert.turns:
             continue
         known = best.setdefault(expert.task.id, expert)
         if expert.total_reward > known.total_reward:
@@ -88,7 +89,7 @@ def _cut(trajectory: Trajectory, expert: Trajectory | None, max_extra_turns: int
 
 
 def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) -> str:
-    if rejected.status is Status.FAILED:
+    if failed(rejected):
         return "failed"
     if expert is None:
         return "no_expert"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from perturn.errors import RunError
-from perturn.io.reading import check_shape, parse_json, parse_yaml, read_lines, read_text
+from perturn.io.reading import check_shape, complete_lines, parse_json, parse_yaml, read_text
 
 REMEDY = "Restore it, or run the stage that writes it again."
 
@@ -121,18 +121,6 @@ class Reference(TypedDict):
     logprobs: list[Annotated[float, Field(ge=-1e300, le=1e300)] | None]
 
 
-class TurnNumbers(TypedDict):
-    """A line of `metrics/turns.jsonl`."""
-
-    set: NotRequired[str]
-    task: NotRequired[str]
-    sample: NotRequired[Count]
-    confidence: NotRequired[list[Number] | None]
-    weight: NotRequired[list[Number] | None]
-    advantage: NotRequired[list[Number] | None]
-    turn: NotRequired[list[Count] | None]
-
-
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
     """A file that is one JSON object; None if it is not there. NaN is no JSON, and reads as null.
 
@@ -153,12 +141,9 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
         RunError: If the file cannot be read, or a line is not of its shape.
     """
     rows = []
-    for number, line in read_lines(file, RunError, REMEDY) if file.is_file() else ():
-        if line.endswith(b"\n"):
-            where = f"{file}:{number}"
-            rows.append(
-                check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY)
-            )
+    for number, line in complete_lines(file, RunError, REMEDY) if file.is_file() else ():
+        where = f"{file}:{number}"
+        rows.append(check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY))
     return rows
 
 

@@ -6,7 +6,6 @@ killed run loses at most the line it was writing, and the next one drops what is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from perturn.errors import DataError, StorageError, did_you_mean
+from perturn.io.growing import GrowingFile
 from perturn.io.plain import DEEPEST, fault, is_unicode
 from perturn.io.reading import parse_json, read_lines, user_path
-from perturn.io.writing import append_whole, replacing, sync, writing
+from perturn.io.writing import replacing
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 VERSION = 1
@@ -255,18 +255,14 @@ class TrajectoryStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._descriptor: int | None = None
+        self._file: GrowingFile | None = None
         self._open()
 
     def _open(self) -> None:
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = GrowingFile(self.path, DataError)
         try:
-            _lock(self._descriptor, self.path)
             self._keys = {trajectory.key for trajectory in self}
-            self._cut_torn_line(self._descriptor)
-            sync(self.path.parent)
+            self._file.cut_torn_line()
         except BaseException:
             self.close()
             raise
@@ -276,7 +272,7 @@ class TrajectoryStore:
 
         Raises `DataError` if its key is taken or JSON cannot hold it; `StorageError`, and closes, if the write fails.
         """
-        if self._descriptor is None:
+        if self._file is None:
             raise DataError(f"{self.path}: the store is closed. Open it again with TrajectoryStore(path).")
         if trajectory.key in self._keys:
             task, sample = trajectory.key
@@ -287,9 +283,7 @@ class TrajectoryStore:
         line = _line(trajectory_to_dict(trajectory))
         self._keys.add(trajectory.key)
         try:
-            with writing(self.path):
-                append_whole(self._descriptor, line)
-                os.fsync(self._descriptor)
+            self._file.append(line)
         except StorageError:
             self.close()
             raise
@@ -321,15 +315,9 @@ class TrajectoryStore:
 
     def close(self) -> None:
         """Release the lock and the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _cut_torn_line(self, descriptor: int) -> None:
-        complete = sum(len(raw) for _, raw in _lines(self.path) if raw.endswith(b"\n"))
-        if complete < os.fstat(descriptor).st_size:
-            os.ftruncate(descriptor, complete)
-            os.fsync(descriptor)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -378,13 +366,3 @@ def _parse(raw: bytes, where: str, read: Callable[[Any, str], _T]) -> _T:
         return read(data, "")
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        remedy = "Wait for it; read_trajectories can read the file now."
-        raise DataError(f"{path}: another process is writing this file. {remedy}") from error
-    except OSError as error:
-        _log.warning("%s: no lock (%s); see that nothing else writes this file.", path, error)

@@ -1,4 +1,4 @@
-"""Import from and export to TRL's conversational rows, as its trainers read them.
+"""TRL's conversational rows, read as its trainers read them.
 
 What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. TRL's
 `chat_template_kwargs` has no place in a trajectory and is left behind, as are the keys of an assistant
@@ -68,89 +68,6 @@ def from_trl(
     if counts is not None:
         counts["trailing_messages"] += trailing
     return trajectories[0] if len(sides) == 1 else PreferencePair(*trajectories)
-
-
-def to_trl(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as a row for TRL's SFT: `messages`, and `tools` if it has any.
-
-    If its prompt holds assistant messages (worked examples), the row is `prompt` and `completion` instead,
-    split before the first action, since TRL would train on the examples in `messages`.
-    `from_trl` gives back the same messages and turns. Of a prompt that ends in neither a system nor an
-    assistant message, the last messages come back in the first observation.
-    """
-    trajectory.require_full_history()
-    if not trajectory.turns:
-        raise DataError(f"task {trajectory.task.id!r}: expected at least one turn, got none. Leave it out.")
-    if any(message.get("role") == "assistant" for message in trajectory.prompt):
-        opening = len(trajectory.prompt) + len(trajectory.turns[0].observation)
-        messages = trajectory.messages
-        row = {"prompt": messages[:opening], "completion": messages[opening:]}
-    else:
-        row = {"messages": trajectory.messages}
-    return _row(row, trajectory)
-
-
-def pair_to_trl(pair: PreferencePair, *, shared_prefix: bool = False) -> dict[str, Any]:
-    """The pair as a row for TRL's DPO: `prompt`, `chosen`, `rejected`, and `tools` if it has any.
-
-    The prompt is what comes before the first action, so each side opens with an assistant message. The sides
-    must agree on it. TRL trains on a whole completion, later observations included.
-
-    Args:
-        pair: The pair.
-        shared_prefix: Move the turns that both sides share into the prompt as well, as far as each side keeps
-            an action and both go on from the same observation. They then carry no loss, and `from_trl` reads
-            them as prompt. By default they stay in both sides.
-    """
-    chosen, rejected = pair.chosen, pair.rejected
-    where = f"task {chosen.task.id!r}"
-    chosen.require_full_history()
-    rejected.require_full_history()
-    if not chosen.turns or not rejected.turns:
-        raise DataError(f"{where}: expected at least one turn a side, got none. Leave the pair out.")
-    for name, left, right in [
-        ("prompt", chosen.prompt, rejected.prompt),
-        ("tools", chosen.tools, rejected.tools),
-        ("first observation", chosen.turns[0].observation, rejected.turns[0].observation),
-    ]:
-        if left != right:
-            raise DataError(
-                f"{where}: {name}: expected the same in both sides, got two. TRL needs one; leave it out."
-            )
-    shared = _shared_turns(chosen.turns, rejected.turns) if shared_prefix else 0
-    opening = len(_messages(chosen.turns[:shared])) + len(chosen.turns[shared].observation)
-    prompt = [*chosen.prompt, *_messages(chosen.turns)[:opening]]
-    if not prompt:
-        raise DataError(
-            f"{where}: expected a message before the first action, got none. TRL needs a prompt; add one."
-        )
-    row = {
-        "prompt": prompt,
-        "chosen": _messages(chosen.turns)[opening:],
-        "rejected": _messages(rejected.turns)[opening:],
-    }
-    return _row(row, chosen)
-
-
-def _row(row: dict[str, list[Message]], trajectory: Trajectory) -> dict[str, Any]:
-    copy = {name: [dict(message) for message in messages] for name, messages in row.items()}
-    return {**copy, "tools": [dict(tool) for tool in trajectory.tools]} if trajectory.tools else dict(copy)
-
-
-def _messages(turns: tuple[Turn, ...]) -> list[Message]:
-    return [message for turn in turns for message in (*turn.observation, turn.action.message())]
-
-
-def _shared_turns(left: tuple[Turn, ...], right: tuple[Turn, ...]) -> int:
-    """How many leading turns can leave both sides: equal ones, followed by equal observations."""
-    shared = 0
-    for index in range(1, min(len(left), len(right))):
-        if left[index - 1].action.message() != right[index - 1].action.message():
-            break
-        if left[index].observation != right[index].observation:
-            break
-        shared = index
-    return shared
 
 
 def _form(columns: dict[str, Any], where: str) -> tuple[list[Message], tuple[str, ...]]:

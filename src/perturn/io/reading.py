@@ -95,6 +95,13 @@ def read_lines(
         raise refusal(f"{_short(str(file), 500)} cannot be read: {error}. {remedy}") from error
 
 
+def complete_lines(
+    file: Path, refusal: Refusal, remedy: str = "Correct the path or the file."
+) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file as `read_lines` has it, but for a last one without its newline, which is being written."""
+    return ((number, line) for number, line in read_lines(file, refusal, remedy) if line.endswith(b"\n"))
+
+
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:
     """The lines of an open file with their numbers, as `read_lines` has it; what the stream raises is raised."""
     number = 0

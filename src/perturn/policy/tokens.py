@@ -7,35 +7,29 @@ training sees what was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
+from perturn.policy.rendering import ChatTemplate, first_difference
+from perturn.policy.walk import NO_TURN as NO_TURN
+from perturn.policy.walk import Piece, Walk
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
-
-NO_TURN = -1
-"""Turn index of a token that carries no loss."""
 
 TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
 """A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
 
-_PROBE = "\u2063probe\u2063"
-
-_ANCHORS = ("\n", ":", "a")
-"""Texts to tokenize an answer after, where the tokenizer merges its beginning with the end of the prompt."""
+_KEPT = 256
+"""Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Tokens that entered the conversation together."""
-
-    ids: tuple[int, ...]
-    role: str
-    turn: int
-    """Index of the turn whose action these tokens are; `NO_TURN` for text the policy did not write."""
+_PROBE_TURNS = 5
+"""Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,14 @@ class Encoded:
 
 
 class Renderer:
-    """Conversation -> tokens, for one tokenizer and its chat template."""
+    """Conversation -> tokens, for one tokenizer and its chat template.
+
+    Each message is rendered and tokenized once as a conversation grows (see `walk.py`). A training sequence is compared
+    with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
+    template carries something from message to message (`namespace`). Where a template writes a message otherwise
+    because of others far before it, all messages are rendered at each turn, in a time that grows with the square of
+    the turns.
+    """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
@@ -68,20 +69,31 @@ class Renderer:
         Raises:
             ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
+        self._chat = ChatTemplate(tokenizer, chat_template)
         self.tokenizer = tokenizer
-        self.template = chat_template or tokenizer.chat_template
-        if not self.template:
-            raise ModelError(
-                f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
-            )
-        self.end_id = self._find_end_of_turn()
-        self.end_text = self._decode([self.end_id])
+        self.template = self._chat.text
+        self.end_id = self._chat.end_id
+        self.end_text = self._chat.end_text
+        self._whole = False
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Tokens an engine continues: everything up to the place where the policy starts to write."""
-        pieces = self._pieces(prompt.messages, prompt.turns, prompt.tools, newest=prompt.observation)
-        return [token for piece in pieces for token in piece.ids]
+        asked = self._asked.pop(prompt.conversation, None)
+        if asked is None or not asked.leads_to(prompt):
+            asked = self._ask(prompt)
+        try:
+            asked.follow(prompt)
+        except ModelError:
+            if asked.walk.whole:
+                raise
+            asked = self._ask(prompt, whole=True)
+            asked.follow(prompt)
+        self._asked[prompt.conversation] = asked
+        if len(self._asked) > _KEPT:
+            self._asked.popitem(last=False)
+        return asked.ids.tolist()
 
     def encode(self, trajectory: Trajectory, max_length: int | None = None) -> Encoded:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
@@ -91,33 +103,8 @@ class Renderer:
                 history and so is not one sequence.
         """
         trajectory.require_full_history()
-        if not trajectory.turns:
-            raise DataError(
-                f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row."
-            )
-        for index, turn in enumerate(trajectory.turns):
-            _check_action(turn.action, f"task {trajectory.task.id!r}: turns[{index}].action")
-            if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
-                raise DataError(
-                    f"task {trajectory.task.id!r}: turns[{index}].action is empty; remove the row."
-                )
-        kept: list[Piece] = []
-        pending: list[Piece] = []
-        length = 0
-        for piece in self._pieces(trajectory.prompt, trajectory.turns, trajectory.tools):
-            pending.append(piece)
-            if piece.turn == NO_TURN:
-                continue
-            length += sum(len(part.ids) for part in pending)
-            if max_length is not None and length > max_length:
-                break
-            kept += pending
-            pending = []
-        if not kept:
-            raise DataError(
-                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
-                f"is {max_length}; raise max_length or shorten the prompt."
-            )
+        _check_turns(trajectory)
+        kept = self._fit(trajectory, max_length)
         played = sum(piece.turn != NO_TURN for piece in kept)
         return Encoded(
             ids=tuple(token for piece in kept for token in piece.ids),
@@ -141,9 +128,9 @@ class Renderer:
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
         tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
         asked: list[Message] = [{"role": "user", "content": "a"}]
-        opened = self._render(asked, tools, generate=True)
+        opened = self._chat.render(asked, tools, generate=True)
         wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
-        written = self._added(opened, self._render([*asked, wrote], tools), "an assistant message")
+        written = self._chat.added(opened, self._chat.render([*asked, wrote], tools), "an assistant message")
         read = parse_text(written.partition(self.end_text)[0])
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
@@ -152,194 +139,26 @@ class Renderer:
                 "model.chat_template=tools for a template that does, or to a file of yours."
             )
 
-    def _pieces(
-        self,
-        prompt: Sequence[Message],
-        turns: Sequence[Turn],
-        tools: Sequence[Any],
-        newest: Sequence[Message] | None = None,
-    ) -> Iterator[Piece]:
-        """Walk the conversation; each step renders a turn more and tokenizes what the template added.
+    def _ask(self, prompt: Prompt, whole: bool = False) -> _Asked:
+        return _Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
-        Args:
-            prompt: Messages before the first turn.
-            turns: The turns.
-            tools: Tool schemas.
-            newest: An observation to be answered; None: the turns are all, and each message is a piece of its own.
-        """
-        messages: list[Message] = []
-        text = ""
-        rest = list(prompt)
-        for index, turn in enumerate(turns):
-            new, rest = [*rest, *turn.observation], []
-            opened = self._open(text, messages, new, tools)
-            ids = self._tokenize_after(self._end_of(text), opened[len(text) :])
-            if newest is None:
-                yield from self._by_role(ids, text, opened, messages, new, tools)
-            else:
-                yield Piece(ids, _role(new), NO_TURN)
-            messages += [*new, turn.action.message()]
-            answer = self._added(opened, self._render(messages, tools), "an assistant message")
-            end = answer.rfind(self.end_text)
-            if end < 0:
-                raise ModelError(
-                    f"the chat template did not close an assistant message with {self.end_text!r}."
-                )
-            written = answer[: end + len(self.end_text)]
-            self._check_tool_calls(messages, tools, written, index)
-            if turn.action.token_ids is None:
-                heard = self._end_of(text) + opened[len(text) :]
-                yield Piece(self._tokenize_after(heard, written), "assistant", index)
-            else:
-                yield Piece(turn.action.token_ids, "assistant", index)
-                if not turn.action.ended:  # the policy was cut off: what closes its turn is not its own
-                    written = answer[:end]
-            text = opened + written
-        if newest is not None:
-            new = [*rest, *newest]
-            opened = self._open(text, messages, new, tools)
-            yield Piece(self._tokenize_after(self._end_of(text), opened[len(text) :]), _role(new), NO_TURN)
-
-    def _open(
-        self, text: str, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Any]
-    ) -> str:
-        """The conversation with messages the policy reads and the opening of its own turn.
-
-        Args:
-            text: The conversation tokenized so far.
-            before: Its messages.
-            new: Messages to add.
-            tools: Tool schemas.
-        """
-        opened = self._render([*before, *new], tools, generate=True)
-        self._added(text, opened, f"a {new[-1]['role']} message" if new else "an assistant message")
-        return opened
-
-    def _by_role(
-        self,
-        ids: tuple[int, ...],
-        text: str,
-        opened: str,
-        before: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Any],
-    ) -> Iterator[Piece]:
-        """The tokens of what the policy reads, divided where the next message begins."""
-        start = 0
-        for count, message in enumerate(new[:-1], start=1):
-            part = self._try_render([*before, *new[:count]], tools)
-            if part is None or not (part.startswith(text) and opened.startswith(part)):
-                continue
-            alone = self._tokenize_after(self._end_of(text), part[len(text) :])
-            end = _first_difference(alone, ids)
-            if end > start:
-                yield Piece(ids[start:end], str(message["role"]), NO_TURN)
-                start = end
-        yield Piece(ids[start:], _role(new), NO_TURN)
-
-    def _end_of(self, text: str) -> str:
-        """The token that closed a turn, if one did: it decides how text after this one is tokenized."""
-        return self.end_text if text.endswith(self.end_text) else ""
-
-    def _tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
-        """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
-
-        Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
-        one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
-        the tokens of the prompt.
-        """
-        for context in (before, *_ANCHORS):
-            known, both = self._tokenize(context), self._tokenize(context + text)
-            if both[: len(known)] == known:
-                return both[len(known) :]
-        raise ModelError(
-            f"the tokenizer {self.tokenizer.name_or_path!r} changes the tokens of what comes before a text that begins "
-            f"with {text[:30]!r}, so turns cannot be told apart; give a `chat_template` whose prompts end in a special "
-            "token or a line break."
-        )
-
-    def _tokenize(self, text: str) -> tuple[int, ...]:
-        if any("\ud800" <= each <= "\udfff" for each in text):
-            raise DataError(
-                "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
-            )
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
+    def _fit(self, trajectory: Trajectory, max_length: int | None) -> list[Piece]:
+        """Pieces of the turns that fit."""
+        walk = Walk(self._chat, trajectory.prompt, trajectory.tools, self._whole)
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    chat_template=self.template,
-                    add_generation_prompt=generate,
-                    tokenize=False,
-                )
-            )
-        except Exception as error:  # a template is code of others
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
-
-    def _try_render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str | None:
-        """Render a conversation that some templates refuse, such as one that stops after the system message."""
-        try:
-            return self._render(messages, tools)
+            kept, length = _fit(walk, trajectory, max_length)
+            walk.confirm()
         except ModelError:
-            return None
-
-    def _added(self, before: str, after: str, what: str) -> str:
-        """The text that the template appended.
-
-        Raises:
-            ModelError: If it changed the text that was already there.
-        """
-        if after.startswith(before):
-            return after[len(before) :]
-        same = _first_difference(before, after)
-        raise ModelError(
-            f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
-            f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
-            "other tokens than it sampled. Give a template that keeps earlier turns as they are with `chat_template` "
-            "(for models that drop earlier thoughts: the same template without that rule)."
-        )
-
-    def _check_tool_calls(
-        self, messages: Sequence[Message], tools: Sequence[Any], written: str, turn: int
-    ) -> None:
-        """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.
-
-        Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
-        with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
-        """
-        calls = [dict(call.get("function", call)) for call in messages[-1].get("tool_calls", ())]
-        if all(str(call.get("name", "")) in written for call in calls):
-            return
-        renamed = [
-            {"type": "function", "function": {**call, "name": f"probe_{n}"}} for n, call in enumerate(calls)
-        ]
-        text = self._render([*messages[:-1], {**messages[-1], "tool_calls": renamed}], tools)
-        left_out = [str(call.get("name")) for n, call in enumerate(calls) if f"probe_{n}" not in text]
-        if left_out:
-            raise ModelError(
-                f"the chat template leaves out tool calls: turn {turn} calls {left_out[0]!r}, but the text is "
-                f"{written!r}. Give a template that writes them with `chat_template`."
+            if walk.whole:
+                raise
+            walk = Walk(self._chat, trajectory.prompt, trajectory.tools, whole=True)
+            kept, length = _fit(walk, trajectory, max_length)
+        if not kept:
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
+                f"is {max_length}; raise max_length or shorten the prompt."
             )
-
-    def _find_end_of_turn(self) -> int:
-        """The special token that closes an assistant message."""
-        messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
-        tail = self._render(messages, ()).rpartition(_PROBE)[2]
-        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        for token in self._tokenize(tail):
-            if token in special:
-                return int(token)
-        raise ModelError(
-            f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
-            f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
-        )
+        return kept
 
     def _check_template(self) -> None:
         """Refuse a template that rewrites history, or pieces that are not the whole, before any work starts."""
@@ -348,16 +167,27 @@ class Renderer:
                 ({"role": "user", "content": f"observation {i}"},),
                 Action(f"<think>\nwhy {i}\n</think>\n\nact {i}" if i else "act"),
             )
-            for i in range(3)
+            for i in range(_PROBE_TURNS)
         ]
         system: Message = {"role": "system", "content": "system"}
-        prompt = () if self._try_render([system, *turns[0].observation], ()) is None else (system,)
-        ids = [token for piece in self._pieces(prompt, turns, ()) for token in piece.ids]
+        prompt = () if self._chat.try_render([system, *turns[0].observation], ()) is None else (system,)
+        ids = self._probe(prompt, turns, whole=True)
+        try:
+            self._whole = self._probe(prompt, turns, whole=False) != ids
+        except ModelError:
+            self._whole = True
         shown = [
             *prompt,
             *(message for turn in turns for message in (*turn.observation, turn.action.message())),
         ]
-        self._check_pieces(ids, self._render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
+        self._check_pieces(ids, self._chat.render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
+
+    def _probe(self, prompt: Sequence[Message], turns: Sequence[Turn], whole: bool) -> list[int]:
+        """Tokens of a conversation."""
+        walk = Walk(self._chat, prompt, (), whole)
+        pieces = [piece for turn in turns for piece in (walk.hear(turn.observation), walk.say(turn.action))]
+        walk.confirm()
+        return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
         """Refuse tokens of pieces that stand for another text than those of the whole.
@@ -365,10 +195,10 @@ class Renderer:
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
         last of them with what follows.
         """
-        whole = list(self._tokenize(text))
-        pieces, expected = self._decode(ids), self._decode(whole)
+        whole = list(self._chat.tokenize(text))
+        pieces, expected = self._chat.decode(ids), self._chat.decode(whole)
         if ids != whole and pieces != expected:
-            same = _first_difference(pieces, expected)
+            same = first_difference(pieces, expected)
             raise ModelError(
                 f"the tokenizer {self.tokenizer.name_or_path!r} gives a conversation other tokens turn by turn than as "
                 f"a whole: {pieces[same : same + 30]!r} instead of {expected[same : same + 30]!r}, after "
@@ -377,15 +207,64 @@ class Renderer:
             )
 
 
-def _role(messages: Sequence[Message]) -> str:
-    """Who is heard last; the system, where nobody is."""
-    return str(messages[-1]["role"]) if messages else "system"
+class _Asked:
+    """The prompts of a conversation, each the beginning of the next."""
+
+    def __init__(self, walk: Walk, prompt: Prompt) -> None:
+        self.walk = walk
+        self.ids = array("q")
+        self._begun = prompt.messages, prompt.tools
+        self._turns: tuple[Turn, ...] = ()
+        self._heard: tuple[Message, ...] | None = None
+        self._next_look = 3
+
+    def leads_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt asks for a later turn of the same conversation."""
+        known = len(self._turns)
+        return (
+            len(prompt.turns) > known
+            and self._begun == (prompt.messages, prompt.tools)
+            and self._turns == prompt.turns[:known]
+            and self._heard == prompt.turns[known].observation
+        )
+
+    def follow(self, prompt: Prompt) -> None:
+        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
+        for turn in prompt.turns[len(self._turns) :]:
+            if self._heard is None:
+                self.ids.extend(self.walk.hear(turn.observation).ids)
+            self.ids.extend(self.walk.say(turn.action).ids)
+            self._heard = None
+        self.ids.extend(self.walk.hear(prompt.observation).ids)
+        self._turns, self._heard = prompt.turns, prompt.observation
+        if self.walk.turns >= self._next_look or self.walk.remembers:
+            self.walk.confirm(open_turn=True)
+            self._next_look = 2 * self.walk.turns
 
 
-def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the beginning that both have in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _fit(walk: Walk, trajectory: Trajectory, max_length: int | None) -> tuple[list[Piece], int]:
+    """Pieces of the turns that fit, and the length up to the end of the last turn that was tried."""
+    kept: list[Piece] = []
+    length = 0
+    for turn in trajectory.turns:
+        heard = walk.hear(turn.observation)
+        pieces = [*walk.by_role(heard), walk.say(turn.action)]
+        length += sum(len(piece.ids) for piece in pieces)
+        if max_length is not None and length > max_length:
+            break
+        kept += pieces
+    return kept, length
+
+
+def _check_turns(trajectory: Trajectory) -> None:
+    """Refuse a trajectory without turns, and actions that no sequence holds."""
+    if not trajectory.turns:
+        raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
+    for index, turn in enumerate(trajectory.turns):
+        where = f"task {trajectory.task.id!r}: turns[{index}].action"
+        _check_action(turn.action, where)
+        if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
+            raise DataError(f"{where} is empty; remove the row.")
 
 
 def _check_action(action: Action, where: str) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturn.report.folder import RecordedRun, aligned_policy, score
+from perturn.data.outcomes import failed, score, succeeded
+from perturn.report.folder import RecordedRun, aligned_policy
 from perturn.report.signals import SIGNALS, meaning, signals_of
-from perturn.report.summary import succeeded
-from perturn.report.turns import Notes, body, by_turn, clip, message_text, notes_of_side, tokens
-from perturn.types import Status, Trajectory
+from perturn.report.turns import Notes, body, clip, message_text, notes_of_side, tokens
+from perturn.types import Trajectory
 
 PIECE = 48
 """Episodes of a piece."""
@@ -79,7 +79,6 @@ class Catalogue:
         sets = sets_of(run)
         notes = {key: dict[tuple[str, int], Notes]() for key in sets}
         set_of = _noted(run, sets, notes)
-        _note_advantages(run, sets, notes)
         found: dict[tuple[str, str, int], int] = {}
         for key, trajectories in sets.items():
             self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
@@ -205,31 +204,9 @@ def _side_notes(run: RecordedRun, index: int, side: str) -> Notes:
     return notes_of_side(confidence, reference, len(getattr(run.pairs[index], side).turns))
 
 
-def _note_advantages(
-    run: RecordedRun,
-    sets: Mapping[str, Sequence[Trajectory]],
-    notes: Mapping[str, dict[tuple[str, int], Notes]],
-) -> None:
-    """Add the numbers a turn that a stage wrote by set, task and sample."""
-    lengths = {key: {one.key: len(one.turns) for one in items} for key, items in sets.items()}
-    for row in run.turns:
-        where, key = str(row.get("set")), (str(row.get("task")), row.get("sample", 0))
-        turns = lengths.get(where, {}).get(key)
-        if turns is not None:
-            old = notes[where].get(key, Notes())
-            notes[where][key] = Notes(
-                confidence=by_turn(row, "confidence", turns) or old.confidence,
-                weight=by_turn(row, "weight", turns) or old.weight,
-                advantage=by_turn(row, "advantage", turns),
-                ids=old.ids,
-                turn=old.turn,
-                logprobs=old.logprobs,
-            )
-
-
 def _end(trajectory: Trajectory) -> int:
     """How it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED."""
-    if trajectory.status is Status.FAILED:
+    if failed(trajectory):
         return 3
     return 2 if trajectory.truncated else int(trajectory.terminated)
 

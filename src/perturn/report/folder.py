@@ -13,7 +13,6 @@ from perturn.data.run_files import (
     Metrics,
     Reference,
     Stamp,
-    TurnNumbers,
     parse_settings,
     read_note,
     read_notes,
@@ -23,7 +22,7 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.io.reading import read_text
-from perturn.types import PreferencePair, Status, Trajectory
+from perturn.types import PreferencePair, Trajectory
 
 Row = dict[str, Any]
 """One line of a metrics file."""
@@ -68,8 +67,6 @@ class RecordedRun:
     """Missing files and contradictions, a sentence each."""
     reference: list[Row] = field(default_factory=list)
     """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
-    turns: list[Row] = field(default_factory=list)
-    """Numbers a turn that a stage wrote about an episode, such as advantages."""
     loss: Mapping[str, Any] = field(default_factory=dict)
     """The loss of the alignment with its defaults."""
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +129,6 @@ def read_run(path: Path) -> RecordedRun:
         evaluation=evaluation,
         notes=notes + _panel_notes(evaluation),
         reference=reference if len(reference) == len(pairs) else [],
-        turns=read_notes(path / "metrics" / "turns.jsonl", TurnNumbers),
         texts=read_note(path / "tokens.json", dict[str, str]) or {},
     )
 
@@ -141,11 +137,6 @@ def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Seals of the files that a report reads and that no running stage may be writing."""
     files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
     return {file: one for file, one in files.items() if one["stage"] and not file.startswith("checkpoints/")}
-
-
-def score(trajectory: Trajectory) -> float:
-    """Contribution of a trajectory to a score: its total reward, and 0 if it FAILED."""
-    return 0.0 if trajectory.status is Status.FAILED else trajectory.total_reward
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:

@@ -9,10 +9,11 @@ from typing import Any
 from markupsafe import Markup
 from plotly.io import to_json
 
+from perturn.data.outcomes import score, succeeded
 from perturn.report import figures, figures_turns
 from perturn.report.figures import Chart
-from perturn.report.folder import RecordedRun, Row, aligned_policy, score
-from perturn.report.summary import scores_by_task, succeeded
+from perturn.report.folder import RecordedRun, Row, aligned_policy
+from perturn.report.summary import scores_by_task
 
 _SFT = (
     Chart("Loss", ("loss",), "On expert trajectories."),

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from perturn.types import Status, Trajectory
+from perturn.data.outcomes import failed
+from perturn.types import Trajectory
 
 REPEATS = 3
 """How often the same must happen to be a loop."""
@@ -22,7 +23,7 @@ STILL_TURNS = 5
 
 def broken(trajectory: Trajectory) -> bool:
     """The environment or the engine raised; the episode is marked FAILED."""
-    return trajectory.status is Status.FAILED
+    return failed(trajectory)
 
 
 def failure(trajectory: Trajectory) -> bool:

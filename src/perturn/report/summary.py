@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.report.folder import RecordedRun, aligned_policy, score
+from perturn.data.outcomes import failed, score, succeeded
+from perturn.report.folder import RecordedRun, aligned_policy
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
-from perturn.types import Status, Trajectory
+from perturn.types import Trajectory
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
@@ -55,13 +56,8 @@ def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {task: sum(values) / len(values) for task, values in scores.items()}
 
 
-def succeeded(trajectory: Trajectory) -> bool:
-    """Whether a trajectory counts as a success; one that FAILED does not."""
-    return trajectory.success and trajectory.status is not Status.FAILED
-
-
 def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
-    """Statistics of each set of episodes of a run."""
+    """What each set of episodes of a run holds."""
     sets = {
         "expert trajectories": run.expert,
         "explored trajectories": run.explored,
@@ -109,12 +105,12 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
         "n": len(items),
         "tasks": len({item.task.id for item in items}),
         "score": sum(score(item) for item in items) / len(items),
-        "success": sum(item.success for item in items) / len(items),
+        "success": sum(map(succeeded, items)) / len(items),
         "turns": len(turns) / len(items),
         "truncated": sum(item.truncated for item in items),
         "invalid": sum(not turn.valid for turn in turns),
         "all_turns": len(turns),
-        "failed": sum(item.status is Status.FAILED for item in items),
+        "failed": sum(map(failed, items)),
     }
 
 
@@ -131,7 +127,7 @@ def _policy(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "success_interval": _ends(success),
         "mean_turns": len(turns) / len(trajectories),
         "invalid_rate": sum(not turn.valid for turn in turns) / len(turns) if turns else None,
-        "failed": sum(trajectory.status is Status.FAILED for trajectory in trajectories),
+        "failed": sum(map(failed, trajectories)),
     }
 
 

@@ -23,7 +23,6 @@ class Notes:
 
     confidence: tuple[float | None, ...] = ()
     weight: tuple[float | None, ...] = ()
-    advantage: tuple[float | None, ...] = ()
     ids: tuple[int, ...] = ()
     """Tokens that carry loss, with the log-probability the reference gives them."""
     turn: tuple[int, ...] = ()
@@ -82,7 +81,6 @@ def body(trajectory: Trajectory, prompt: int, notes: Notes) -> dict[str, Any]:
         "confidence": [None if value is None else round(min(value, 1.0), 4) for value in confidence],
         "by": "reference" if any(value is not None for value in notes.confidence) else "policy",
         "weight": [None if value is None else round(value, 4) for value in notes.weight],
-        "advantage": [None if value is None else round(value, 4) for value in notes.advantage],
         "error": clip(trajectory.error or ""),
     }
     kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from perturn.data.outcomes import failed
 from perturn.errors import EnvironmentFailure
-from perturn.types import Status, Trajectory
+from perturn.types import Trajectory
 
 _FIRST = 8
 """Episodes that end before they are judged, or as many as are played at a time: those that fail may end first."""
@@ -28,7 +29,7 @@ class Failures:
 
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
         """Take these into account, in the order in which they ended."""
-        self._errors.extend(one.error or "no reason" if has_failed(one) else None for one in trajectories)
+        self._errors.extend(one.error or "no reason" if failed(one) else None for one in trajectories)
         return self
 
     @property
@@ -55,8 +56,3 @@ class Failures:
             f"{error:.500} Mend that, then give the same command again: failed episodes are played again. "
             f"worlds.max_failed ({self._most:g}) is the share that may fail."
         )
-
-
-def has_failed(one: Trajectory) -> bool:
-    """Whether an episode is marked FAILED."""
-    return one.status is Status.FAILED

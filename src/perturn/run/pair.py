@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perturn.audit.rows import read_rows
+from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import DataError, RunError
@@ -27,7 +28,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
             raise RunError(f"{file} is missing; run: perturn collect {run.folder}")
     # Sorted, since they are stored as they end, which depends on timing.
     played = sorted(read_trajectories(explored), key=lambda one: one.key)
-    experts = [one for one in read_trajectories(expert) if one.success]
+    experts = [one for one in read_trajectories(expert) if succeeded(one)]
     with run.stage(stage.name, run.pairs(stage.mark)) as counts:
         pairs, reasons = pair_with_expert(
             experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
+from perturn.data.outcomes import failed, succeeded
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
 from perturn.data.token_texts import note_tokens
@@ -42,11 +43,11 @@ from perturn.policy.models import (
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.rope import steady_length
-from perturn.run.failures import Failures, has_failed
+from perturn.run.failures import Failures
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
 from perturn.settings.recipe import ProtocolSettings, Recipe, build, to_yaml
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Status, Trajectory
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 """Settings of a protocol that make it another one."""
@@ -372,7 +373,7 @@ def judge(
 
     found = judged()
     if again or found.too_many:
-        dropped = store.drop(has_failed)
+        dropped = store.drop(failed)
         if dropped:
             console.print(f"{dropped} failed episodes are played again")
         found = judged()
@@ -384,8 +385,8 @@ def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
     for one in trajectories:
         counts["episodes"] += 1
-        counts["success"] += one.success
-        counts["failed"] += one.status is Status.FAILED
+        counts["success"] += succeeded(one)
+        counts["failed"] += failed(one)
         counts["turns"] += len(one.turns)
         counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
         counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)

@@ -15,6 +15,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from perturn.data.outcomes import succeeded
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.token_texts import note_tokens
@@ -89,7 +90,7 @@ def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
     recipe, file = session.recipe, session.run.trajectories("expert")
     if not file.is_file():
         raise RunError(f"{file} is missing; run: perturn collect {session.run.folder}")
-    episodes = [one for one in read_trajectories(file) if one.success]
+    episodes = [one for one in read_trajectories(file) if succeeded(one)]
     if recipe.expert is None or recipe.expert.file is None:
         order = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
         taught = [one for one in episodes if one.task.id in order]

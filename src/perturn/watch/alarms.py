@@ -9,7 +9,7 @@ from statistics import fmean
 EPISODES = 20
 """Episodes at an end of a series that are compared."""
 STEPS = 10
-"""Optimizer steps at an end of a series that are compared."""
+"""Optimizer steps at the end of a series that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,6 @@ def _entropy(vitals: Vitals) -> Iterator[str]:
             yield f"{name}: {fmean(values[-EPISODES:]):.3f} nats a token; samples of a task will be alike."
         elif len(values) >= 2 * EPISODES and fmean(values[-EPISODES:]) < fmean(values[:EPISODES]) / 5:
             yield f"{name}: from {fmean(values[:EPISODES]):.3f} to {fmean(values[-EPISODES:]):.3f} nats a token."
-    for stage in vitals.metrics:
-        found = _series(vitals, stage, "entropy")
-        if len(found) >= 2 * STEPS and fmean(found[-STEPS:]) < fmean(found[:STEPS]) / 5:
-            yield f"{stage}: entropy from {fmean(found[:STEPS]):.3f} to {fmean(found[-STEPS:]):.3f} nats."
 
 
 def _log_ratio(vitals: Vitals) -> Iterator[str]:
@@ -118,7 +114,7 @@ RULES = (
     Rule(
         "entropy collapsed",
         f"Sampled tokens of the last {EPISODES} explored episodes have less than 0.02 nats, or less than a fifth of "
-        f"the first {EPISODES}'s; or the training metric `entropy` fell as far, over {STEPS} steps.",
+        f"the first {EPISODES}'s.",
         _entropy,
     ),
     Rule(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, NotRequired, TypeVar
+from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from perturn.data.outcomes import failed, score, succeeded
 from perturn.data.run_files import REMEDY
 from perturn.errors import RunError
 from perturn.io.reading import check_shape, lines_of, parse_json
+from perturn.types import Status, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -35,13 +37,19 @@ class Episode:
 def read_episode(row: dict[str, Any]) -> Episode:
     """The numbers of one stored trajectory."""
     check_shape(row, _Row, "row", RunError)
-    failed = row.get("status") == "failed"
+    played = Trajectory(
+        Task(row["task"]["id"]),
+        turns=(),
+        total_reward=row.get("total_reward", 0.0),
+        success=row.get("success", False),
+        status=Status(row.get("status", Status.COMPLETED)),
+    )
     sampled = [logprob for turn in row["turns"] for logprob in (turn["action"].get("logprobs") or ())]
     return Episode(
-        task=row["task"]["id"],
-        score=0.0 if failed else float(row.get("total_reward", 0.0)),
-        success=bool(row.get("success")),
-        failed=failed,
+        task=played.task.id,
+        score=float(score(played)),
+        success=succeeded(played),
+        failed=failed(played),
         surprise=-sum(sampled) / len(sampled) if sampled else None,
     )
 
@@ -63,7 +71,7 @@ class _Row(TypedDict):
 
     task: _Task
     turns: list[_Turn]
-    status: NotRequired[str]
+    status: NotRequired[Literal["completed", "failed"]]
     total_reward: NotRequired[_Number]
     success: NotRequired[bool]
 

@@ -6,9 +6,7 @@ paid for are read from here, so neither the budget is forgotten nor an answer bo
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +14,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from perturn.errors import RunError
-from perturn.io.reading import check_shape, parse_object
-from perturn.io.writing import append_whole, writing
+from perturn.io.growing import GrowingFile
+from perturn.io.reading import check_shape, complete_lines, parse_object
 
 _REMEDY = "Remove the line, whose cost is then forgotten."
 _Tokens = Annotated[int, Field(ge=0)]
@@ -47,24 +45,16 @@ class Ledger:
         """
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self._answers: dict[str, dict[str, Any]] = {}
-        self._file: int | None = None
-        self._path = path or Path()
+        self._file: GrowingFile | None = None
         if path is None:
             return
+        self._file = GrowingFile(path, RunError)
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read(path, self._file)
-        except BlockingIOError as error:
-            self.close()
-            raise RunError(
-                f"{path} is in use: another process of this run asks the API; wait for its end."
-            ) from error
-        except OSError as error:
-            self.close()
-            raise RunError(
-                f"{path} cannot be opened: {error}; correct the path or its permissions."
-            ) from error
+            for number, line in complete_lines(path, RunError, _REMEDY):
+                where = f"{path}:{number}"
+                row = parse_object(line, where, RunError, _REMEDY)
+                self._count(check_shape(row, _Line, where, RunError, _REMEDY))
+            self._file.cut_torn_line()
         except BaseException:
             self.close()
             raise
@@ -93,26 +83,14 @@ class Ledger:
             "answer": answer,
         }
         self._count(line)
-        if self._file is None:
-            return
-        with writing(self._path):
-            append_whole(self._file, json.dumps(line).encode() + b"\n")
+        if self._file is not None:
+            self._file.append(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """Release the file."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
-
-    def _read(self, path: Path, file: int) -> None:
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), start=1):
-            where = f"{path}:{number}"
-            row = parse_object(line, where, RunError, _REMEDY)
-            self._count(check_shape(row, _Line, where, RunError, _REMEDY))
-        if whole != content:
-            os.ftruncate(file, len(whole))
 
     def _count(self, line: dict[str, Any]) -> None:
         self.prompt_tokens += line["prompt_tokens"]

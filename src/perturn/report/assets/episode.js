@@ -10,7 +10,6 @@ function barsOf(body, turn, scale) {
   };
   add("confidence", body.confidence?.[turn], 0, 1);
   add("weight", body.weight?.[turn], 0, scale.weight);
-  add("advantage", body.advantage?.[turn], -scale.advantage, scale.advantage);
   const reward = body.turns[turn].r ?? 0;
   if (scale.reward) add("reward", reward, scale.least < 0 ? -scale.reward : 0, scale.reward);
   return bars;
@@ -23,7 +22,6 @@ function scaleOf(...bodies) {
   const most = (values) => values.reduce((high, found) => Math.max(high, Math.abs(found)), 0);
   return {
     weight: Math.max(most(all("weight")), 1e-9),
-    advantage: Math.max(most(all("advantage")), 1e-9),
     reward: most(rewards),
     least: Math.min(0, ...rewards),
   };
@@ -130,7 +128,6 @@ function factsOf(number, body) {
 const MEANINGS = {
   confidence: (body) => `confidence: geometric mean of the token probabilities, ${body.by === "reference" ? "under the reference" : "under the policy that acted"}`,
   weight: () => "weight: what the loss gives the turn",
-  advantage: () => "advantage: over the baseline",
   reward: () => "reward: of the environment, for this action",
 };
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from perturn.data.outcomes import failed
 from perturn.data.run_folder import memory_in_use, run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
@@ -16,7 +17,6 @@ from perturn.episodes.play import Job, episode
 from perturn.faults import close_world
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate
-from perturn.run.failures import has_failed
 from perturn.run.panels import look_up
 from perturn.run.session import make_protocol, world_maker
 from perturn.settings.recipe import Recipe
@@ -112,7 +112,7 @@ def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
 
 def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
     """The errors of the episodes that failed, the most frequent first."""
-    errors = Counter(one.error if has_failed(one) else None for one in played)
+    errors = Counter(one.error if failed(one) else None for one in played)
     return tuple(
         f"{count} of {errors.total()} episodes played now failed: {error}"
         for error, count in errors.most_common()

@@ -1,0 +1,71 @@
+"""A file of lines that only grows, and that one process at a time writes."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from perturn.io.reading import Refusal, complete_lines
+from perturn.io.writing import append_whole, sync, writing
+
+_log = logging.getLogger(__name__)
+
+
+class GrowingFile:
+    """Open for appending and locked, until `close`: an `flock`, which the kernel releases when its holder dies."""
+
+    def __init__(self, path: Path, refusal: Refusal) -> None:
+        """Open the file, making it and its folder if there is none.
+
+        Args:
+            path: The file.
+            refusal: The error where another process has it open.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        self._path, self._refusal = path, refusal
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._lock()
+            with writing(path):
+                sync(path.parent)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, line: bytes) -> None:
+        """Write a line, its newline included; on return it is on the disk.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        with writing(self._path):
+            append_whole(self._descriptor, line)
+            os.fsync(self._descriptor)
+
+    def cut_torn_line(self) -> None:
+        """Remove a last line that a kill left without its newline."""
+        with writing(self._path):
+            complete = sum(len(raw) for _, raw in complete_lines(self._path, self._refusal))
+            if complete < os.fstat(self._descriptor).st_size:
+                os.ftruncate(self._descriptor, complete)
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Release the lock and the file; it is not to be used any more."""
+        os.close(self._descriptor)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self._refusal(
+                f"{self._path} is in use: another process is writing this file. Wait for its end; it can be read now."
+            ) from error
+        except OSError as error:
+            _log.warning("%s: no lock (%s); see that nothing else writes this file.", self._path, error)

@@ -1,0 +1,44 @@
+"""One definition of what an episode counts as."""
+
+from perturn.audit.check import _tasks
+from perturn.data.outcomes import failed, score, succeeded
+from perturn.data.store import TrajectoryStore
+from perturn.report.folder import read_run
+from perturn.report.summary import set_rows
+from perturn.run.session import outcomes
+from perturn.types import Action, Status, Task, Trajectory, Turn
+from perturn.watch.files import read_episode
+
+TURN = Turn(({"role": "user", "content": "a room"},), Action("take lamp"), reward=1.0)
+SOLVED = Trajectory(Task("t/1"), (TURN,), total_reward=1.0, success=True)
+BROKEN = Trajectory(
+    Task("t/2"), (TURN,), total_reward=1.0, success=True, status=Status.FAILED, error="the engine died"
+)
+"""Its record says success, but it is FAILED."""
+
+
+def test_a_failed_episode_scores_nothing_and_stays_counted():
+    """One of two is solved, and their mean score is one half."""
+    both = [SOLVED, BROKEN]
+
+    assert [failed(one) for one in both] == [False, True]
+    assert [score(one) for one in both] == [1.0, 0.0]
+    assert [succeeded(one) for one in both] == [True, False]
+
+
+def test_everybody_who_counts_counts_alike(tmp_path):
+    """The stage that plays, the report, the watch and the audit."""
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "evaluation").mkdir()
+    with TrajectoryStore(tmp_path / "trajectories" / "expert.jsonl") as store:
+        store.append(SOLVED)
+        store.append(BROKEN)
+
+    played = outcomes([SOLVED, BROKEN])
+    (shown,) = set_rows(read_run(tmp_path))
+    watched = read_episode({"task": {"id": "t/2"}, "turns": [], "status": "failed", "success": True})
+
+    assert (played["episodes"], played["success"], played["failed"]) == (2, 1, 1)
+    assert (shown["n"], shown["success"], shown["score"], shown["failed"]) == (2, 0.5, 0.5, 1)
+    assert (watched.success, watched.score, watched.failed) == (False, 0.0, True)
+    assert _tasks(tmp_path)["unsuccessful_expert"] == 1
