@@ -1,7 +1,8 @@
 import pytest
 
-from perturn.engines import ENGINES, VllmSettings
+from perturn.engines import ENGINES
 from perturn.engines.vllm.engine import check_vllm
+from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError
 from perturn.settings.recipe import build
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perturn.data.trl import pair_to_trl, to_trl
-from perturn.engines import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, episode, play
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import DataError

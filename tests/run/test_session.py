@@ -178,7 +178,7 @@ def shortened(monkeypatch):
     rules = EpisodeProtocol(
         "short", "action", "Play.", example=EXAMPLE, history=2, list_admissible=True, sampling=Sampling(0.4)
     )
-    monkeypatch.setitem(PROTOCOLS, "short", rules)
+    monkeypatch.setitem(PROTOCOLS._own, "short", rules)
     return rules
 
 

@@ -13,6 +13,7 @@ from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES
+from perturn.run.loop import refuse_training
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe, build, parse, read_recipe, to_yaml
 
@@ -115,11 +116,11 @@ def test_a_wrong_recipe_is_refused_in_one_line_that_says_where(changes, begins):
 
 
 def test_a_missing_section_is_refused_by_name():
-    """A recipe without align has no loss to align with."""
+    """A recipe without align has no loss to align with; an engine whose policies are ours to train says so."""
     data = small()
     del data["align"]
 
-    message = refusal(parse, Recipe, data)
+    message = refusal(refuse_training, parse(Recipe, data), None)
 
     assert message == "align is missing and has no default; set it in the recipe."
 

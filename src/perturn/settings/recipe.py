@@ -10,12 +10,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import SECONDS, SEED, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, SEED, Bound, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
@@ -127,6 +127,8 @@ class Pair:
 class Lora:
     """Train low-rank adapters instead of all weights."""
 
+    distributions: ClassVar[tuple[str, ...]] = ("peft",)
+
     rank: Annotated[int, Bound(least=1)] = 16
     alpha: Annotated[int, Bound(least=1)] = 32
     """The adapters' part is multiplied by this over the rank."""
@@ -221,7 +223,7 @@ class Worlds:
 class Recipe:
     """Everything a run needs to be repeated."""
 
-    name: str
+    name: Annotated[str, EFFORT]
     """The run's folder under `output`."""
     model: ModelSettings
     environment: Section
@@ -230,19 +232,19 @@ class Recipe:
     engine: Section = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
     sft: Train | None = None
-    """None only where the engine is api: a server's model is not trained here."""
+    """None only where the engine serves no checkpoints: a server's model is not trained here."""
     align: Train | None = None
     credit: Section | None = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore = field(default_factory=Explore)
     pair: Pair = field(default_factory=Pair)
     evaluate: Evaluate = field(default_factory=Evaluate)
-    worlds: Worlds = field(default_factory=Worlds)
-    cluster: Cluster | None = None
-    report_to: list[str] = field(default_factory=list)
+    worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
+    cluster: Annotated[Cluster | None, EFFORT] = None
+    report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
     """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: Annotated[int, SEED] = 0
-    output: str = "runs"
+    output: Annotated[str, EFFORT] = "runs"
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -260,11 +262,6 @@ class Recipe:
             self.credit is None or "name" in self.credit,
             "credit.name is missing; `perturn list credits` shows them.",
         )
-        for part in ("sft", "align"):
-            _check(
-                self.engine["name"] == "api" or getattr(self, part) is not None,
-                f"{part} is missing and has no default; set it in the recipe.",
-            )
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

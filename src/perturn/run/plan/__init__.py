@@ -14,9 +14,7 @@ from rich.table import Table
 from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.data.store import read_pairs
-from perturn.engines import ApiSettings
-from perturn.losses import LOSSES
-from perturn.policy.models import compute_dtype, load_tokenizer
+from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.failures import has_failed
@@ -31,17 +29,17 @@ from perturn.run.plan.estimate import (
     training_seconds,
     turns_of,
 )
-from perturn.run.plan.rates import measure, model_shape
 from perturn.run.session import (
     choose_tasks,
-    device,
     engine_settings,
     evaluation_sampling,
     make_protocol,
     world_maker,
 )
-from perturn.run.tracking import check_trackers
+from perturn.run.trackers import check_trackers
 from perturn.settings.recipe import Recipe, Train, build
+from perturn.table import locate
+from perturn.tables import table
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, before there are any."""
@@ -103,7 +101,7 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
         command = "evaluate"
     stages = read_stages(run_folder(recipe))
     steps = [step for step in loop(recipe) if command in (None, step.command)]
-    if isinstance(engine_settings(recipe), ApiSettings):
+    if not engine_settings(recipe).serves_checkpoints:
         return _plan_of_api(recipe, steps, stages)
     renderer = Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
     panels = look_at_panels(recipe, renderer)
@@ -113,13 +111,9 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
 
 
 def _machine(recipe: Recipe, panels: Panels) -> Machine:
-    where = device()
-    dtype = compute_dtype(recipe.model.dtype, where)
     lora = next((part.lora.rank for part in (recipe.sft, recipe.align) if part and part.lora), None)
-    shape = model_shape(recipe.model.name, lora)
-    rates = measure(shape, where, dtype)
-    base = panels.memory_gb if where.type == "cpu" else 0.5
-    return Machine(shape, rates, where.type, dtype.itemsize, base)
+    machine: Machine = locate("perturn.run.plan.rates:measure_machine")(recipe.model, lora, panels.memory_gb)
+    return machine
 
 
 def _planned(recipe: Recipe, step: Step, stages: dict[str, Any], panels: Panels, machine: Machine) -> Planned:
@@ -157,7 +151,7 @@ def _cost(recipe: Recipe, step: Step, panels: Panels, machine: Machine) -> tuple
 def _training_cost(
     recipe: Recipe, name: str, settings: Train, panels: Panels, machine: Machine
 ) -> tuple[str, float, float]:
-    loss = build(LOSSES, settings.loss, f"{name}.loss")
+    loss = build(table("losses"), settings.loss, f"{name}.loss")
     rows, what = panels.sft, "episodes"
     if name == "align":
         file = run_folder(recipe) / "pairs.jsonl"

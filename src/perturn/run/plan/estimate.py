@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perturn.run.plan.episodes import Panels
-from perturn.run.plan.rates import Rates, Shape
 from perturn.settings.recipe import Train
 
 TRAINING_EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
@@ -18,6 +17,31 @@ KEPT_BY_ALLOCATOR = 1.4
 """What the process holds over what it needs."""
 LOGITS_GB = 0.25
 """Logits kept for the backward pass at most."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a model, from its config; weights are not read."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    inner: int
+    vocabulary: int
+    key_value_width: int
+    """Numbers kept for a token in a layer, keys and values together."""
+    trained: int
+    """Parameters that training changes."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does in a second."""
+
+    many: float
+    """Floating-point operations a second where a thousand tokens go through a layer together, as in training."""
+    few: float
+    """Bytes of weights a second where one token of each of 16 conversations goes through a layer."""
 
 
 @dataclass(frozen=True)

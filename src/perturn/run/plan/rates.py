@@ -5,38 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from perturn.policy.models import empty_model
+from perturn.policy.models import compute_dtype, device, empty_model
+from perturn.run.plan.estimate import Machine, Rates, Shape
+from perturn.settings.recipe import ModelSettings
 
 _MEASURE_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Size of a model, from its config; weights are not read."""
+def measure_machine(settings: ModelSettings, lora_rank: int | None, process_gb: float) -> Machine:
+    """The model on this machine.
 
-    parameters: int
-    layers: int
-    hidden: int
-    inner: int
-    vocabulary: int
-    key_value_width: int
-    """Numbers kept for a token in a layer, keys and values together."""
-    trained: int
-    """Parameters that training changes."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What the machine does in a second."""
-
-    many: float
-    """Floating-point operations a second where a thousand tokens go through a layer together, as in training."""
-    few: float
-    """Bytes of weights a second where one token of each of 16 conversations goes through a layer."""
+    Args:
+        settings: Of the model.
+        lora_rank: See `model_shape`.
+        process_gb: Memory of this process now, which stays where models run on the CPU.
+    """
+    where = device()
+    dtype = compute_dtype(settings.dtype, where)
+    shape = model_shape(settings.name, lora_rank)
+    base = process_gb if where.type == "cpu" else 0.5
+    return Machine(shape, measure(shape, where, dtype), where.type, dtype.itemsize, base)
 
 
 def model_shape(name: str, lora_rank: int | None) -> Shape:
