@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import guest
+from perturn.cli import main
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.table import Table, locate, package_of
@@ -166,6 +167,24 @@ def test_an_entry_that_cannot_be_imported_says_whose_it_is(tmp_path, monkeypatch
         "perturn-other",
         None,
     )
+
+
+def test_the_recipes_of_a_folder_are_listed_with_their_first_comment(tmp_path, monkeypatch, capsys):
+    """`perturn list recipes` looks in ./recipes; a file without a comment has none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "a.yaml").write_text("# SmolLM2 on a world.\nname: a\n")
+    (tmp_path / "recipes" / "b.yaml").write_text("name: b\n")
+    monkeypatch.setattr("sys.argv", ["perturn", "list", "recipes", "--json"])
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    assert not caught.value.code
+    assert json.loads(capsys.readouterr().out) == {
+        "recipes/a.yaml": "SmolLM2 on a world.",
+        "recipes/b.yaml": "",
+    }
 
 
 def test_an_object_is_located_by_module_and_name():

@@ -61,7 +61,7 @@ def test_a_conversion_that_breaks_leaves_nothing_behind(tmp_path, monkeypatch):
         (target / "config.json").write_text("{")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "_dequantize", breaks)
+    monkeypatch.setattr(models, "dequantize", breaks)
     with pytest.raises(KeyboardInterrupt):
         resolve_model("smollm2-135m")
 

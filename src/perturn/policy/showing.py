@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,35 +10,26 @@ import torch
 
 from perturn.credit import Credit
 from perturn.errors import DataError
-from perturn.losses import LOSSES
 from perturn.policy.examples import Example
 from perturn.policy.models import load_model
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import NO_TURN
-from perturn.policy.weighing import choose_credit, turn_logprobs, weigh
-from perturn.settings.recipe import build
+from perturn.policy.weighing import turn_logprobs, weigh
 
 Turns = dict[int, tuple[float, float]]
 """(confidence, weight) by turn."""
 
 
-def turn_weights(
-    model_name: str, examples: Sequence[Example], loss: Mapping[str, Any], credit: Mapping[str, Any] | None
-) -> Iterator[list[Turns]]:
+def turn_weights(model_name: str, examples: Sequence[Example], credit: Credit) -> Iterator[list[Turns]]:
     """Those of each turn that carries loss: one list a row, with one entry a side.
 
     Args:
         model_name: Reference policy; loaded if there is a row.
         examples: The rows.
-        loss: Name and settings of a loss.
-        credit: Name and settings of a credit; None: the loss's own.
-
-    Raises:
-        ConfigError: If there is no such loss or credit.
+        credit: What weighs.
     """
-    chosen = choose_credit(build(LOSSES, loss, "loss"), loss, credit)
     model = load_model(model_name) if examples else None
-    return (_weights(model, example, chosen) for example in examples)
+    return (_weights(model, example, credit) for example in examples)
 
 
 def _weights(model: Any, example: Example, credit: Credit) -> list[Turns]:
