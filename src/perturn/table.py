@@ -46,10 +46,12 @@ class Table(Mapping[str, T], Generic[T]):
         return found
 
     def __getitem__(self, name: str) -> T:
-        if name in self._own:
+        point = self._foreign.get(
+            name
+        )  # refuses a name that two have, so that it never means another than before
+        if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        point = self._foreign[name]
         try:
             return cast(T, point.load())
         except Exception as error:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perturn.engines import ENGINES
 from perturn.envs.load import environment_maker, load_object
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.session import (
     choose_tasks,
+    engine_settings,
     evaluation_sampling,
     make_jobs,
     make_protocol,
@@ -295,3 +297,14 @@ def test_any_object_can_be_loaded_by_name():
     """The current folder is searched as well as what is installed."""
     assert load_object("users_world:World").name == "w"
     assert load_object("perturn.types:Task") is Task
+
+
+def test_an_engine_that_lacks_a_part_of_its_contract_is_refused(monkeypatch):
+    """It may be of another package, and be met here first."""
+    monkeypatch.setitem(ENGINES._own, "half", type("Half", (), {"serves_checkpoints": True}))
+    recipe = Recipe("r", ModelSettings("m"), {"name": "e"}, ProtocolSettings("p"), engine={"name": "half"})
+
+    with pytest.raises(
+        ConfigError, match=r"engine 'half' lacks check, open; its settings must keep the Protocol"
+    ):
+        engine_settings(recipe)

@@ -86,7 +86,7 @@ def load_config(name: str, say: Callable[[str], None] = _logger.info) -> Any:
 
 
 def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings: Any) -> Any:
-    """What a class of transformers makes of a model; the class by name, since importing it brings torch.
+    """Load a model, or a part of it, by a class of transformers; the class by name, since importing it brings torch.
 
     Args:
         kind: Such as `AutoConfig`.
@@ -108,5 +108,5 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
 
 
 def model_help() -> str:
-    """What a model can be named by: a sentence that ends an error."""
+    """Names that a model can have: a sentence that ends an error."""
     return f"Give a Hugging Face Hub id, a local folder, or one of: {', '.join(BUNDLED)}."

@@ -195,9 +195,15 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
     """The recipe's section `engine`.
 
     Raises:
-        ConfigError: If there is no such engine or a setting is wrong.
+        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
     """
     settings: EngineSettings = build(ENGINES, recipe.engine, "engine")
+    missing = [part for part in ("serves_checkpoints", "check", "open") if not hasattr(settings, part)]
+    if missing:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
+            "perturn.engines.EngineSettings."
+        )
     return settings
 
 
