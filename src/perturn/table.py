@@ -46,9 +46,7 @@ class Table(Mapping[str, T], Generic[T]):
         return found
 
     def __getitem__(self, name: str) -> T:
-        point = self._foreign.get(
-            name
-        )  # refuses a name that two have, so that it never means another than before
+        point = self._foreign.get(name)  # read even for ours, so that a name that two have is refused
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry

@@ -34,7 +34,7 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
     """Distributions that the parts of a recipe name, and those that foreign entries come from."""
     stages = [stage for stage in (recipe.sft, recipe.align) if stage is not None]
     worlds = {"environments": recipe.environment, "engines": recipe.engine}
-    entries = [table(kind).get(section["name"]) for kind, section in worlds.items()]
+    entries = [table(kind).get(str(section["name"])) for kind, section in worlds.items()]
     for part in (*entries, recipe.cluster, *(stage.lora for stage in stages)):
         yield from getattr(part, "distributions", ())
     numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]
