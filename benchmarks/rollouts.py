@@ -33,7 +33,7 @@ from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_pee
 from rollouts_vllm import time_vllm
 from worlds import Sleeping
 
-from perturn.engines import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, play
 from perturn.types import EpisodeProtocol, Sampling
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from rollouts_sides import Shape, Words, load, make_scripts, play_with
 
-from perturn.engines import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 
 SHAPE = Shape(conversations=500, turns=4, observation=24, action=4, spread=0.5, at_once=16)
 """One part; the parts differ in their seed."""

@@ -107,7 +107,8 @@ class Ids:
 
 def main() -> None:
     """Read the conversations, play them, print what came of it."""
-    from perturn.engines import VllmEngine, VllmSettings
+    from perturn.engines.vllm.engine import VllmEngine
+    from perturn.engines.vllm.settings import VllmSettings
 
     asked = json.load(sys.stdin)
     observations, actions = asked["observations"], asked["actions"]

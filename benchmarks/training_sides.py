@@ -20,7 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
 from perturn import TurnConfig, TurnTrainer
-from perturn.policy.examples import Collator, Example
+from perturn.policy.batches import Collator
+from perturn.policy.examples import Example
 from perturn.policy.reference import reference_logprobs
 
 warnings.filterwarnings("ignore")

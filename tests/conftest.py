@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn.data.store import read_pairs
-from perturn.policy.models import load_tokenizer
+from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
 
 torch.set_num_threads(1)

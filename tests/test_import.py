@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from perturn.data.run_folder import Run
+from perturn.settings.recipe import Recipe, parse
+
 HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets", "ray")
 
 
@@ -17,6 +20,15 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
         "perturn.envs.child",
         "perturn.data.store",
         "perturn.watch",
+        "perturn.report",
+        "perturn.audit",
+        "perturn.engines.vllm.settings",
+        "perturn.engines.local.settings",
+        "perturn.policy.examples",
+        "perturn.run.collect",
+        "perturn.run.pair",
+        "perturn.run.evaluate",
+        "perturn.run.starter",
     ],
 )
 def test_light_modules_bring_no_heavy_library(module):
@@ -28,6 +40,59 @@ def test_light_modules_bring_no_heavy_library(module):
     )
 
     assert found.stdout.split() == []
+
+
+COMMAND = """
+import sys
+from perturn.cli import main
+
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("brought:", *[name for name in {heavy} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run folder in which one stage is done."""
+    kinds = {"environment": {"name": "none"}, "protocol": {"name": "none"}, "model": {"name": "none"}}
+    training = {"sft": {"loss": {"name": "sft"}}, "align": {"loss": {"name": "tlm-dre"}}}
+    where = {"name": "one", "output": str(tmp_path_factory.mktemp("runs"))}
+    with Run(parse(Recipe, kinds | training | where)) as run, run.stage("expert"):
+        pass
+    return run.folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["report"],
+        ["watch", "--once"],
+        ["list", "environments"],
+        ["list", "engines"],
+        ["list", "protocols"],
+        ["list", "recipes"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_look_bring_no_torch(folder, words):
+    """Reading a run and listing take a second, not ten.
+
+    `inspect` and `list losses` are none of these: a tokenizer of transformers brings torch by itself, and losses are
+    made of tensors.
+    """
+    if words[0] in ("report", "watch"):
+        words = [words[0], str(folder), *words[1:]]
+    program = COMMAND.replace("{heavy}", repr(HEAVY))
+
+    found = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert found.stderr.splitlines()[-1] == "brought:"
 
 
 def test_the_trainer_is_found_in_the_package():

@@ -1,10 +1,10 @@
-"""Which numbers a setting takes, declared at its field: `rank: Annotated[int, Bound(least=1)] = 16`."""
+"""What a setting says of itself at its field: `timeout: Annotated[float, Bound(above=0), EFFORT] = 120.0`."""
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 
@@ -28,6 +28,13 @@ class Bound:
         return next((side for side, true in holds.items() if not true), None)
 
 
+@dataclass(frozen=True)
+class Effort:
+    """The mark of a setting that changes where, how fast or how far a run works, and nothing of what it makes."""
+
+
+EFFORT = Effort()
+
 SEED = Bound(least=0, below=2**32)
 """Seeds that numpy and transformers take."""
 
@@ -49,8 +56,19 @@ def check_bounds(settings: Any) -> None:
                 raise ValueError(f"{name} must be {side}, got {value}.")
 
 
+def efforts(kind: Any) -> set[str]:
+    """Names of the settings of a class that are marked as `EFFORT`; of a dataclass, or of what a constructor takes."""
+    hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
+    return {name for name, hint in hints.items() if EFFORT in _marks(hint)}
+
+
 def bounds(hint: Any) -> Iterator[Bound]:
     """The bounds within a type, of the parts of a union too."""
-    yield from (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bound))
+    yield from (each for each in _marks(hint) if isinstance(each, Bound))
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """All that `Annotated` adds to a type and to its parts."""
+    yield from getattr(hint, "__metadata__", ())
     for part in typing.get_args(hint):
-        yield from bounds(part)
+        yield from _marks(part)

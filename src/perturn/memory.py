@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 _LEAST, _MOST = 2**28, 2**30
 """Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
 
@@ -31,7 +29,8 @@ def release_memory() -> None:
     Keys and values of a thousand conversations leave 2 GB of small free blocks, which glibc keeps until asked.
     """
     gc.collect()
-    if torch.cuda.is_available():
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():  # without torch there is nothing on a GPU
         torch.cuda.empty_cache()
     _trim()
 

@@ -46,10 +46,10 @@ class Table(Mapping[str, T], Generic[T]):
         return found
 
     def __getitem__(self, name: str) -> T:
-        if name in self._own:
+        point = self._foreign.get(name)  # read even for ours, so that a name that two have is refused
+        if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        point = self._foreign[name]
         try:
             return cast(T, point.load())
         except Exception as error:
@@ -69,9 +69,18 @@ class Table(Mapping[str, T], Generic[T]):
 
 
 def locate(where: str) -> Any:
-    """The object that `module:object` names, loaded now."""
+    """The object that `module:object` names, loaded when it is asked for.
+
+    So what costs something to load, such as torch, is a line of data where it may not be needed.
+    """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
+
+
+def package_of(group: str, name: str) -> str | None:
+    """The installed package that adds an entry to a group, which is not loaded for that; None for ours."""
+    found = (point.dist for point in entry_points(group=group, name=name))
+    return next((package.name for package in found if package is not None), None)
 
 
 def _package(point: EntryPoint) -> str:

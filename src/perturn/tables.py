@@ -1,37 +1,44 @@
-"""The names a recipe can use, by kind."""
+"""The tables of names that a recipe can use, by kind; each is loaded when it is asked for, since losses need torch."""
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
 from typing import Any
 
+from perturn.table import Table, locate
 
-def _losses() -> Mapping[str, Any]:
-    from perturn.losses import LOSSES
-
-    return LOSSES
-
-
-def _credits() -> Mapping[str, Any]:
-    from perturn.credit import CREDITS
-
-    return CREDITS
-
-
-def _environments() -> Mapping[str, Any]:
-    from perturn.envs import ENVIRONMENTS
-
-    return ENVIRONMENTS
-
-
-def _engines() -> Mapping[str, Any]:
-    from perturn.engines import ENGINES
-
-    return ENGINES
-
-
-TABLES: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "losses": _losses,
-    "credits": _credits,
-    "environments": _environments,
-    "engines": _engines,
+TABLES = {
+    "losses": "perturn.losses:LOSSES",
+    "credits": "perturn.credit:CREDITS",
+    "environments": "perturn.envs:ENVIRONMENTS",
+    "engines": "perturn.engines:ENGINES",
+    "protocols": "perturn.envs.protocols:PROTOCOLS",
 }
-"""Kind -> its table, loaded when asked for, since some need torch."""
+"""Kind -> where its table is."""
+
+
+def table(kind: str) -> Table[Any]:
+    """The table of a kind."""
+    found: Table[Any] = locate(TABLES[kind])
+    return found
+
+
+def describe(kind: str) -> dict[str, str]:
+    """Each entry of a table and a line on it: how its own documentation begins, or its system text."""
+    return {name: _first_line(entry) for name, entry in table(kind).items()}
+
+
+def _first_line(entry: Any) -> str:
+    text = inspect.getdoc(entry) if isinstance(entry, type) else str(getattr(entry, "system", ""))
+    return next(iter((text or "").splitlines()), "")
+
+
+def recipes(folder: Path) -> dict[str, str]:
+    """The recipe files of a folder, and the comment that each begins with."""
+    found = {}
+    for file in sorted(folder.glob("*.yaml")):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            first = lines.readline()
+        found[str(file)] = first.lstrip("# ").rstrip() if first.startswith("#") else ""
+    return found

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from perturn.bounds import efforts
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import file_digest
+from perturn.engines import ENGINES
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import write_whole
-from perturn.settings.recipe import Recipe, parse, to_yaml
+from perturn.settings.cluster import Cluster
+from perturn.settings.recipe import Recipe, Worlds, parse, to_yaml
 
 
 @pytest.fixture
@@ -47,6 +50,36 @@ def test_a_new_run_records_its_recipe_and_opens_again(recipe):
 
     assert resolve_recipe(first.folder / "recipe.yaml") == recipe
     assert contents(second.folder) == before
+
+
+def test_what_changes_nothing_of_what_a_run_makes_is_marked_at_its_field():
+    """All others make another run."""
+    limits = {"concurrency", "requests_per_minute", "max_retries", "timeout", "max_tokens_total", "max_cost"}
+
+    assert efforts(Recipe) == {"name", "output", "worlds", "cluster", "report_to"}
+    assert {name: efforts(entry) for name, entry in ENGINES.items()} == {
+        "local": {"cache_gigabytes"},
+        "api": limits | {"prompt_price", "completion_price"},
+        "vllm": {"cache_gigabytes", "max_retries", "timeout"},
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"worlds": Worlds(processes=3, max_failed=0.1)},
+        {"cluster": Cluster("local")},
+        {"report_to": ["tensorboard"]},
+        {"engine": {"name": "local", "cache_gigabytes": 1.0}},
+    ],
+)
+def test_a_run_goes_on_with_other_efforts(recipe, changes):
+    """Sections that are marked, a section where there was none, and a setting of an engine."""
+    folder = Run(recipe).folder
+
+    refuse_other(replace(recipe, **changes))
+
+    assert run_folder(recipe) == folder
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ import pytest
 
 from perturn.cli import main
 from perturn.data.store import read_trajectories
-from perturn.engines import ENGINES, ApiEngine, ApiSettings
+from perturn.engines import ENGINES
+from perturn.engines.api.engine import ApiEngine
+from perturn.engines.api.settings import ApiSettings
 from perturn.errors import BudgetError, ConfigError, EngineFailure, RunError
 from perturn.settings.recipe import build, read_recipe
 from perturn.types import Action, Prompt, Sampling, Status, Turn
@@ -677,7 +679,7 @@ def test_a_server_without_keys_needs_none(open_engine, server, monkeypatch):
 
 def test_the_client_library_is_optional(monkeypatch):
     """The message has the command."""
-    monkeypatch.setattr("perturn.engines.api.engine.find_spec", lambda name: None)
+    monkeypatch.setattr("perturn.engines.api.settings.find_spec", lambda name: None)
 
     with pytest.raises(ConfigError, match=r'pip install "perturn\[api\]"'):
         ApiEngine("m", ApiSettings())

@@ -18,13 +18,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn.data.store import read_trajectories
-from perturn.engines import LocalEngine, VllmEngine, VllmSettings
 from perturn.engines.check import check_engine
+from perturn.engines.local.engine import LocalEngine
+from perturn.engines.vllm.engine import VllmEngine
+from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION
 from perturn.episodes.play import Job, play
 from perturn.errors import EngineFailure, RunError
 from perturn.policy.agreement import agreement
-from perturn.policy.models import load_model, load_tokenizer, resolve_model
+from perturn.policy.models import load_model
+from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.tokens import Renderer
 from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
 
@@ -310,8 +313,9 @@ def test_two_replicas_share_the_conversations(folder, renderer, local):
 COLLECT = """
 import sys, time
 from pathlib import Path
-from perturn.engines import VllmEngine, VllmSettings
-from perturn.policy.models import load_tokenizer
+from perturn.engines.vllm.engine import VllmEngine
+from perturn.engines.vllm.settings import VllmSettings
+from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
 from perturn.episodes.play import Job, play
 from perturn.data.store import TrajectoryStore

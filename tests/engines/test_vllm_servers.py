@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from perturn.engines import VllmEngine, VllmSettings
 from perturn.engines.check import check_engine
-from perturn.engines.vllm.engine import check_vllm
+from perturn.engines.vllm.engine import VllmEngine, check_vllm
+from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import EngineFailure, RunError
 from perturn.policy.models import weights_digest
 from perturn.run.loop import open_run

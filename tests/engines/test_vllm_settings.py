@@ -1,7 +1,8 @@
 import pytest
 
-from perturn.engines import ENGINES, VllmSettings
+from perturn.engines import ENGINES
 from perturn.engines.vllm.engine import check_vllm
+from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError
 from perturn.settings.recipe import build
 
@@ -37,7 +38,7 @@ def test_wrong_settings_are_refused(settings, message):
 )
 def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
     """Before anything starts."""
-    for module in ("_vllm_process", "_vllm_servers"):
+    for module in ("vllm.process", "vllm.servers"):
         monkeypatch.setattr(
             f"perturn.engines.{module}.find_spec", lambda name: None if name == missing else True
         )

@@ -12,7 +12,7 @@ import trl
 from datasets import Dataset
 
 from perturn import TurnConfig, TurnTrainer
-from perturn.engines import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.envs.check import check_environment
 from perturn.envs.trl import TrlFactory
 from perturn.episodes.episode import Job, episode

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from perturn.engines import LocalEngine
+from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, episode, play
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import DataError

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from perturn.data.store import trajectory_from_dict, trajectory_to_dict
 from perturn.data.trl import from_trl
-from perturn.engines import LocalEngine
 from perturn.engines.api.chat import to_chat
+from perturn.engines.local.engine import LocalEngine
 from perturn.envs.check import check_environment
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.play import play

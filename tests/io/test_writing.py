@@ -14,7 +14,8 @@ from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ModelError, StorageError
 from perturn.io.writing import append_line, remove_strays, replacing, write_whole
 from perturn.policy import reference
-from perturn.policy.models import load_model, load_tokenizer
+from perturn.policy.models import load_model
+from perturn.policy.names import load_tokenizer
 from perturn.run.loop import open_run
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 

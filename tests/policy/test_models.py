@@ -8,14 +8,8 @@ import torch
 from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
 from perturn.policy import models
-from perturn.policy.models import (
-    compute_dtype,
-    context_length,
-    load_model,
-    load_tokenizer,
-    resolve_model,
-    weights_digest,
-)
+from perturn.policy.models import compute_dtype, context_length, load_model, weights_digest
+from perturn.policy.names import load_tokenizer, resolve_model
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere", "a/b/c"])
@@ -67,7 +61,7 @@ def test_a_conversion_that_breaks_leaves_nothing_behind(tmp_path, monkeypatch):
         (target / "config.json").write_text("{")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "_dequantize", breaks)
+    monkeypatch.setattr(models, "dequantize", breaks)
     with pytest.raises(KeyboardInterrupt):
         resolve_model("smollm2-135m")
 

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perturn.engines import ENGINES
 from perturn.envs.load import environment_maker, load_object
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.panels import choose_tasks, make_jobs, panel_digest
-from perturn.run.session import evaluation_sampling, make_protocol
+from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
 from perturn.settings.recipe import Evaluate, ModelSettings, ProtocolSettings, Recipe, Tasks
 from perturn.types import EpisodeProtocol, Sampling, Task
 
@@ -190,7 +191,7 @@ def shortened(monkeypatch):
     rules = EpisodeProtocol(
         "short", "action", "Play.", example=EXAMPLE, history=2, list_admissible=True, sampling=Sampling(0.4)
     )
-    monkeypatch.setitem(PROTOCOLS, "short", rules)
+    monkeypatch.setitem(PROTOCOLS._own, "short", rules)
     return rules
 
 
@@ -307,3 +308,14 @@ def test_any_object_can_be_loaded_by_name():
     """The current folder is searched as well as what is installed."""
     assert load_object("users_world:World").name == "w"
     assert load_object("perturn.types:Task") is Task
+
+
+def test_an_engine_that_lacks_a_part_of_its_contract_is_refused(monkeypatch):
+    """It may be of another package, and be met here first."""
+    monkeypatch.setitem(ENGINES._own, "half", type("Half", (), {"serves_checkpoints": True}))
+    recipe = Recipe("r", ModelSettings("m"), {"name": "e"}, ProtocolSettings("p"), engine={"name": "half"})
+
+    with pytest.raises(
+        ConfigError, match=r"engine 'half' lacks check, open; its settings must keep the Protocol"
+    ):
+        engine_settings(recipe)

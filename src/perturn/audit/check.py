@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig
 
 from perturn.audit.rows import read_each
 from perturn.audit.view import recipe_of, view_of
@@ -19,7 +18,7 @@ from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.models import resolve_model
+from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, PreferencePair, Trajectory
@@ -188,8 +187,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 def _context(model: str) -> int | None:
     """Longest sequence the model was made for; its weights are not read."""
-    config = AutoConfig.from_pretrained(resolve_model(model))
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
 
 

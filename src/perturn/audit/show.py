@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from perturn.audit.rows import read_rows
 from perturn.audit.view import View, view_of
-from perturn.credit import Credit
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.models import load_model
-from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.policy.weighing import turn_logprobs, weigh
+from perturn.table import locate
 
 _STYLES = {
     "high": "bold white on dark_red",
@@ -91,35 +86,15 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length)
+    credit = locate("perturn.policy.weighing:credit_of")(view.loss, view.credit)
     examples = list(_encoded(data, view))
-    model = load_model(model_name) if limit else None
-    for number, example in enumerate(examples[:limit]):
-        weights = _weights(model, example, view.credit)
+    weighed = locate("perturn.policy.showing:turn_weights")(model_name, examples[:limit], credit)
+    for number, (example, weights) in enumerate(zip(examples, weighed, strict=False)):
         for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
             console.rule(f"row {number} {name}")
             console.print(_coloured(side, of_turns, view.renderer.tokenizer))
     _legend(console)
     _totals(console, examples)
-
-
-def _weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
-    """(confidence, weight) of each turn that carries loss, by side; computed as training computes them."""
-    known, largest = model.get_input_embeddings().num_embeddings, max(max(side.ids) for side in example.sides)
-    if largest >= known:
-        raise DataError(
-            f"token id {largest} is none of the model, which knows {known}; name the model that sampled the rows."
-        )
-    with torch.no_grad():
-        example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
-    example = weigh(example, credit)
-    found = []
-    for index, side in enumerate(example.sides):
-        turns = sorted(set(side.turn) - {NO_TURN})
-        confidence = [float(turn.mean().exp()) for turn in turn_logprobs(example, index)]
-        found.append(
-            dict(zip(turns, zip(confidence, example.weight[index].tolist(), strict=True), strict=True))
-        )
-    return found
 
 
 def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer: Any) -> Text:

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.losses import LOSSES
-from perturn.policy.models import load_tokenizer
+from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
-from perturn.policy.weighing import choose_credit
-from perturn.settings.recipe import Recipe, build, read_recipe
+from perturn.settings.recipe import Recipe, read_recipe
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,10 @@ class View:
     renderer: Renderer
     max_length: int | None
     shared_prefix: str
-    credit: Credit
+    loss: dict[str, Any]
+    """Name and settings of the loss whose weights are shown."""
+    credit: dict[str, Any] | None
+    """Name and settings of what weighs; None: the loss's own."""
 
 
 def view_of(data: Path, model: str, loss_name: str | None = None, max_length: int | None = None) -> View:
@@ -36,18 +36,18 @@ def view_of(data: Path, model: str, loss_name: str | None = None, max_length: in
         max_length: Length limit in tokens; None: the run's, else none.
 
     Raises:
-        PerturnError: If there is no such loss or model, or its chat template cannot be used.
+        PerturnError: If there is no such model, or its chat template cannot be used.
     """
     recipe = recipe_of(data)
     align = recipe.align if recipe else None
     named = align is not None and loss_name in (None, align.loss["name"])
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
-    loss = build(LOSSES, section, "loss")
     return View(
         renderer=Renderer(load_tokenizer(model), chat_template(recipe.model) if recipe else None),
         max_length=max_length or (recipe.model.max_length if recipe else None),
         shared_prefix=align.shared_prefix if align else "keep",
-        credit=choose_credit(loss, section, recipe.credit if recipe and named else None),
+        loss=section,
+        credit=recipe.credit if recipe and named else None,
     )
 
 

@@ -74,6 +74,6 @@ def convert(
     model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
 ) -> None:
     """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
-    from perturn.policy.models import resolve_model
+    from perturn.policy.names import resolve_model
 
     results.print(resolve_model(model, notices.print), soft_wrap=True)

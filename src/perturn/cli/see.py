@@ -121,19 +121,19 @@ def verify(
 
 @command("list", "losses", "environments --json", panel="Look")
 def list_table(
-    what: Annotated[str, typer.Argument(help="losses, credits, environments or engines")],
+    what: Annotated[str, typer.Argument(help="losses, credits, environments, engines, protocols or recipes")],
     as_json: AsJson = False,
 ) -> None:
-    """List what a recipe can name."""
-    from perturn.tables import TABLES
+    """List what a recipe can name, or the recipes in ./recipes."""
+    from perturn.tables import TABLES, describe, recipes
 
-    if what not in TABLES:
-        raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, TABLES)}")
-    entries = {name: (entry.__doc__ or "").strip().splitlines()[0] for name, entry in TABLES[what]().items()}
+    if what not in (*TABLES, "recipes"):
+        raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, [*TABLES, 'recipes'])}")
+    entries = recipes(Path("recipes")) if what == "recipes" else describe(what)
     if as_json:
         sys.stdout.write(json.dumps(entries) + "\n")
         return
     table = Table(show_header=False, box=None)
     for name, says in entries.items():
         table.add_row(name, says)
-    results.print(table if entries else f"no {what} yet")
+    results.print(table if entries else f"no {what} here")

@@ -1,4 +1,4 @@
-"""What an episode counts as: one definition, wherever episodes are counted, scored, taught or shown.
+"""The worth of an episode: one definition, wherever episodes are counted, scored, taught or shown.
 
 An episode that FAILED stays in every denominator: it scores 0 and is no success, whatever its record says.
 """

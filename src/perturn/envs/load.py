@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
@@ -33,9 +33,7 @@ def make_environment(section: Section) -> Environment:
 
 def _maker(section: Section) -> Callable[[], Environment]:
     name = str(section["name"])
-    table: dict[str, Any] = dict(ENVIRONMENTS)
-    if ":" in name:
-        table[name] = load_object(name)
+    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else ENVIRONMENTS
 
     def make() -> Environment:
         try:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
@@ -27,6 +27,8 @@ class OpenEnv:
     is what the policy reads. `done` ends the episode. It counts as solved if the observation, or its metadata, says
     `success`; where neither has that field, if the last reward is positive.
     """
+
+    in_process: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from perturn.envs import SELF_CONTAINED
+from perturn.envs import ENVIRONMENTS
 from perturn.envs.child import RAISED
 from perturn.envs.pipe import Garbled, Pipe
 from perturn.envs.secrets import without_secrets
@@ -52,7 +52,8 @@ _BOOT = (
 def runs_here(section: Section, settings: Worlds) -> bool:
     """Whether worlds are made in this process rather than in processes of their own."""
     if settings.processes is None:
-        return str(section["name"]) in SELF_CONTAINED
+        entry = ENVIRONMENTS.get(str(section["name"]))
+        return bool(getattr(entry, "in_process", False))
     return settings.processes == 0
 
 

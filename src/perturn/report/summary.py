@@ -57,7 +57,7 @@ def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
-    """What each set of episodes of a run holds."""
+    """A row of figures for each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
         "explored trajectories": run.explored,

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from perturn.data.run_folder import Run, is_run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, refuse_damage
-from perturn.engines import ApiSettings, LocalSettings, VllmSettings
-from perturn.engines.local.engine import check_layers
-from perturn.engines.vllm.engine import check_vllm
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.losses import LOSSES
 from perturn.memory import release_memory
-from perturn.policy.adapters import add_adapters
-from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import context_length, empty_model
-from perturn.policy.weighing import choose_credit
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
     Session,
-    check_api,
     engine_settings,
     make_protocol,
     make_renderer,
     world_maker,
 )
-from perturn.run.tracking import check_trackers
-from perturn.run.train import lora_config, make_config
-from perturn.settings.recipe import Recipe, Train, build
+from perturn.run.trackers import check_trackers
+from perturn.settings.recipe import Recipe, to_yaml
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
 from perturn.types import Environment, EpisodeProtocol, Task
@@ -125,16 +116,12 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             "iterations > 1 can be listed with --dry-run, and not be run yet; set iterations=1."
         )
     engine = engine_settings(recipe)
-    for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
-        if settings is not None:
-            _check_training(recipe, name, settings, on_pairs)
-    if isinstance(engine, ApiSettings):
-        check_api(recipe, engine)
-    else:
-        if isinstance(engine, VllmSettings):
-            check_vllm(engine)
+    if recipe.sft is not None or recipe.align is not None:
+        locate("perturn.run.trainable:check_training")(recipe)
+    engine.check(partial(_empty_model, recipe), to_yaml(recipe))
+    if engine.serves_checkpoints:
         make_renderer(recipe, recipe.model.name)
-        _check_model(recipe, engine, trains=command in (None, "train"))
+        locate("perturn.run.trainable:check_model")(recipe, trains=command in (None, "train"))
     for section, file in (
         ("expert", recipe.expert and recipe.expert.file),
         ("pair", recipe.pair and recipe.pair.file),
@@ -150,6 +137,10 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             _check_format(env, tasks[0], protocol)
             break
     return panels
+
+
+def _empty_model(recipe: Recipe) -> Any:
+    return locate("perturn.policy.models:empty_model")(recipe.model.name)
 
 
 def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
@@ -182,41 +173,6 @@ def refuse_training(recipe: Recipe, command: str | None) -> None:
             "sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it with "
             "perturn evaluate."
         )
-
-
-def _check_training(recipe: Recipe, name: str, settings: Train, on_pairs: bool) -> None:
-    loss = build(LOSSES, settings.loss, f"{name}.loss")
-    choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
-    if loss.needs_rejected is not on_pairs:
-        fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
-        raise ConfigError(
-            f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
-            f"({', '.join(fitting)}), got {settings.loss['name']!r}."
-        )
-    try:
-        make_config(recipe, settings, run_folder(recipe), limit=None)
-    except (ValueError, ConfigError) as error:  # of the trainer's own settings
-        raise ConfigError(f"{name}: {error}") from error
-    if settings.lora and importlib.util.find_spec("peft") is None:
-        raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
-
-
-def _check_model(recipe: Recipe, engine: LocalSettings | VllmSettings, trains: bool) -> None:
-    """Build the model without its weights, and upon it what serves and trains it."""
-    model = empty_model(recipe.model.name)
-    if isinstance(engine, LocalSettings):
-        check_layers(model)
-    if trains:
-        check_architecture(model)
-    limit, most = context_length(model), recipe.model.max_length
-    if limit is not None and most is not None and most > limit:
-        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
-    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
-        if settings is not None and settings.lora is not None:
-            try:
-                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
-            except ConfigError as error:
-                raise ConfigError(f"{name}.lora: {error}") from error
 
 
 def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:

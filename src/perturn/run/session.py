@@ -7,23 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.outcomes import failed, succeeded
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
 from perturn.data.token_texts import note_tokens
-from perturn.engines import (
-    ENGINES,
-    ApiEngine,
-    ApiSettings,
-    EngineSettings,
-    LocalEngine,
-    VllmEngine,
-    VllmSettings,
-)
+from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
@@ -32,21 +23,14 @@ from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.memory import release_memory
-from perturn.policy.models import (
-    compute_dtype,
-    context_length,
-    load_model,
-    load_tokenizer,
-    resolve_model,
-    weights_digest,
-)
+from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
-from perturn.rope import steady_length
 from perturn.run.failures import Failures
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
-from perturn.settings.recipe import ProtocolSettings, Recipe, build, to_yaml
+from perturn.settings.recipe import ProtocolSettings, Recipe, build
+from perturn.table import locate
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
@@ -140,11 +124,6 @@ def policy_path(run: Run, policy: str) -> str:
     return str(folder)
 
 
-def device() -> torch.device:
-    """Where models run: the GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
     """Conversation -> tokens for a model of the recipe.
 
@@ -161,22 +140,16 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
     """The recipe's section `engine`.
 
     Raises:
-        ConfigError: If there is no such engine or a setting is wrong.
+        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
     """
     settings: EngineSettings = build(ENGINES, recipe.engine, "engine")
+    missing = [part for part in ("serves_checkpoints", "check", "open") if not hasattr(settings, part)]
+    if missing:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
+            "perturn.engines.EngineSettings."
+        )
     return settings
-
-
-def check_api(recipe: Recipe, settings: ApiSettings) -> None:
-    """Make the engine once, so that a missing library or key shows now; nothing is sent.
-
-    Raises:
-        ConfigError: If one is missing, or the key stands in the recipe.
-    """
-    ApiEngine(recipe.model.name, settings).close()
-    key = settings.read_key()
-    if key and len(key) >= ApiEngine.SECRET_LENGTH and key in to_yaml(recipe):
-        raise ConfigError(f"the recipe holds the key that is in {settings.api_key_env}; take it out.")
 
 
 def open_engine(run: Run, policy: str) -> Engine:
@@ -185,53 +158,38 @@ def open_engine(run: Run, policy: str) -> Engine:
     Raises:
         RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
     """
-    settings, model_settings = engine_settings(run.recipe), run.recipe.model
-    if isinstance(settings, ApiSettings):
+    recipe, cluster = run.recipe, run.recipe.cluster
+    if not engine_settings(recipe).serves_checkpoints:
         if policy != "base":
             raise RunError(
-                f"engine api serves {model_settings.name!r} of {settings.host} alone, not policy {policy!r}."
+                f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
             )
-        stop = FORMATS[make_protocol(run.recipe.protocol).format].stop
-        return ApiEngine(model_settings.name, settings, stop=stop, ledger=run.folder / "api.jsonl")
-    path = policy_path(run, policy)
-    serve = partial(serve_policy, run.recipe, policy, chat_template(model_settings))
-    cluster = run.recipe.cluster
+        return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
+    path, template = policy_path(run, policy), chat_template(recipe.model)
     if cluster is not None and cluster.engines:
+        serve = partial(serve_policy, recipe, policy, template, None)
         return Replicas(cluster, serve, resolve_model(path, console.print))
-    return serve(path)
+    return serve_policy(recipe, policy, template, run.folder, resolve_model(path, console.print))
 
 
-def serve_policy(recipe: Recipe, policy: str, template: str | None, path: str) -> Engine:
-    """Load a policy and serve it in this process, which may be on another machine than the run.
+def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path | None, path: str) -> Engine:
+    """Open the engine in this process, which may be on another machine than the run.
 
     Args:
-        recipe: The run's recipe; its engine serves policies that are trained.
-        policy: Its name.
+        recipe: The run's recipe.
+        policy: Name of the policy.
         template: Text of the chat template, if it is not the tokenizer's own.
+        folder: The run's, if it is on this machine.
         path: What the model is loaded from.
     """
-    settings, where = engine_settings(recipe), device()
-    assert not isinstance(settings, ApiSettings)
-    dtype = compute_dtype(recipe.model.dtype, where)
-    model = load_model(path, dtype=dtype, say=console.print)
-    name = f"{policy}@{weights_digest(model)[:12]}"
-    renderer = Renderer(load_tokenizer(path), template)
-    context, steady = context_length(model), steady_length(model.config)
-    if isinstance(settings, VllmSettings):
-        del model
-        release_memory()
-        kind = str(dtype).removeprefix("torch.")
-        return VllmEngine(
-            resolve_model(path), renderer, settings, name=name, dtype=kind, context=context, steady=steady
-        )
-    return LocalEngine(
-        model.to(where),
-        renderer,
-        name=name,
-        context=context,
-        cache_gigabytes=settings.cache_gigabytes,
-        pack=settings.pack,
-    )
+    stop = FORMATS[make_protocol(recipe.protocol).format].stop
+    load = partial(_load_policy, path, policy=policy, dtype=recipe.model.dtype, template=template)
+    return engine_settings(recipe).open(Serving(policy, path, tuple(stop), load, folder))
+
+
+def _load_policy(path: str, **settings: Any) -> Loaded:
+    loaded: Loaded = locate("perturn.policy.serving:load_policy")(path, **settings, say=console.print)
+    return loaded
 
 
 class Session:

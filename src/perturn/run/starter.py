@@ -13,17 +13,15 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
-from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import close_world
 from perturn.io.writing import write_whole
-from perturn.losses import LOSSES
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
+from perturn.tables import table
 
-_TABLES: dict[str, Mapping[str, Any]] = {"loss": LOSSES, "engine": ENGINES, "environment": ENVIRONMENTS}
+_TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
 """Sections whose `name` picks an entry, whose settings are theirs."""
 _EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
 _MOST_TASKS = 10
@@ -54,8 +52,9 @@ def write_recipe(
     """
     if file.exists():
         raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
-    if loss not in LOSSES or not LOSSES[loss].needs_rejected:
-        fitting = [name for name, each in LOSSES.items() if each.needs_rejected]
+    losses = table("losses")
+    if loss not in losses or not losses[loss].needs_rejected:
+        fitting = [name for name, each in losses.items() if each.needs_rejected]
         raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
@@ -140,7 +139,7 @@ def _per_kind(env: Any, split: str) -> int:
 
 def _protocol(environment: str, form: str) -> dict[str, Any]:
     """The named protocol of an environment, or rules to fill in."""
-    named = next((name for name in PROTOCOLS if name.startswith(environment)), None)
+    named = getattr(ENVIRONMENTS.get(environment), "protocol", None)
     if named:
         return {"name": named, "format": form}
     return {
@@ -194,7 +193,7 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
     mark = "" if live else "#"
     inner = _inner(kind, name)
     if name in _TABLES and isinstance(value, Mapping):
-        entry = _TABLES[name].get(str(value["name"]))
+        entry = table(_TABLES[name]).get(str(value["name"]))
         yield f"{indent}{mark}{name}:"
         yield f"{indent}  {mark}name: {_yaml(value['name'])}"
         if entry is None:  # an environment of yours: its settings are not ours to explain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,24 +10,10 @@ from pathlib import Path
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
 
-from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.errors import RunError
 
-TRACKERS = ("tensorboard", "trackio", "wandb")
 PROJECT = "perturn"
 """Project under which trackio and Weights & Biases file a run, unless their own variables say otherwise."""
-
-
-def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
-    for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
 
 
 @contextmanager

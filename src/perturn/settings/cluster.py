@@ -13,6 +13,7 @@ from perturn.bounds import SECONDS, Bound, check_bounds
 class Cluster:
     """The Ray cluster that worlds and engine run on; none of it changes what an episode is."""
 
+    distributions: ClassVar[tuple[str, ...]] = ("ray",)
     shorthand: ClassVar[str] = "address"
     """The setting that a text in the place of the section stands for."""
 

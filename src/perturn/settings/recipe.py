@@ -10,12 +10,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import SECONDS, SEED, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, SEED, Bound, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
@@ -137,6 +137,8 @@ class Pair:
 class Lora:
     """Train low-rank adapters instead of all weights."""
 
+    distributions: ClassVar[tuple[str, ...]] = ("peft",)
+
     rank: Annotated[int, Bound(least=1)] = 16
     alpha: Annotated[int, Bound(least=1)] = 32
     """The adapters' part is multiplied by this over the rank."""
@@ -231,7 +233,7 @@ class Worlds:
 class Recipe:
     """Everything a run needs to be repeated."""
 
-    name: str
+    name: Annotated[str, EFFORT]
     """The run's folder under `output`."""
     model: ModelSettings
     environment: Section | None = None
@@ -256,12 +258,12 @@ class Recipe:
     """None: nothing is scored."""
     iterations: Annotated[int, Bound(least=1)] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before."""
-    worlds: Worlds = field(default_factory=Worlds)
-    cluster: Cluster | None = None
-    report_to: list[str] = field(default_factory=list)
+    worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
+    cluster: Annotated[Cluster | None, EFFORT] = None
+    report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
     """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: Annotated[int, SEED] = 0
-    output: str = "runs"
+    output: Annotated[str, EFFORT] = "runs"
 
     def __post_init__(self) -> None:
         check_bounds(self)

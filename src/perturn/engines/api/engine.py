@@ -11,14 +11,13 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from perturn.engines.api.chat import read_call, to_chat
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
-from perturn.engines.api.settings import ApiSettings
+from perturn.engines.api.settings import ApiSettings, require_openai
 from perturn.engines.event_loop import EventLoop
 from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
 from perturn.types import Action, Prompt, Sampling
@@ -37,9 +36,6 @@ class ApiEngine:
     with nothing recorded as failed, so that the same command goes on once it is put right.
     """
 
-    SECRET_LENGTH: ClassVar[int] = 8
-    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
-
     def __init__(
         self, model: str, settings: ApiSettings, *, stop: Sequence[str] = (), ledger: Path | None = None
     ) -> None:
@@ -54,8 +50,7 @@ class ApiEngine:
         Raises:
             ConfigError: If the client library or the key is missing.
         """
-        if find_spec("openai") is None:
-            raise ConfigError('engine api needs openai; run: pip install "perturn[api]"')
+        require_openai()
         import openai
 
         from perturn.engines.api.client import LimitedClient, OversizedAnswer
@@ -272,7 +267,7 @@ class ApiEngine:
         return line if len(line) <= 300 else f"{line[:300]}…"
 
     def _redact(self, text: str) -> str:
-        if self._key is None or len(self._key) < self.SECRET_LENGTH:
+        if self._key is None or len(self._key) < self._settings.SECRET_LENGTH:
             return text
         return text.replace(self._key, "[API key]")
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from perturn.bounds import SECONDS, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
+from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
+from perturn.table import locate
+from perturn.types import Engine
 
 _OWN = {"model", "messages", "tools", "stop", "stream", "n"}
 """Parameters of a request that `request` cannot replace; `stop` has its own setting."""
@@ -20,29 +25,31 @@ class ApiSettings:
     """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
 
     serves_checkpoints: ClassVar[bool] = False
-    """Whether it can serve policies that we trained."""
+    distributions: ClassVar[tuple[str, ...]] = ("openai",)
+    SECRET_LENGTH: ClassVar[int] = 8
+    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
 
     base_url: str = "https://api.openai.com/v1"
     """Address of the protocol, with its version."""
     api_key_env: str | None = "OPENAI_API_KEY"
     """Environment variable that holds the key; None: the server asks for none. The key itself is no setting."""
-    concurrency: Annotated[int, Bound(least=1)] = 16
+    concurrency: Annotated[int, Bound(least=1), EFFORT] = 16
     """Requests under way at the same time, at most."""
-    requests_per_minute: Annotated[float, Bound(above=0)] | None = None
+    requests_per_minute: Annotated[float, Bound(above=0), EFFORT] | None = None
     """Requests sent in a minute at most, retries included, evenly spaced. None: no limit of ours."""
-    max_retries: Annotated[int, Bound(least=0)] = 6
+    max_retries: Annotated[int, Bound(least=0), EFFORT] = 6
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
-    timeout: Annotated[float, SECONDS] = 120.0
+    timeout: Annotated[float, SECONDS, EFFORT] = 120.0
     """Seconds for each request, from its sending to the last byte of its answer."""
     stop: list[str] | None = None
     """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
-    max_tokens_total: Annotated[int, Bound(least=1)] | None = None
+    max_tokens_total: Annotated[int, Bound(least=1), EFFORT] | None = None
     """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""
-    max_cost: Annotated[float, Bound(above=0)] | None = None
+    max_cost: Annotated[float, Bound(above=0), EFFORT] | None = None
     """Budget of the run in the currency of the prices. Like `max_tokens_total`."""
-    prompt_price: Annotated[float, Bound(least=0)] | None = None
+    prompt_price: Annotated[float, Bound(least=0), EFFORT] | None = None
     """Price of a million prompt tokens. Discounts for cached ones are not counted."""
-    completion_price: Annotated[float, Bound(least=0)] | None = None
+    completion_price: Annotated[float, Bound(least=0), EFFORT] | None = None
     """Price of a million tokens of answers."""
     request: dict[str, Any] = field(default_factory=dict)
     """Parameters put into each request over ours; null leaves one out, such as `{max_tokens: null}`."""
@@ -68,6 +75,21 @@ class ApiSettings:
             raise ValueError("base_url must be like https://host/v1, without user, password or query.")
         if taken := sorted(_OWN & self.request.keys()):
             raise ValueError(f"request cannot set {', '.join(taken)}, which the engine sets itself.")
+
+    def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
+        """See that library and key are there, and that the key does not stand in the recipe; nothing is sent."""
+        require_openai()
+        key = self.read_key()
+        if key and len(key) >= self.SECRET_LENGTH and key in recipe:
+            raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
+
+    def open(self, serving: Serving) -> Engine:
+        """Ask the server for answers, and keep what was bought in the run's folder."""
+        ledger = serving.folder / "api.jsonl" if serving.folder else None
+        engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
+            serving.model, self, stop=serving.stop, ledger=ledger
+        )
+        return engine
 
     @property
     def host(self) -> str:
@@ -99,3 +121,13 @@ class ApiSettings:
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6
+
+
+def require_openai() -> None:
+    """Refuse to go on without the client library.
+
+    Raises:
+        ConfigError: Saying what to install.
+    """
+    if find_spec("openai") is None:
+        raise ConfigError('engine api needs openai; run: pip install "perturn[api]"')

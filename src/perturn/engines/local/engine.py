@@ -12,16 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
 from perturn.engines.local.blocks import Blocks, capacity_for
 from perturn.engines.local.history import NAME, History, Span, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
+from perturn.engines.protocol import Tokens
 from perturn.errors import EngineFailure, ModelError, RunError
 from perturn.memory import return_waste
 from perturn.rope import steady_length
@@ -35,38 +35,6 @@ _CHECK = 24
 """Tokens on which the engine is compared with the model's own forward pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
-
-    serves_checkpoints: ClassVar[bool] = True
-    """Whether it can serve policies that we trained."""
-
-    cache_gigabytes: Annotated[float, Bound(least=0, most=10**9)] = 2.0
-    """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
-    prompt may."""
-    pack: bool = True
-    """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
-    about 0.6 of the time. Weights take twice the memory."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-
-class Tokens(Protocol):
-    """Conversations as tokens and tokens as actions; `policy.tokens.Renderer` is one."""
-
-    end_id: int
-
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens to continue."""
-        ...
-
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
-        """Sampled tokens as an action."""
-        ...
 
 
 @dataclass(eq=False)

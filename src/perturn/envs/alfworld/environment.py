@@ -8,6 +8,7 @@ official engine, which `alfworld-official` runs; `docs/environments.md` says how
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
@@ -32,6 +33,9 @@ class ALFWorld:
 
     A game has no chance in it: the seed has no effect. Instances share the archives they have read, and nothing else.
     """
+
+    in_process: ClassVar[bool] = True
+    protocol: ClassVar[str] = "alfworld-eto"
 
     def __init__(self, data: str | None = None, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
         """Check the settings; no game is read yet.

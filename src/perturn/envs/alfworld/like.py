@@ -7,6 +7,7 @@ The engine, the sentences and the six kinds of tasks are those of `alfworld`; ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, GameText
@@ -28,6 +29,9 @@ class ALFWorldLike:
     `train` and `valid_seen` have the same layouts of rooms with other things and tasks; `valid_unseen` has other
     layouts.
     """
+
+    in_process: ClassVar[bool] = True
+    protocol: ClassVar[str] = "alfworld-eto"
 
     def __init__(self, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
         """Check the settings.

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
@@ -33,6 +33,9 @@ class ALFWorldOfficial:
     package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it belongs into a process of its
     own, which is where recipes run it; worlds in threads disturb each other.
     """
+
+    protocol: ClassVar[str] = "alfworld-eto"
+    distributions: ClassVar[tuple[str, ...]] = ("alfworld", "textworld", "fast-downward-textworld")
 
     def __init__(self, data: str | None = None, kinds: tuple[str, ...] = ()) -> None:
         """Check the settings; no game is read yet.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.bfcl.data import (
     Entry,
@@ -30,9 +30,6 @@ from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
 from perturn.types import Observation, Task
-
-BFCL_PROTOCOL = "bfcl-multi-turn"
-"""Name of the protocol that scores of BFCL's own kind are made under."""
 
 STEP_LIMIT = 20
 """Actions with calls that one request may take; BFCL ends the task at the next one."""
@@ -59,6 +56,9 @@ class Bfcl:
     where BFCL takes it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth of them
     and `train` the rest: a division of ours, for training, whose scores are not BFCL's.
     """
+
+    protocol: ClassVar[str] = "bfcl-multi-turn"
+    distributions: ClassVar[tuple[str, ...]] = ("bfcl-eval",)
 
     def __init__(self, category: str = "base", data: str | None = None) -> None:
         """Read the tasks.

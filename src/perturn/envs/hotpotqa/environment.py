@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.hotpotqa.answer import exact_match, f1_score
 from perturn.envs.hotpotqa.data import question_id, read_documents, read_tasks
@@ -53,6 +53,10 @@ class HotpotQA:
 
     `state_key` is the task, the open page and how far the look-up has come.
     """
+
+    in_process: ClassVar[bool] = True
+    protocol: ClassVar[str] = "hotpotqa-react"
+    distributions: ClassVar[tuple[str, ...]] = ("bm25s",)
 
     name = _VERSION
     """Followed by reward, match and a hash of the corpus, since scores depend on them."""

@@ -2,8 +2,6 @@
 
 from perturn.types import EpisodeProtocol, Message, Sampling
 
-REACT_PROTOCOL = "hotpotqa-react"
-
 _SYSTEM = (
     "You answer a question with the help of an encyclopedia. There are three actions: search[entity] opens "
     "the page of that title and shows its first sentences, or lists similar titles if there is no such "
@@ -61,7 +59,7 @@ def dialogue_messages(dialogue: tuple[tuple[str, str, str], ...]) -> tuple[Messa
 
 
 HOTPOTQA_REACT = EpisodeProtocol(
-    name=REACT_PROTOCOL,
+    name="hotpotqa-react",
     system=_SYSTEM,
     max_turns=7,
     example=dialogue_messages(_DIALOGUE),

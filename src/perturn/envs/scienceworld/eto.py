@@ -10,8 +10,7 @@ own dev range, and 54 of its tasks are in `eto-dev` too; `eto-test` shares no ta
 
 from __future__ import annotations
 
-ETO_PROTOCOL = "scienceworld-eto"
-"""Name of the protocol that these lists and limits belong to."""
+from perturn.types import EpisodeProtocol
 
 ETO_MAX_TURNS: dict[str, int] = {
     "boil": 100,
@@ -40,6 +39,18 @@ ETO_MAX_TURNS: dict[str, int] = {
     "use-thermometer": 30,
 }
 """Most turns of an episode, by kind of task."""
+
+SCIENCEWORLD_ETO = EpisodeProtocol(
+    name="scienceworld-eto",
+    system="You are in a small house with a laboratory and do an experiment there by text commands. Some commands: "
+    "look around, examine OBJ, go to LOC, open OBJ, close OBJ, pick up OBJ, move OBJ to OBJ, use OBJ on OBJ, "
+    "pour OBJ into OBJ, activate OBJ, focus on OBJ, wait1.",
+    max_turns=100,
+    max_turns_by_kind=ETO_MAX_TURNS,
+)
+"""Turn limits of the paper; kinds it leaves out have ScienceWorld's own 100.
+
+The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper."""
 
 _RANGES: dict[str, dict[str, str]] = {
     "eto-train": {

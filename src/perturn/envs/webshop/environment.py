@@ -11,7 +11,7 @@ import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.index import DocumentIndex, check_installed, content_key, open_index
 from perturn.envs.webshop.buyer import shopping_list
@@ -75,6 +75,10 @@ class WebShop:
     `admissible` lists what can be clicked, and that one can search. `state_key` is the task, the page and the options
     chosen, not the way there.
     """
+
+    in_process: ClassVar[bool] = True
+    protocol: ClassVar[str] = "webshop-eto"
+    distributions: ClassVar[tuple[str, ...]] = ("bm25s", "rapidfuzz")
 
     name = _VERSION
     """Followed by how pages are written and a hash of the files, since scores depend on them."""

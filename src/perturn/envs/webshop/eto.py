@@ -3,8 +3,6 @@
 from perturn.envs.hotpotqa.react import dialogue_messages
 from perturn.types import EpisodeProtocol, Sampling
 
-WEBSHOP_PROTOCOL = "webshop-eto"
-
 _SYSTEM = (
     "You shop on a website for what the instruction says. There are two actions: search[keywords] lists "
     "products, and click[value] presses a button, a product's number or an option that the page shows. An "
@@ -45,7 +43,7 @@ _DIALOGUE = (
 )
 
 WEBSHOP_ETO = EpisodeProtocol(
-    name=WEBSHOP_PROTOCOL,
+    name="webshop-eto",
     system=_SYSTEM,
     max_turns=10,
     example=dialogue_messages(_DIALOGUE),

@@ -14,9 +14,8 @@ from rich.table import Table
 from perturn.audit.rows import read_rows
 from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
-from perturn.engines import ApiSettings
 from perturn.io.reading import user_path
-from perturn.policy.models import load_tokenizer
+from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.loop import check, refuse_command, refuse_training
@@ -30,11 +29,11 @@ from perturn.run.plan.estimate import (
     training_seconds,
     turns_of,
 )
-from perturn.run.plan.rates import measure_machine
 from perturn.run.session import engine_settings, evaluation_sampling
-from perturn.run.tracking import check_trackers
+from perturn.run.trackers import check_trackers
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
+from perturn.table import locate
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, before there are any."""
@@ -95,10 +94,11 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     check(recipe, command)
     done = read_stages(folder)
     steps = [step for step in stages(recipe) if command in (None, step.command)]
-    served = isinstance(engine_settings(recipe), ApiSettings)
+    served = not engine_settings(recipe).serves_checkpoints
     renderer = None if served else Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
     panels = look_at_panels(recipe, renderer)
-    machine = None if served else measure_machine(recipe.model, panels.memory_gb)
+    measure = locate("perturn.run.plan.rates:measure_machine")
+    machine: Machine | None = None if served else measure(recipe.model, panels.memory_gb)
     planned = [_planned(recipe, step, done.get(step.name, {}), panels, machine) for step in steps]
     how = _how(machine, panels) if machine else _how_served(recipe)
     return Plan(str(folder), planned, how, list(panels.problems))

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from perturn.policy.models import compute_dtype, empty_model
+from perturn.policy.models import compute_dtype, device, empty_model
 from perturn.run.plan.estimate import Machine
-from perturn.run.session import device
 from perturn.settings.recipe import ModelSettings
 
 

@@ -1,0 +1,46 @@
+"""The section `engine:` of a recipe that names `local`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from perturn.bounds import EFFORT, Bound, check_bounds
+from perturn.engines.protocol import Serving
+from perturn.table import locate
+from perturn.types import Engine
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
+
+    serves_checkpoints: ClassVar[bool] = True
+
+    cache_gigabytes: Annotated[float, Bound(least=0, most=10**9), EFFORT] = 2.0
+    """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
+    prompt may."""
+    pack: bool = True
+    """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
+    about 0.6 of the time. Weights take twice the memory."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
+        """Build the model without its weights, and see that the engine can serve it."""
+        locate("perturn.engines.local.engine:check_layers")(empty_model())
+
+    def open(self, serving: Serving) -> Engine:
+        """Serve a policy with its weights in this process."""
+        loaded = serving.load()
+        engine: Engine = locate("perturn.engines.local.engine:LocalEngine")(
+            loaded.model.to(loaded.device),
+            loaded.tokens,
+            name=loaded.name,
+            context=loaded.context,
+            cache_gigabytes=self.cache_gigabytes,
+            pack=self.pack,
+        )
+        return engine

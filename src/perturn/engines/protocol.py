@@ -1,0 +1,86 @@
+"""An entry of `ENGINES`: settings that say what an engine can do, find out before work whether it can, and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from perturn.types import Action, Engine, Prompt
+
+
+class Tokens(Protocol):
+    """What an engine asks about tokens; `policy.tokens.Renderer` answers."""
+
+    end_id: int
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens to continue."""
+        ...
+
+    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+        """Sampled tokens as an action."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A policy whose weights are in this process."""
+
+    model: Any
+    """Causal language model in evaluation mode, on the CPU, in the type to compute in."""
+    tokens: Tokens
+    """Conversation -> tokens."""
+    name: str
+    """Identity of the policy, with a digest of its weights."""
+    device: str
+    """Where models run: `cuda` if there is a GPU, else `cpu`."""
+    dtype: str
+    """Type to compute in, float32 or bfloat16."""
+    context: int | None
+    """Longest sequence in tokens that the model is used for; None if it does not say."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A policy to serve."""
+
+    policy: str
+    """Its name in the run, such as `base`."""
+    model: str
+    """Folder or Hub id; of an engine that serves no checkpoints, the model's name at its server."""
+    stop: tuple[str, ...]
+    """Texts that end an answer, in the format of the protocol."""
+    load: Callable[[], Loaded]
+    """Load the weights in this process, where the engine needs them."""
+    folder: Path | None = None
+    """Folder of the run, to keep what was paid for; None on another machine than the run's."""
+
+
+class EngineSettings(Protocol):
+    """A frozen dataclass: the section `engine:` of a recipe.
+
+    It may also have `distributions = ("package", ...)`: what its answers depend on, for the run's manifest.
+    """
+
+    serves_checkpoints: ClassVar[bool]
+    """Whether it can serve policies that we trained."""
+
+    def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
+        """Find out before work whether `open` could do what is asked; nothing is opened or changed.
+
+        Args:
+            empty_model: Make the model without its weights; only where checkpoints are served.
+            recipe: Text of the resolved recipe, which is kept in the run: no secret may stand in it.
+
+        Raises:
+            PerturnError: Saying what is missing.
+        """
+
+    def open(self, serving: Serving) -> Engine:
+        """Serve a policy; on a cluster this is called on the node.
+
+        Raises:
+            PerturnError: If it cannot be served.
+        """

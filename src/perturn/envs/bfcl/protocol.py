@@ -1,0 +1,13 @@
+"""The protocol of BFCL multi-turn; the text is ours."""
+
+from perturn.types import EpisodeProtocol, Sampling
+
+BFCL_MULTI_TURN = EpisodeProtocol(
+    name="bfcl-multi-turn",
+    format="tools",
+    system="Do what the user asks by calling tools. When it is done, or you need to know more, write to the user.",
+    max_turns=160,
+    sampling=Sampling(0.001, max_new_tokens=4096),
+)
+"""Decoding is that of BFCL's own command line; its limit of 20 actions for one request is the environment's, and
+`max_turns` only ends an episode of malformed calls."""
