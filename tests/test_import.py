@@ -71,6 +71,7 @@ def folder(tmp_path_factory):
         ["--help"],
         ["report"],
         ["watch", "--once"],
+        ["verify"],
         ["list", "environments"],
         ["list", "engines"],
         ["list", "protocols"],

@@ -1,4 +1,4 @@
-"""What a setting says of itself at its field: `timeout: Annotated[float, Bound(above=0), EFFORT] = 120.0`."""
+"""The facts that a setting states at its field: `timeout: Annotated[float, Bound(above=0), EFFORT] = 120.0`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from perturn.types import Action, Engine, Prompt
 
 
 class Tokens(Protocol):
-    """What an engine asks about tokens; `policy.tokens.Renderer` answers."""
+    """The questions of an engine about tokens; `policy.tokens.Renderer` answers."""
 
     end_id: int
 

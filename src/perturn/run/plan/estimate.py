@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does in a second."""
+    """The speed of the machine."""
 
     many: float
     """Floating-point operations a second where a thousand tokens go through a layer together, as in training."""
