@@ -71,7 +71,6 @@ def folder(tmp_path_factory):
         ["--help"],
         ["report"],
         ["watch", "--once"],
-        ["verify"],
         ["list", "environments"],
         ["list", "engines"],
         ["list", "protocols"],

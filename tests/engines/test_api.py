@@ -755,8 +755,8 @@ def test_evaluate_scores_the_servers_model(recipe, perturn, server, tmp_path):
 
 
 def test_run_evaluates_and_reports_where_nothing_is_trained(recipe, perturn, tmp_path):
-    """And explores nothing, which would cost money that nobody asked to spend."""
-    code, printed = perturn("run", recipe)
+    """And explores nothing where no section asks for it, which would cost money."""
+    code, printed = perturn("run", recipe, "explore=null", "pair=null")
 
     assert code == 0, printed
     assert "report.html" in printed.replace("\n", "")

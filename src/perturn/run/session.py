@@ -266,11 +266,10 @@ class Session:
 
         with TrajectoryStore(file) as store:
             if self.store_all(store, jobs, played, concurrency, what):
-                tokens = load_tokenizer(policy_path(self.run, policy))
                 turns = (turn for one in store.read() for turn in one.turns)
-                note_tokens(
-                    self.run, {token for turn in turns for token in turn.action.token_ids or ()}, tokens
-                )
+                ids = {token for turn in turns for token in turn.action.token_ids or ()}
+                if ids:  # a server's answers have none, and its model may have no tokenizer here
+                    note_tokens(self.run, ids, load_tokenizer(policy_path(self.run, policy)))
             return outcomes(store.read())
 
     def store_all(
