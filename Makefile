@@ -72,6 +72,8 @@ bench: setup
 	$(BIN)/python benchmarks/training_growth.py --out benchmarks/training_growth.json \
 		--figure docs/figures/training_growth.svg
 	$(BIN)/python benchmarks/rollouts.py --out benchmarks/rollouts.json --figure docs/figures/rollouts_growth.svg
+	$(BIN)/python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json
+	$(BIN)/python benchmarks/intervals.py --out benchmarks/intervals.json
 	$(BIN)/python benchmarks/worlds.py
 	$(BIN)/python benchmarks/environments.py --out benchmarks/environments.json
 	$(BIN)/python benchmarks/cluster.py --json --tries 3 > benchmarks/cluster.jsonl

@@ -18,31 +18,6 @@ LAYER_WIDTHS = 24
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Size of a model, from its config; weights are not read."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    inner: int
-    vocabulary: int
-    key_value_width: int
-    """Numbers kept for a token in a layer, keys and values together."""
-    trained: int
-    """Parameters that training changes."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The speed of the machine."""
-
-    many: float
-    """Floating-point operations a second where a thousand tokens go through a layer together, as in training."""
-    few: float
-    """Bytes of weights a second where one token of each of 16 conversations goes through a layer."""
-
-
-@dataclass(frozen=True)
 class Machine:
     """A model on this machine: its size, and the speed of matrix products of that size."""
 
