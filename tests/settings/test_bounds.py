@@ -120,6 +120,16 @@ def test_no_number_of_a_recipe_takes_anything(path):
         assert refusal(use, value).startswith(f"{path} must be ")
 
 
+@pytest.mark.parametrize(
+    "path", ["sft.batch_size", "explore.samples", "evaluate.concurrency", "sft.save_steps"]
+)
+def test_a_count_has_an_end(path):
+    """10^20 of anything would end in a list of that length, hours later."""
+    message = refusal(parse, Recipe, with_value(path, 10**20))
+
+    assert message == f"{path} must be <= {10**9}, got {10**20}."
+
+
 @pytest.mark.parametrize(("table", "name", "path"), IN_TABLES)
 def test_no_number_of_an_engine_or_a_loss_takes_anything(table, name, path):
     """The same for what a name picks from a table."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from perturn.errors import DataError
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.settings.recipe import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 
@@ -35,7 +36,7 @@ class Agreement:
 
 @torch.no_grad()
 def agreement(
-    model: Any, trajectories: Sequence[Trajectory], renderer: Renderer, token_budget: int = 4096
+    model: Any, trajectories: Sequence[Trajectory], renderer: Renderer, token_budget: int = TOKEN_BUDGET
 ) -> Agreement:
     """Compare an engine with the packed computation that training uses, on episodes that the engine has played.
 

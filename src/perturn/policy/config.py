@@ -11,6 +11,7 @@ from transformers import TrainingArguments, get_scheduler
 from perturn.bounds import SEED
 from perturn.errors import ConfigError
 from perturn.policy.examples import SHARED_PREFIX
+from perturn.settings.recipe import LEARNING_RATE, TOKEN_BUDGET
 
 _MANY_STEPS = 1_000_000
 """Steps for which a schedule is tried, before it is known how many there will be."""
@@ -41,7 +42,7 @@ class TurnConfig(TrainingArguments):
         metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
     )
     token_budget: int = field(
-        default=4096,
+        default=TOKEN_BUDGET,
         metadata={
             "help": "Tokens that go through the model together, counted after sharing. It bounds memory: the rows of "
             "a batch are divided into as many passes as they need. It does not change the loss."
@@ -66,7 +67,7 @@ class TurnConfig(TrainingArguments):
             "help": "Folder for reference log-probabilities. None: the user's cache. PERTURN_REFERENCE_GB bounds it."
         },
     )
-    learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
+    learning_rate: float = field(default=LEARNING_RATE, metadata={"help": "Peak learning rate."})
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})

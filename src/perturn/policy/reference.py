@@ -24,6 +24,7 @@ from perturn.policy.logprobs import action_logprobs, exact_length
 from perturn.policy.models import config_digest, tensors_digest, weights_digest
 from perturn.policy.packing import by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.settings.recipe import TOKEN_BUDGET
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def reference_logprobs(
     *,
     folder: Path,
     identity: str,
-    token_budget: int = 4096,
+    token_budget: int = TOKEN_BUDGET,
     precision: Precision = nullcontext,
     track: Track = iter,
 ) -> list[Tensor]:
@@ -99,7 +100,7 @@ def reference_logprobs(
 
 
 def compute_logprobs(
-    model: Any, sequences: Sequence[Encoded], token_budget: int = 4096, track: Track = iter
+    model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET, track: Track = iter
 ) -> list[Tensor]:
     """Log-probabilities of every sequence's loss tokens, computed pack by pack.
 

@@ -21,6 +21,13 @@ from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
 from perturn.types import Message, Sampling
 
+TOKEN_BUDGET = 4096
+LEARNING_RATE = 1e-6
+"""Defaults of training, in a recipe and in Python."""
+
+COUNT = Bound(least=1, most=10**9)
+"""Numbers of things; lists and time have their end."""
+
 T = TypeVar("T")
 
 _DEEPEST_KEY = 20
@@ -47,7 +54,7 @@ class ModelSettings:
     """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
     dtype: str = "auto"
     """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
-    max_length: Annotated[int, Bound(least=1)] | None = None
+    max_length: Annotated[int, COUNT] | None = None
     """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
     that limit."""
     chat_template: str | None = None
@@ -63,7 +70,7 @@ class Tasks:
     """A panel of tasks: a seeded choice from a split, equally many of each kind."""
 
     split: str = "train"
-    per_kind: Annotated[int, Bound(least=1)] | None = None
+    per_kind: Annotated[int, COUNT] | None = None
     """Tasks of each kind; None: all of them."""
     skip: Annotated[int, Bound(least=0)] = 0
     """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
@@ -82,7 +89,7 @@ class ProtocolSettings:
     """How an action is written: react, action or tools. None: the named protocol's, else react."""
     system: str | None = None
     """System text; None: the named protocol's."""
-    max_turns: Annotated[int, Bound(least=1)] | None = None
+    max_turns: Annotated[int, COUNT] | None = None
     """Turn limit of every task; None: the named protocol's."""
     history: int | Literal["full"] | None = None
     """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
@@ -108,10 +115,10 @@ class Explore:
     """Let the policy play the tasks it will be corrected on."""
 
     tasks: Tasks = field(default_factory=Tasks)
-    samples: Annotated[int, Bound(least=1)] = 1
+    samples: Annotated[int, COUNT] = 1
     """Episodes of each task."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    concurrency: Annotated[int, Bound(least=1)] = 16
+    concurrency: Annotated[int, COUNT] = 16
     """Episodes played at the same time."""
 
     def __post_init__(self) -> None:
@@ -139,8 +146,8 @@ class Lora:
 
     distributions: ClassVar[tuple[str, ...]] = ("peft",)
 
-    rank: Annotated[int, Bound(least=1)] = 16
-    alpha: Annotated[int, Bound(least=1)] = 32
+    rank: Annotated[int, COUNT] = 16
+    alpha: Annotated[int, COUNT] = 32
     """The adapters' part is multiplied by this over the rank."""
     dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
     target_modules: str | list[str] = "all-linear"
@@ -159,13 +166,13 @@ class Train:
     """`name` of a loss and its settings."""
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (SFT only)."""
-    epochs: Annotated[float, Bound(above=0)] = 1.0
+    epochs: Annotated[float, Bound(above=0, most=1e6)] = 1.0
     """Passes over the data."""
-    batch_size: Annotated[int, Bound(least=1)] = 4
+    batch_size: Annotated[int, COUNT] = 4
     """Trajectories or pairs in one optimizer step."""
-    token_budget: Annotated[int, Bound(least=1)] = 4096
+    token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
     """Tokens that go through the model together; bounds memory, does not change the loss."""
-    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
+    learning_rate: Annotated[float, Bound(above=0, most=1e3)] = LEARNING_RATE
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises to its peak."""
@@ -181,7 +188,7 @@ class Train:
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights; None: all weights."""
-    save_steps: Annotated[int, Bound(least=1)] = 20
+    save_steps: Annotated[int, COUNT] = 20
     """Optimizer steps between checkpoints to resume from."""
 
     def __post_init__(self) -> None:
@@ -197,7 +204,7 @@ class Evaluate:
     sampling: Sampling | None = None
     """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
     protocol."""
-    concurrency: Annotated[int, Bound(least=1)] = 16
+    concurrency: Annotated[int, COUNT] = 16
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -256,7 +263,7 @@ class Recipe:
     """None: as `align` needs it."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
     """None: nothing is scored."""
-    iterations: Annotated[int, Bound(least=1)] = 1
+    iterations: Annotated[int, COUNT] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
