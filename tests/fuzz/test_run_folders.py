@@ -3,12 +3,14 @@
 import io
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from fuzz.test_rows import OTHER, PAIR, TRAJECTORY
+from perturn.errors import RunError
 from perturn.report import write_report
 from perturn.watch import Watcher, render
 
@@ -55,6 +57,22 @@ def fill(folder, name, content):
         file = folder / each
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("progress.json", {**OBJECTS["progress.json"], "file": "\ud800"}),
+        ("progress.json", {**OBJECTS["progress.json"], "stage": "\ud800"}),
+        ("metrics/align.jsonl", {"step": 1, "\ud800": 0.5}),
+    ],
+)
+def test_half_a_character_in_a_run_folder_is_refused(tmp_path, name, content):
+    """It could neither be printed nor name a file."""
+    fill(tmp_path, name, json.dumps(content).encode() + b"\n")
+
+    with pytest.raises(RunError, match=f"{name}.*expected valid Unicode"):
+        write_report(tmp_path) if name.startswith("metrics") else Watcher(tmp_path).look()
 
 
 @fuzzed

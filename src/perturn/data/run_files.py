@@ -5,6 +5,7 @@ A run folder may come from another version, another machine or another person. K
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NotRequired
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from perturn.errors import RunError
+from perturn.io.plain import is_unicode
 from perturn.io.reading import check_shape, complete_lines, parse_json, parse_yaml, read_text
 
 REMEDY = "Restore it, or run the stage that writes it again."
@@ -129,9 +131,18 @@ def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
     """
     if not file.is_file():
         return None
-    data = parse_json(read_text(file, RunError, REMEDY), str(file), RunError, REMEDY, nan_as_null=True)
-    found: dict[str, Any] = check_shape(data, shape, str(file), RunError, REMEDY)
+    text = read_text(file, RunError, REMEDY)
+    data = parse_json(text, str(file), RunError, REMEDY, nan_as_null=True)
+    found: dict[str, Any] = check_shape(_unicode(data, text, str(file)), shape, str(file), RunError, REMEDY)
     return found
+
+
+def _unicode(data: Any, text: str | bytes, where: str) -> Any:
+    """The data itself, whose texts can be printed and name files: no half of a surrogate pair is in them."""
+    half = b"\\ud" in text.lower() if isinstance(text, bytes) else "\\ud" in text.lower()
+    if half and not is_unicode(json.dumps(data, ensure_ascii=False)):
+        raise RunError(f"{where}: expected valid Unicode, got half of a surrogate pair. {REMEDY}")
+    return data
 
 
 def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
@@ -143,7 +154,8 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
     rows = []
     for number, line in complete_lines(file, RunError, REMEDY) if file.is_file() else ():
         where = f"{file}:{number}"
-        rows.append(check_shape(parse_json(line, where, RunError, REMEDY), shape, where, RunError, REMEDY))
+        data = _unicode(parse_json(line, where, RunError, REMEDY), line, where)
+        rows.append(check_shape(data, shape, where, RunError, REMEDY))
     return rows
 
 
