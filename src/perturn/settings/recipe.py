@@ -172,7 +172,7 @@ class Train:
     """Trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
     """Tokens that go through the model together; bounds memory, does not change the loss."""
-    learning_rate: Annotated[float, Bound(above=0, most=1e3)] = LEARNING_RATE
+    learning_rate: Annotated[float, Bound(above=0)] = LEARNING_RATE
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises to its peak."""
