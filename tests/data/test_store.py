@@ -514,3 +514,16 @@ def test_a_torn_pair_is_refused(tmp_path):
 
     with pytest.raises(DataError, match=r"pairs\.jsonl:2: expected JSON"):
         read_pairs(file)
+
+
+@pytest.mark.parametrize("content", [7, ["go"], {"type": "text"}])
+def test_the_content_of_a_message_is_text_or_parts(content):
+    """A page and a template would meet anything else; text, parts and none pass."""
+    turn = {"observation": [{"role": "user", "content": content}], "action": {"text": "look"}}
+    record = {"version": 1, "task": {"id": "t"}, "turns": [turn]}
+
+    with pytest.raises(DataError, match=r"turns\[0\].observation\[0\].content: expected text, or a list of"):
+        trajectory_from_dict(record)
+    for good in ("go", None, [{"type": "text", "text": "go"}]):
+        turn["observation"][0]["content"] = good
+        assert trajectory_from_dict(record).turns[0].observation[0]["content"] == good

@@ -119,8 +119,13 @@ def _object(value: Any, where: str) -> Any:
 
 
 def _message(value: Any, where: str) -> Any:
-    role = _object(value, where).get("role")
-    return value if role and isinstance(role, str) else _fail(f"{where}.role", "a role, such as user", role)
+    role, content = _object(value, where).get("role"), value.get("content")
+    if not role or not isinstance(role, str):
+        _fail(f"{where}.role", "a role, such as user", role)
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list | None) or not all(isinstance(part, dict) for part in parts):
+        _fail(f"{where}.content", "text, or a list of content parts", content)
+    return value
 
 
 def _or_none(read: _Reader) -> _Reader:
