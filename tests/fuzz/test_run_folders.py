@@ -75,6 +75,17 @@ def test_half_a_character_in_a_run_folder_is_refused(tmp_path, name, content):
         write_report(tmp_path) if name.startswith("metrics") else Watcher(tmp_path).look()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("recipe", ["r"]), ("commit", 7), ("versions", ["torch"]), ("data", {"a": 1})]
+)
+def test_a_manifest_of_other_kinds_is_refused_by_its_key(tmp_path, key, value):
+    """The page would meet it in the midst."""
+    fill(tmp_path, "manifest.json", json.dumps({**OBJECTS["manifest.json"], key: value}).encode())
+
+    with pytest.raises(RunError, match=f"manifest.json: {key}"):
+        write_report(tmp_path)
+
+
 @fuzzed
 @given(bad=BAD)
 def test_watched(tmp_path_factory, bad):

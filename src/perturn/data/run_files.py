@@ -58,6 +58,13 @@ class Seal(TypedDict):
 class Manifest(TypedDict):
     """`manifest.json`."""
 
+    recipe: NotRequired[str | None]
+    seed: NotRequired[int | None]
+    commit: NotRequired[str | None]
+    versions: NotRequired[dict[str, str] | None]
+    hardware: NotRequired[dict[str, Any] | None]
+    data: NotRequired[dict[str, str] | None]
+    sha256: NotRequired[str | None]
     files: NotRequired[dict[Inside, Seal]]
     stages: NotRequired[dict[str, StageNote]]
 
