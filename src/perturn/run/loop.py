@@ -133,9 +133,9 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
         panels = look_up(recipe, env)
-        for tasks in panels.tasks.values():
-            _check_format(env, tasks[0], protocol)
-            break
+        first = next((tasks[0] for tasks in panels.tasks.values()), None)
+        if first is not None:  # pairs or episodes of the user's own may be all there is
+            _check_format(env, first, protocol)
     return panels
 
 
