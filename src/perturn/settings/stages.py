@@ -47,7 +47,11 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     paired = recipe.pair is not None and recipe.pair.file is None
     if recipe.sft or paired or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
-        yield Stage("expert", "collect", f"perturn.run.collect:{'bring' if own else 'show'}_expert")
+        yield Stage(
+            "expert",
+            "collect",
+            "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert",
+        )
     if recipe.evaluate:
         yield _evaluation("base")
     if recipe.sft:
@@ -70,7 +74,7 @@ def _iteration(recipe: Recipe, number: int, mark: str, start: str, trained: str 
         )
     if recipe.pair:
         own = recipe.pair.file is not None
-        does = f"perturn.run.pair:{'bring' if own else 'make'}_pairs"
+        does = "perturn.run.pair:bring_pairs" if own else "perturn.run.pair:make_pairs"
         needs = [] if own else [f"explore{mark}", "expert"]
         yield Stage(f"pair{mark}", "pair", does, tuple(needs), iteration=number, mark=mark)
     if recipe.align:
