@@ -600,7 +600,7 @@ def test_a_ledger_that_is_damaged_or_in_use_is_refused(open_engine, tmp_path):
 
     with pytest.raises(RunError, match="in use: another process"):
         open_engine(ledger=ledger)
-    with pytest.raises(RunError, match=r"damaged.jsonl:1: request: expected a valid string"):
+    with pytest.raises(RunError, match=r"damaged.jsonl:1: request: expected text, got 1"):
         open_engine(ledger=damaged)
     with pytest.raises(RunError, match="cannot be written: Is a directory"):
         open_engine(ledger=tmp_path)

@@ -128,6 +128,20 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path):
+    """Of a cache, where both hold the same; whoever reads the first is not disturbed."""
+    folder = tmp_path / "index"
+
+    with replacing(folder, once=True) as fresh:
+        fresh.mkdir()
+        (fresh / "data").write_text("second")
+        folder.mkdir()
+        (folder / "data").write_text("first")
+
+    assert (folder / "data").read_text() == "first"
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
 def test_what_a_kill_left_half_written_is_removed(tmp_path):
     """Its name says so; the trainer's `sft.partial` and files of users have other names."""
     stray = f".manifest.json.{'0' * 32}.partial"

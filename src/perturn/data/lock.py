@@ -1,14 +1,11 @@
 """The lock of a run folder: one process at a time writes in it.
 
-It is an `flock` on an empty file, which the kernel releases when its holder dies, on NFS too. Who holds it stands in a
-file beside it, which is for messages alone.
+Locked is an empty file. Who holds it stands in another beside it, which is for messages alone.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
 import os
 import platform
 import time
@@ -16,17 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from perturn.errors import InUseError
-from perturn.io.writing import storage_error, write_whole
+from perturn.io.writing import take_lock, write_whole
 
 LOCK, HOLDER = ".lock", ".holder"
 """Files of a run folder: what is locked, and who has it."""
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Error numbers of file systems without locks."""
-_log = logging.getLogger(__name__)
 
 
 class RunLock:
@@ -50,14 +43,7 @@ class RunLock:
         lock = FileLock(
             folder / LOCK, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False
         )
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise InUseError(_in_use(folder)) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise storage_error(folder / LOCK, error) from error
-            _log.warning("%s: no lock (%s); see that nothing else writes in this folder.", folder, error)
+        if not take_lock(folder / LOCK, lock.acquire, lambda: InUseError(_in_use(folder))):
             return
         self._lock = lock
         if lock.lock_counter > 1:

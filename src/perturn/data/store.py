@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import reprlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from perturn.errors import DataError, StorageError, did_you_mean
 from perturn.io.growing import GrowingFile
-from perturn.io.plain import DEEPEST, fault, is_unicode
-from perturn.io.reading import parse_json, read_lines, user_path
+from perturn.io.plain import DEEPEST, fault, mismatch
+from perturn.io.reading import explain, parse_json, path_of, read_lines, user_path
 from perturn.io.writing import replacing
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
@@ -28,12 +28,7 @@ VERSION = 1
 """Version of the line format, written in every trajectory."""
 
 _log = logging.getLogger(__name__)
-_MAX = sys.float_info.max
 _T = TypeVar("_T")
-_Reader = Callable[[Any, str], Any]
-
-
-# What is on a line: one reader a field. A reader takes a value and the path it was found at.
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
@@ -42,7 +37,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     Tuples become lists. What else JSON cannot hold exactly is a `DataError` with the path of the value.
     """
     record: dict[str, Any] = _plain(trajectory)
-    _read_trajectory(record, "")
+    _validate(Trajectory, record)
     return record
 
 
@@ -52,7 +47,7 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     Keys whose field in `types` has a default may be left out. Anything else amiss is a `DataError` that opens
     with the path of the value, such as `turns[3].action.token_ids`.
     """
-    return cast(Trajectory, _read_trajectory(record, ""))
+    return _validate(Trajectory, dict(record))
 
 
 def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
@@ -69,161 +64,161 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _fail(where: str, expected: str, value: object) -> NoReturn:
-    got = f"{reprlib.repr(value)} ({type(value).__name__})"
-    raise DataError(f"{where or 'record'}: expected {expected}, got {got}. Correct the value.")
+# What is on a line: one schema a field. A check of ours says what is wrong as it goes on where the value's path ends.
 
 
-def _join(where: str, name: object) -> str:
-    return f"{where}.{name}" if where else str(name)
+def _check_version(value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f": {mismatch('the version of the format, from 1 on', value)}")
+    if value > VERSION:
+        raise ValueError(f": expected at most {VERSION}, got {value}. Upgrade Perturn to read it.")
 
 
-def _checked(expected: str, accept: Callable[[Any], bool]) -> _Reader:
-    return lambda value, where: value if accept(value) else _fail(where, expected, value)
+def _check_status(value: Any) -> Status:
+    if value not in list(Status):
+        raise ValueError(f": {mismatch('one of ' + ', '.join(Status), value)}")
+    return Status(value)
 
 
-_flag = _checked("true or false", lambda value: isinstance(value, bool))
-_whole = _checked("a whole number", lambda value: type(value) is int)
-_count = _checked("a whole number >= 0", lambda value: type(value) is int and value >= 0)
-_version = _checked("the version of the format, from 1 on", lambda value: type(value) is int and value >= 1)
-
-
-def _text(value: Any, where: str) -> Any:
-    if not isinstance(value, str):
-        _fail(where, "text", value)
-    return value if is_unicode(value) else _fail(where, "valid Unicode", value)
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and -_MAX <= value <= _MAX:
-        return float(value)
-    _fail(where, "a finite number", value)
-
-
-def _status(value: Any, where: str) -> Status:
-    return Status(value) if value in list(Status) else _fail(where, f"one of {', '.join(Status)}", value)
-
-
-def _data(value: Any, where: str, halves: bool = True) -> Any:
+def _check_data(value: Any, halves: bool = True) -> Any:
     """Data of a world's own, which must come back from JSON as it went in."""
-    if not isinstance(value, dict):
-        _fail(where, "an object", value)
-    if problem := fault(value, where, halves=halves):
-        raise DataError(f"{problem}. Correct the value.")
+    if problem := fault(value, "", halves=halves):
+        raise ValueError(problem)
     return value
 
 
-def _object(value: Any, where: str) -> Any:
+def _check_shown(value: Any) -> Any:
     """Data that a policy is shown."""
-    return _data(value, where, halves=False)
+    return _check_data(value, halves=False)
 
 
-def _message(value: Any, where: str) -> Any:
-    role, content = _object(value, where).get("role"), value.get("content")
+def _check_message(message: Any) -> Any:
+    role, content = _check_shown(message).get("role"), message.get("content")
     if not role or not isinstance(role, str):
-        _fail(f"{where}.role", "a role, such as user", role)
+        raise ValueError(f".role: {mismatch('a role, such as user', role)}")
     parts = content if isinstance(content, list) else []
     if not isinstance(content, str | list | None) or not all(isinstance(part, dict) for part in parts):
-        _fail(f"{where}.content", "text, or a list of content parts", content)
-    return value
+        raise ValueError(f".content: {mismatch('text, or a list of content parts', content)}")
+    return message
 
 
-def _or_none(read: _Reader) -> _Reader:
-    return lambda value, where: None if value is None else read(value, where)
-
-
-def _tuple_of(read: _Reader) -> _Reader:
-    def read_list(value: Any, where: str) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            _fail(where, "a list", value)
-        try:
-            return tuple([read(item, where) for item in value])
-        except DataError:  # Only an error needs the path of each item, which costs more than reading it.
-            return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
-
-    return read_list
-
-
-def _record_of(kind: type, readers: Mapping[str, _Reader]) -> _Reader:
-    """A reader of a dataclass. Fields without a default are required; keys without a reader are refused."""
-    required = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
-
-    def read_record(value: Any, where: str) -> Any:
-        if not isinstance(value, Mapping):
-            _fail(where, f"a {kind.__name__} object", value)
-        for key in value:
-            if key not in readers:
-                raise DataError(f"{_join(where, key)}: unknown key.{did_you_mean(str(key), readers)}")
-        for name in required:
-            if name not in value:
-                raise DataError(f"{_join(where, name)}: expected a value, got no such key. Add it.")
-        return kind(**{key: readers[key](item, _join(where, key)) for key, item in value.items()})
-
-    return read_record
-
-
-def _read_action(value: Any, where: str) -> Action:
-    action: Action = _read_action_fields(value, where)
-    if action.logprobs is not None:
-        count = None if action.token_ids is None else len(action.token_ids)
-        if len(action.logprobs) != count:
-            _fail(f"{where}.logprobs", f"one for each of token_ids ({count})", len(action.logprobs))
+def _check_action(action: Action) -> Action:
+    count = None if action.token_ids is None else len(action.token_ids)
+    if count == 0:
+        raise ValueError(".token_ids must hold at least one token or be None, got none")
+    if action.logprobs is not None and len(action.logprobs) != count:
+        expected = f"one for each of token_ids ({count})"
+        raise ValueError(f".logprobs: {mismatch(expected, len(action.logprobs))}")
     return action
 
 
-def _read_trajectory(value: Any, where: str) -> Any:
-    rest = dict(value) if isinstance(value, Mapping) else _fail(where, "a Trajectory object", value)
-    path = _join(where, "version")
-    version = _version(rest.pop("version", None), path)
-    if version > VERSION:
-        raise DataError(f"{path}: expected at most {VERSION}, got {version}. Upgrade Perturn to read it.")
-    return _read_trajectory_fields(rest, where)
-
-
-_TASK = {"id": _text, "kind": _text, "split": _text, "data": _data}
-_ACTION = {
-    "text": _text,
-    "token_ids": _or_none(_tuple_of(_count)),
-    "logprobs": _or_none(_tuple_of(_number)),
-    "ended": _flag,
-    "tool_calls": _tuple_of(_object),
-}
-_TURN = {
-    "observation": _tuple_of(_message),
-    "action": _read_action,
-    "reward": _number,
-    "valid": _flag,
-    "state_key": _or_none(_text),
-}
-_TRAJECTORY = {
-    "task": _record_of(Task, _TASK),
-    "turns": _tuple_of(_record_of(Turn, _TURN)),
-    "environment": _text,
-    "protocol": _text,
-    "prompt": _tuple_of(_message),
-    "tools": _tuple_of(_object),
-    "total_reward": _number,
-    "success": _flag,
-    "terminated": _flag,
-    "truncated": _flag,
-    "status": _status,
-    "error": _or_none(_text),
-    "sample": _count,
-    "seed": _whole,
-    "policy": _text,
-    "history": _or_none(_count),
-}
-_read_action_fields = _record_of(Action, _ACTION)
-_read_trajectory_fields = _record_of(Trajectory, _TRAJECTORY)
-_read_pair_fields = _record_of(PreferencePair, {"chosen": _read_trajectory, "rejected": _read_trajectory})
-
-
-def _read_pair(value: Any, where: str) -> PreferencePair:
-    pair: PreferencePair = _read_pair_fields(value, where)
-    if pair.chosen.task.id != pair.rejected.task.id:
-        expected = f"the task of chosen ({pair.chosen.task.id!r})"
-        _fail(_join(where, "rejected.task.id"), expected, pair.rejected.task.id)
+def _check_pair(pair: PreferencePair) -> PreferencePair:
+    chosen, rejected = pair.chosen.task.id, pair.rejected.task.id
+    if chosen != rejected:
+        raise ValueError(f".rejected.task.id: {mismatch(f'the task of chosen ({chosen!r})', rejected)}")
     return pair
+
+
+def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
+    return core_schema.no_info_after_validator_function(check, schema)
+
+
+def _record(kind: type, /, **schemas: CoreSchema) -> CoreSchema:
+    """A dataclass: fields without a default are required, and other keys refused; `version` is checked and not kept.
+
+    Its `__post_init__` is not called: the schemas check what that checks.
+    """
+    keys = []
+    for each in fields(kind):
+        schema = schemas.pop(each.name)
+        if each.default is not MISSING:
+            schema = core_schema.with_default_schema(schema, default=each.default)
+        elif each.default_factory is not MISSING:
+            schema = core_schema.with_default_schema(schema, default_factory=each.default_factory)
+        keys.append(core_schema.dataclass_field(each.name, schema))
+    names = [each["name"] for each in keys]
+    keys += [core_schema.dataclass_field(name, schema, init_only=True) for name, schema in schemas.items()]
+    inner = core_schema.dataclass_args_schema(
+        kind.__name__, keys, collect_init_only=True, extra_behavior="forbid"
+    )
+    return core_schema.dataclass_schema(kind, inner, names)
+
+
+_list, _or_none = core_schema.tuple_variable_schema, core_schema.nullable_schema
+_TEXT = core_schema.str_schema(
+    strict=True, min_length=0
+)  # a bound has the Unicode of Python's texts checked too
+_FLAG = core_schema.bool_schema(strict=True)
+_WHOLE = core_schema.int_schema(strict=True)
+_COUNT = core_schema.int_schema(strict=True, ge=0)
+_NUMBER = core_schema.float_schema(strict=True, allow_inf_nan=False)
+_OBJECT = core_schema.dict_schema(strict=True)
+_SHOWN = _checked(_check_shown, _OBJECT)
+_MESSAGE = _checked(_check_message, _OBJECT)
+_TASK = _record(Task, id=_TEXT, kind=_TEXT, split=_TEXT, data=_checked(_check_data, _OBJECT))
+_ACTION = _record(
+    Action,
+    text=_TEXT,
+    token_ids=_or_none(_list(_COUNT)),
+    logprobs=_or_none(_list(_NUMBER)),
+    ended=_FLAG,
+    tool_calls=_list(_SHOWN),
+)
+_TURN = _record(
+    Turn,
+    observation=_list(_MESSAGE),
+    action=_checked(_check_action, _ACTION),
+    reward=_NUMBER,
+    valid=_FLAG,
+    state_key=_or_none(_TEXT),
+)
+_TRAJECTORY = _record(
+    Trajectory,
+    version=core_schema.no_info_plain_validator_function(_check_version),
+    task=_TASK,
+    turns=_list(_TURN),
+    environment=_TEXT,
+    protocol=_TEXT,
+    prompt=_list(_MESSAGE),
+    tools=_list(_SHOWN),
+    total_reward=_NUMBER,
+    success=_FLAG,
+    terminated=_FLAG,
+    truncated=_FLAG,
+    status=core_schema.no_info_plain_validator_function(_check_status),
+    error=_or_none(_TEXT),
+    sample=_COUNT,
+    seed=_WHOLE,
+    policy=_TEXT,
+    history=_or_none(_COUNT),
+)
+_PAIR = _checked(_check_pair, _record(PreferencePair, chosen=_TRAJECTORY, rejected=_TRAJECTORY))
+_VALIDATORS = {Trajectory: SchemaValidator(_TRAJECTORY), PreferencePair: SchemaValidator(_PAIR)}
+_KINDS = {"task": Task, "turns": Turn, "action": Action, "chosen": Trajectory, "rejected": Trajectory}
+"""Key -> the kind of what is under it."""
+
+
+def _validate(kind: type[_T], record: Any) -> _T:
+    """JSON data -> its value, or a `DataError` that opens with the path of the first mistake."""
+    try:
+        return cast(_T, _VALIDATORS[kind].validate_python(record))
+    except ValidationError as error:
+        raise DataError(_explain(error, kind)) from error
+
+
+def _explain(error: ValidationError, kind: type) -> str:
+    """The first mistake; that of a version comes first, since a newer one has other keys."""
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["loc"][-1:] == ("version",)), found[0])
+    if first["type"] == "unexpected_keyword_argument":
+        *inside, key = first["loc"]
+        kind = next((_KINDS[step] for step in reversed(inside) if isinstance(step, str)), kind)
+        known = [each.name for each in fields(kind)]
+        return f"{path_of(first['loc'])}: unknown key.{did_you_mean(str(key), known)}"
+    if first["type"] == "missing":
+        return f"{path_of(first['loc'])}: expected a value, got no such key. Add it."
+    said = explain(first)
+    return said if said.endswith(".") else f"{said}. Correct the value."
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
@@ -237,7 +232,7 @@ def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
         if not raw.endswith(b"\n"):
             _log.warning("%s:%d: dropped the last line, whose write was cut short.", path, number)
             return
-        trajectory: Trajectory = _parse(raw, f"{path}:{number}", _read_trajectory)
+        trajectory = _parse(Trajectory, raw, f"{path}:{number}")
         if trajectory.key in lines:
             raise DataError(
                 f"{path}:{number}: task.id: expected a task and sample not seen before, "
@@ -340,7 +335,7 @@ def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -
     with replacing(path) as fresh, fresh.open("wb") as file:
         for pair in pairs:
             record = _plain(pair)
-            _read_pair(record, "")
+            _validate(PreferencePair, record)
             file.write(_line(record))
             count += 1
     return count
@@ -348,7 +343,7 @@ def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -
 
 def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
     """The pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
-    return [_parse(raw, f"{path}:{number}", _read_pair) for number, raw in _lines(path)]
+    return [_parse(PreferencePair, raw, f"{path}:{number}") for number, raw in _lines(path)]
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
@@ -365,9 +360,12 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
-def _parse(raw: bytes, where: str, read: Callable[[Any, str], _T]) -> _T:
-    data = parse_json(raw, where, DataError, "Correct or delete the line.")
+def _parse(kind: type[_T], raw: bytes, where: str) -> _T:
     try:
-        return read(data, "")
+        return cast(_T, _VALIDATORS[kind].validate_json(raw))
+    except ValidationError:  # it is wrong; or a world's data has half a surrogate pair, which Python reads
+        data = parse_json(raw, where, DataError, "Correct or delete the line.")
+    try:
+        return _validate(kind, data)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error

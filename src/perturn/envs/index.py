@@ -11,8 +11,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ import numpy as np
 
 from perturn.data.cache import cache_folder
 from perturn.errors import DataError, EnvironmentFailure
-from perturn.io.writing import write_whole, writing
+from perturn.io.writing import replacing, write_whole
 
 _LAYOUT = "1"
 """Changes with anything that makes an older index unusable."""
@@ -162,18 +160,10 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
 
 
 def _build(folder: Path, documents: Iterable[Document]) -> None:
-    """Write an index beside its place and move it there: whoever comes second finds it whole."""
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            _write(partial_folder, documents)
-            partial_folder.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process may have been faster
-                raise
-        finally:
-            shutil.rmtree(partial_folder, ignore_errors=True)
+    """Write an index whole; whoever comes second finds it."""
+    with replacing(folder, once=True) as fresh:
+        fresh.mkdir()
+        _write(fresh, documents)
 
 
 def _write(folder: Path, documents: Iterable[Document]) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
 from pathlib import Path
 
-from perturn.io.reading import Refusal, complete_lines
-from perturn.io.writing import append_whole, sync, writing
+from filelock import lock_descriptor
 
-_log = logging.getLogger(__name__)
+from perturn.io.reading import Refusal, complete_lines
+from perturn.io.writing import append_whole, sync, take_lock, writing
 
 
 class GrowingFile:
-    """Open for appending and locked, until `close`: an `flock`, which the kernel releases when its holder dies."""
+    """Open for appending and locked, until `close` or until we die; whoever reads it is not asked to wait."""
 
     def __init__(self, path: Path, refusal: Refusal) -> None:
         """Open the file, making it and its folder if there is none.
@@ -31,7 +29,10 @@ class GrowingFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            self._lock()
+            in_use = f"{path} is in use: another process is writing this file. Wait for its end; it can be read now."
+            take_lock(
+                path, lambda: lock_descriptor(self._descriptor, blocking=False), lambda: refusal(in_use)
+            )
             with writing(path):
                 sync(path.parent)
         except BaseException:
@@ -59,13 +60,3 @@ class GrowingFile:
     def close(self) -> None:
         """Release the lock and the file; it is not to be used any more."""
         os.close(self._descriptor)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise self._refusal(
-                f"{self._path} is in use: another process is writing this file. Wait for its end; it can be read now."
-            ) from error
-        except OSError as error:
-            _log.warning("%s: no lock (%s); see that nothing else writes this file.", self._path, error)

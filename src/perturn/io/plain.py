@@ -33,9 +33,14 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
     if found is None:
         return None
     path, expected, culprit = found
-    large = isinstance(culprit, int) and culprit.bit_length() > _BITS  # Python may refuse to write it
-    got = "a larger one" if large else reprlib.repr(culprit)
-    return mended(f"{where}{path}: expected {expected}, got {got} ({type(culprit).__name__})")
+    return f"{mended(where + path)}: {mismatch(expected, culprit)}"
+
+
+def mismatch(expected: str, value: object) -> str:
+    """What was expected, and a value that is not it."""
+    large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it
+    got = "a larger one" if large else reprlib.repr(value)
+    return mended(f"expected {expected}, got {got} ({type(value).__name__})")
 
 
 def _find(value: object, halves: bool, levels: int) -> _Found | None:

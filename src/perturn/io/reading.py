@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 from yaml.constructor import ConstructorError
 
 from perturn.errors import ConfigError, PerturnError
 from perturn.io.plain import DEEPEST as DEEPEST
+from perturn.io.plain import mismatch
 
 LONGEST_FILE = 1 << 30
 """Bytes of a file that is read at once."""
@@ -31,6 +32,21 @@ MOST_NODES = 50_000
 """Values of a YAML text, what its aliases stand for counted each time."""
 LONGEST_NUMBER = 100
 """Characters of a number in YAML."""
+
+_EXPECTED = {
+    "string_type": "text",
+    "string_unicode": "valid Unicode",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "float_type": "a finite number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a JSON object",
+    "dataclass_type": "a {class_name} object",
+    "greater_than_equal": "a number >= {ge}",
+}
+"""Our words for the kinds of pydantic's errors; others say themselves what they expect."""
 
 Refusal = type[PerturnError]
 """The error to raise."""
@@ -154,15 +170,27 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
     try:
         _adapter(shape).validate_python(data, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Input should be ")
-        expected = {"missing": "a value", "dict_type": "a JSON object"}.get(first["type"], said)
-        got = "none" if first["type"] == "missing" else reprlib.repr(first["input"])
-        raise refusal(
-            f"{where}: {f'{_short(path)}: ' if path else ''}expected {expected}, got {got}. {remedy}"
-        ) from error
+        first = error.errors(include_url=False)[0]
+        raise refusal(f"{where}: {explain(first)}. {remedy}") from error
     return data
+
+
+def explain(error: ErrorDetails) -> str:
+    """Path of a value that pydantic refused, what was expected, and what was got."""
+    path = path_of(error["loc"])
+    if error["type"] == "value_error":  # a check of ours says it as it goes on where the path ends
+        return f"{path}{error['ctx']['error']}".lstrip(".: ")
+    if error["type"] == "missing":
+        return f"{path}: expected a value, got none"
+    ours = _EXPECTED.get(error["type"])
+    expected = ours.format(**error.get("ctx", {})) if ours else error["msg"].removeprefix("Input should be ")
+    return f"{path}: {mismatch(expected, error['input'])}".removeprefix(": ")
+
+
+def path_of(steps: Iterable[int | str]) -> str:
+    """The place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in steps)
+    return _short(path.removeprefix("."), 500)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and lines that are appended whole.
+"""Files and folders that are written whole or not at all, lines that are appended whole, and one writer at a time.
 
 Whatever keeps them from being written, such as a full disk, is one error that names the path and the remedy.
 """
@@ -6,13 +6,16 @@ Whatever keeps them from being written, such as a full disk, is one error that n
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
+
+from filelock import Timeout
 
 from perturn.errors import PerturnError, StorageError
 
@@ -24,6 +27,9 @@ _REMEDIES = {
     errno.EIO: "see to the disk",
 }
 """Remedies for errors of the file system."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Error numbers of file systems without locks."""
+_log = logging.getLogger(__name__)
 _STRAY = re.compile(r"\..+\.[0-9a-f]{32}\.partial")
 
 
@@ -69,7 +75,9 @@ def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[N
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...] = ()) -> Iterator[Path]:
+def replacing(
+    path: str | os.PathLike[str], foreign: tuple[type[Exception], ...] = (), *, once: bool = False
+) -> Iterator[Path]:
     """Write a file or a folder whole or not at all, in place of what was there; a file replaces no folder.
 
     A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
@@ -78,6 +86,7 @@ def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...]
     Args:
         path: The file or folder; its parents are made.
         foreign: What a library that writes for us raises beside `OSError`.
+        once: Whether a folder that another process put there meanwhile stays, since it holds the same.
 
     Yields:
         Where to write it meanwhile: a name beside it that is in nobody's way.
@@ -93,9 +102,13 @@ def replacing(path: str | os.PathLike[str], foreign: tuple[type[Exception], ...]
             yield fresh
             for each in [fresh, *fresh.rglob("*")]:
                 sync(each)
-            if fresh.is_dir() and target.is_dir() and not target.is_symlink():
+            if fresh.is_dir() and target.is_dir() and not target.is_symlink() and not once:
                 shutil.rmtree(target)  # a folder cannot be put over another
-            fresh.replace(target)
+            try:
+                fresh.replace(target)
+            except OSError:
+                if not (once and target.is_dir()):
+                    raise
             sync(target.parent)
         finally:
             _remove(fresh)
@@ -139,6 +152,34 @@ def append_line(path: Path, text: str) -> None:
             append_whole(descriptor, text.encode() + b"\n")
         finally:
             os.close(descriptor)
+
+
+def take_lock(path: Path, acquire: Callable[[], object], in_use: Callable[[], PerturnError]) -> bool:
+    """Take a lock of filelock's, an `flock` that the kernel releases when its holder dies, on NFS too.
+
+    Args:
+        path: What is locked.
+        acquire: Takes it at once, or says that another process has it: by False or a `Timeout`.
+        in_use: The error where it has.
+
+    Returns:
+        Whether it is locked; on a file system without locks it is not, which is warned of.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    try:
+        taken = acquire() is not False
+    except Timeout:
+        taken = False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise storage_error(path, error) from error
+        _log.warning("%s: no lock (%s); see that nothing else writes there.", path, error)
+        return False
+    if not taken:
+        raise in_use()
+    return True
 
 
 def is_stray(path: Path) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
 from perturn.io.reading import user_path
-from perturn.io.writing import writing
+from perturn.io.writing import replacing
 from perturn.table import locate
 
 _logger = logging.getLogger(__name__)
@@ -61,17 +59,9 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
         )
     source = Path(spec.submodule_search_locations[0])
     say(f"converting {name} from {source / file} to safetensors in {target} (once, about a minute)")
-    with writing(target, foreign=(Exception,)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=target.parent))
-        try:
-            locate("perturn.policy.models:dequantize")(source, file, partial)
-            partial.rename(target)
-        except OSError:
-            if not (target / "config.json").is_file():  # otherwise another process finished first
-                raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with replacing(target, foreign=(Exception,), once=True) as fresh:
+        fresh.mkdir()
+        locate("perturn.policy.models:dequantize")(source, file, fresh)
     return target
 
 
