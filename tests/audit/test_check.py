@@ -207,5 +207,5 @@ def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):
     repeated = audit(twice, str(tiny_folder))["refused"]
 
     assert "expected the task of chosen ('t/0'), got 't/5'" in reasons[0]
-    assert reasons[1].startswith("rejected: expected a trajectory")
+    assert reasons[1].startswith("rejected: expected a value, got no such key")
     assert [row["row"] for row in repeated] == [2]

@@ -112,10 +112,15 @@ def test_a_line_is_one_line_to_every_reader(original):
     assert len(line.splitlines()) == 1
 
 
-def test_every_field_needs_a_schema():
-    """A field added to `types` cannot be forgotten: the module would not load."""
-    with pytest.raises(KeyError, match="novelty"):
-        store._record(make_dataclass("Grown", ["novelty"]))
+def test_a_field_is_read_by_its_type():
+    """One added to `types` cannot be forgotten: without a schema for its type the module would not load."""
+    grown = store.SchemaValidator(store._record(make_dataclass("Grown", [("old", int), ("new", str, "a")])))
+
+    assert grown.validate_json('{"old": 1}').new == "a"
+    with pytest.raises(store.ValidationError):
+        grown.validate_json('{"old": 1, "new": 2}')
+    with pytest.raises(KeyError, match="complex"):
+        store._record(make_dataclass("Odd", [("novelty", complex)]))
 
 
 @pytest.mark.parametrize(

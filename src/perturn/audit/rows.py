@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from perturn.data.store import read_pairs, read_trajectories, trajectory_from_dict
+from perturn.data.store import pair_from_dict, read_pairs, read_trajectories, trajectory_from_dict
 from perturn.data.trl import from_trl
 from perturn.errors import DataError
 from perturn.io.reading import parse_object, read_lines
@@ -63,17 +63,6 @@ def _parse(record: dict[str, Any], number: int) -> Trajectory | PreferencePair:
     """One line's object -> a row."""
     if "turns" in record:
         return trajectory_from_dict(record)
-    if not isinstance(record.get("chosen"), dict):
-        return from_trl(record, task_id=f"row-{number}")
-    sides = {}
-    for name in ("chosen", "rejected"):
-        if not isinstance(record.get(name), dict):
-            raise DataError(f"{name}: expected a trajectory, got none. Add it.")
-        sides[name] = trajectory_from_dict(record[name])
-    pair = PreferencePair(**sides)
-    if pair.chosen.task.id != pair.rejected.task.id:
-        raise DataError(
-            f"rejected.task.id: expected the task of chosen ({pair.chosen.task.id!r}), "
-            f"got {pair.rejected.task.id!r}. Correct the value."
-        )
-    return pair
+    if isinstance(record.get("chosen"), dict):
+        return pair_from_dict(record)
+    return from_trl(record, task_id=f"row-{number}")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
@@ -22,7 +23,7 @@ from perturn.io.growing import GrowingFile
 from perturn.io.plain import DEEPEST, fault, mismatch
 from perturn.io.reading import explain, parse_json, path_of, read_lines, user_path
 from perturn.io.writing import replacing
-from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.types import Action, Message, PreferencePair, Status, Task, Trajectory, Turn
 
 VERSION = 1
 """Version of the line format, written in every trajectory."""
@@ -50,6 +51,11 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     return _validate(Trajectory, dict(record))
 
 
+def pair_from_dict(record: Mapping[str, Any]) -> PreferencePair:
+    """The pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
+    return _validate(PreferencePair, dict(record))
+
+
 def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
     """Dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
     if not levels:
@@ -64,7 +70,7 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-# What is on a line: one schema a field. A check of ours says what is wrong as it goes on where the value's path ends.
+# What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.
 
 
 def _check_version(value: Any) -> None:
@@ -123,77 +129,61 @@ def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
     return core_schema.no_info_after_validator_function(check, schema)
 
 
-def _record(kind: type, /, **schemas: CoreSchema) -> CoreSchema:
-    """A dataclass: fields without a default are required, and other keys refused; `version` is checked and not kept.
+_OBJECT = core_schema.dict_schema(strict=True)
+_OF_TYPES: dict[Any, CoreSchema] = {
+    str: core_schema.str_schema(
+        strict=True, min_length=0
+    ),  # a bound has the Unicode of Python's texts checked too
+    bool: core_schema.bool_schema(strict=True),
+    int: core_schema.int_schema(strict=True, ge=0),
+    float: core_schema.float_schema(strict=True, allow_inf_nan=False),
+    Status: core_schema.no_info_plain_validator_function(_check_status),
+    Message: _checked(_check_message, _OBJECT),
+    Mapping[str, Any]: _checked(_check_shown, _OBJECT),
+}
+_OF_FIELDS = {
+    (Task, "data"): _checked(_check_data, _OBJECT),
+    (Trajectory, "seed"): core_schema.int_schema(strict=True),
+}
+"""Fields that take other than their type does elsewhere."""
+_CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePair: _check_pair}
+
+
+def _schema(hint: Any) -> CoreSchema:
+    if get_origin(hint) is tuple:
+        return core_schema.tuple_variable_schema(_schema(get_args(hint)[0]))
+    if NoneType in get_args(hint):
+        return core_schema.nullable_schema(_schema(get_args(hint)[0]))
+    return _record(hint) if is_dataclass(hint) else _OF_TYPES[hint]
+
+
+def _record(kind: Any) -> CoreSchema:
+    """A dataclass: fields without a default are required, and other keys refused.
 
     Its `__post_init__` is not called: the schemas check what that checks.
     """
-    keys = []
+    hints, keys = get_type_hints(kind), []
     for each in fields(kind):
-        schema = schemas.pop(each.name)
+        schema = _OF_FIELDS.get((kind, each.name)) or _schema(hints[each.name])
         if each.default is not MISSING:
             schema = core_schema.with_default_schema(schema, default=each.default)
         elif each.default_factory is not MISSING:
             schema = core_schema.with_default_schema(schema, default_factory=each.default_factory)
         keys.append(core_schema.dataclass_field(each.name, schema))
-    names = [each["name"] for each in keys]
-    keys += [core_schema.dataclass_field(name, schema, init_only=True) for name, schema in schemas.items()]
+    if kind is Trajectory:
+        version = core_schema.no_info_plain_validator_function(_check_version)
+        keys.append(core_schema.dataclass_field("version", version, init_only=True))  # checked, and not kept
+    names = [each.name for each in fields(kind)]
     inner = core_schema.dataclass_args_schema(
         kind.__name__, keys, collect_init_only=True, extra_behavior="forbid"
     )
-    return core_schema.dataclass_schema(kind, inner, names)
+    schema = core_schema.dataclass_schema(kind, inner, names)
+    return _checked(_CHECKS[kind], schema) if kind in _CHECKS else schema
 
 
-_list, _or_none = core_schema.tuple_variable_schema, core_schema.nullable_schema
-_TEXT = core_schema.str_schema(
-    strict=True, min_length=0
-)  # a bound has the Unicode of Python's texts checked too
-_FLAG = core_schema.bool_schema(strict=True)
-_WHOLE = core_schema.int_schema(strict=True)
-_COUNT = core_schema.int_schema(strict=True, ge=0)
-_NUMBER = core_schema.float_schema(strict=True, allow_inf_nan=False)
-_OBJECT = core_schema.dict_schema(strict=True)
-_SHOWN = _checked(_check_shown, _OBJECT)
-_MESSAGE = _checked(_check_message, _OBJECT)
-_TASK = _record(Task, id=_TEXT, kind=_TEXT, split=_TEXT, data=_checked(_check_data, _OBJECT))
-_ACTION = _record(
-    Action,
-    text=_TEXT,
-    token_ids=_or_none(_list(_COUNT)),
-    logprobs=_or_none(_list(_NUMBER)),
-    ended=_FLAG,
-    tool_calls=_list(_SHOWN),
-)
-_TURN = _record(
-    Turn,
-    observation=_list(_MESSAGE),
-    action=_checked(_check_action, _ACTION),
-    reward=_NUMBER,
-    valid=_FLAG,
-    state_key=_or_none(_TEXT),
-)
-_TRAJECTORY = _record(
-    Trajectory,
-    version=core_schema.no_info_plain_validator_function(_check_version),
-    task=_TASK,
-    turns=_list(_TURN),
-    environment=_TEXT,
-    protocol=_TEXT,
-    prompt=_list(_MESSAGE),
-    tools=_list(_SHOWN),
-    total_reward=_NUMBER,
-    success=_FLAG,
-    terminated=_FLAG,
-    truncated=_FLAG,
-    status=core_schema.no_info_plain_validator_function(_check_status),
-    error=_or_none(_TEXT),
-    sample=_COUNT,
-    seed=_WHOLE,
-    policy=_TEXT,
-    history=_or_none(_COUNT),
-)
-_PAIR = _checked(_check_pair, _record(PreferencePair, chosen=_TRAJECTORY, rejected=_TRAJECTORY))
-_VALIDATORS = {Trajectory: SchemaValidator(_TRAJECTORY), PreferencePair: SchemaValidator(_PAIR)}
+_VALIDATORS: dict[type, SchemaValidator] = {
+    kind: SchemaValidator(_record(kind)) for kind in (Trajectory, PreferencePair)
+}
 _KINDS = {"task": Task, "turns": Turn, "action": Action, "chosen": Trajectory, "rejected": Trajectory}
 """Key -> the kind of what is under it."""
 

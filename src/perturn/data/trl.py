@@ -7,13 +7,12 @@ message other than role, content and tool_calls.
 
 from __future__ import annotations
 
-import reprlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from perturn.errors import DataError, did_you_mean
-from perturn.io.plain import fault
+from perturn.io.plain import fault, mismatch
 from perturn.io.reading import parse_json
 from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Turn
 
@@ -198,5 +197,4 @@ def _plain(value: Any) -> Any:
 
 
 def _fail(where: str, expected: str, value: object) -> NoReturn:
-    got = f"{reprlib.repr(value)} ({type(value).__name__})"
-    raise DataError(f"{where}: expected {expected}, got {got}. Correct the value.")
+    raise DataError(f"{where}: {mismatch(expected, value)}. Correct the value.")

@@ -155,10 +155,10 @@ def parse_object(
     Raises:
         PerturnError: Of the kind `refusal`, if it is anything else.
     """
-    data = parse_json(text, where, refusal, remedy)
-    if not isinstance(data, dict):
-        raise refusal(f"{where}: expected a JSON object, got {_short(repr(data))}. {remedy}")
-    return data
+    found: dict[str, Any] = check_shape(
+        parse_json(text, where, refusal, remedy), dict, where, refusal, remedy
+    )
+    return found
 
 
 def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str = "Correct it.") -> Any:
