@@ -245,17 +245,14 @@ class TrajectoryStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._file: GrowingFile | None = None
         self._open()
 
     def _open(self) -> None:
-        self._file = GrowingFile(self.path, DataError)
-        try:
-            self._keys = {trajectory.key for trajectory in self}
-            self._file.cut_torn_line()
-        except BaseException:
-            self.close()
-            raise
+        self._keys: set[tuple[str, int]] = set()
+        self._file: GrowingFile | None = GrowingFile(self.path, DataError, self._read_keys)
+
+    def _read_keys(self) -> None:
+        self._keys.update(trajectory.key for trajectory in self)
 
     def append(self, trajectory: Trajectory) -> None:
         """Write one trajectory; on return it is on the disk.

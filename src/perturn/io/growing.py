@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import lock_descriptor
@@ -14,27 +15,35 @@ from perturn.io.writing import append_whole, sync, take_lock, writing
 class GrowingFile:
     """Open for appending and locked, until `close` or until we die; whoever reads it is not asked to wait."""
 
-    def __init__(self, path: Path, refusal: Refusal) -> None:
-        """Open the file, making it and its folder if there is none.
+    def __init__(self, path: Path, refusal: Refusal, read: Callable[[], object]) -> None:
+        """Open the file, making it and its folder if there is none, and cut off a line that a kill left torn.
 
         Args:
             path: The file.
             refusal: The error where another process has it open.
+            read: Reads what it holds; where that raises, the file is left as it is.
 
         Raises:
             StorageError: If it cannot be written.
         """
-        self._path, self._refusal = path, refusal
+        self._path = path
+        in_use = (
+            f"{path} is in use: another process is writing this file. Wait for its end; it can be read now."
+        )
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            in_use = f"{path} is in use: another process is writing this file. Wait for its end; it can be read now."
             take_lock(
                 path, lambda: lock_descriptor(self._descriptor, blocking=False), lambda: refusal(in_use)
             )
+            read()
             with writing(path):
                 sync(path.parent)
+                complete = sum(len(raw) for _, raw in complete_lines(path, refusal))
+                if complete < os.fstat(self._descriptor).st_size:
+                    os.ftruncate(self._descriptor, complete)
+                    os.fsync(self._descriptor)
         except BaseException:
             self.close()
             raise
@@ -48,14 +57,6 @@ class GrowingFile:
         with writing(self._path):
             append_whole(self._descriptor, line)
             os.fsync(self._descriptor)
-
-    def cut_torn_line(self) -> None:
-        """Remove a last line that a kill left without its newline."""
-        with writing(self._path):
-            complete = sum(len(raw) for _, raw in complete_lines(self._path, self._refusal))
-            if complete < os.fstat(self._descriptor).st_size:
-                os.ftruncate(self._descriptor, complete)
-                os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Release the lock and the file; it is not to be used any more."""

@@ -46,18 +46,14 @@ class Ledger:
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self._answers: dict[str, dict[str, Any]] = {}
         self._file: GrowingFile | None = None
-        if path is None:
-            return
-        self._file = GrowingFile(path, RunError)
-        try:
-            for number, line in complete_lines(path, RunError, _REMEDY):
-                where = f"{path}:{number}"
-                row = parse_object(line, where, RunError, _REMEDY)
-                self._count(check_shape(row, _Line, where, RunError, _REMEDY))
-            self._file.cut_torn_line()
-        except BaseException:
-            self.close()
-            raise
+        if path is not None:
+            self._file = GrowingFile(path, RunError, lambda: self._read(path))
+
+    def _read(self, path: Path) -> None:
+        for number, line in complete_lines(path, RunError, _REMEDY):
+            where = f"{path}:{number}"
+            row = parse_object(line, where, RunError, _REMEDY)
+            self._count(check_shape(row, _Line, where, RunError, _REMEDY))
 
     @property
     def tokens(self) -> int:
