@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import make_dataclass, replace
 
 import pytest
@@ -183,6 +184,21 @@ def test_a_malformed_record_is_refused_by_path(path, value, start):
         trajectory_from_dict(changed(path, value))
 
     assert str(caught.value).startswith(start)
+
+
+def test_a_line_with_a_million_mistakes_is_refused_by_the_first(file):
+    """The others are not counted, which would take the memory of a million messages."""
+    record = changed(["turns", 0, "action", "token_ids"], ["x"] * 10**6)
+    file.parent.mkdir()
+    file.write_text(json.dumps(record) + "\n")
+
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r":1: turns\[0\]\.action\.token_ids\[0\]: expected a whole number"):
+        list(read_trajectories(file))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 100e6
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,7 @@ def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
 
 _OBJECT = core_schema.dict_schema(strict=True)
 _OF_TYPES: dict[Any, CoreSchema] = {
-    str: core_schema.str_schema(
-        strict=True, min_length=0
-    ),  # a bound has the Unicode of Python's texts checked too
+    str: core_schema.str_schema(strict=True, min_length=0),  # having a bound, its Unicode is checked too
     bool: core_schema.bool_schema(strict=True),
     int: core_schema.int_schema(strict=True, ge=0),
     float: core_schema.float_schema(strict=True, allow_inf_nan=False),
@@ -151,7 +149,8 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePai
 
 def _schema(hint: Any) -> CoreSchema:
     if get_origin(hint) is tuple:
-        return core_schema.tuple_variable_schema(_schema(get_args(hint)[0]))
+        items = [_schema(get_args(hint)[0])]
+        return core_schema.tuple_schema(items, variadic_item_index=0, fail_fast=True)
     if NoneType in get_args(hint):
         return core_schema.nullable_schema(_schema(get_args(hint)[0]))
     return _record(hint) if is_dataclass(hint) else _OF_TYPES[hint]
@@ -163,6 +162,9 @@ def _record(kind: Any) -> CoreSchema:
     Its `__post_init__` is not called: the schemas check what that checks.
     """
     hints, keys = get_type_hints(kind), []
+    if kind is Trajectory:  # before all others, since a newer one has other keys; checked, and not kept
+        version = core_schema.no_info_plain_validator_function(_check_version)
+        keys.append(core_schema.dataclass_field("version", version, init_only=True))
     for each in fields(kind):
         schema = _OF_FIELDS.get((kind, each.name)) or _schema(hints[each.name])
         if each.default is not MISSING:
@@ -170,9 +172,6 @@ def _record(kind: Any) -> CoreSchema:
         elif each.default_factory is not MISSING:
             schema = core_schema.with_default_schema(schema, default_factory=each.default_factory)
         keys.append(core_schema.dataclass_field(each.name, schema))
-    if kind is Trajectory:
-        version = core_schema.no_info_plain_validator_function(_check_version)
-        keys.append(core_schema.dataclass_field("version", version, init_only=True))  # checked, and not kept
     names = [each.name for each in fields(kind)]
     inner = core_schema.dataclass_args_schema(
         kind.__name__, keys, collect_init_only=True, extra_behavior="forbid"
@@ -197,9 +196,8 @@ def _validate(kind: type[_T], record: Any) -> _T:
 
 
 def _explain(error: ValidationError, kind: type) -> str:
-    """The first mistake; that of a version comes first, since a newer one has other keys."""
-    found = error.errors(include_url=False)
-    first = next((each for each in found if each["loc"][-1:] == ("version",)), found[0])
+    """The first mistake, in our words."""
+    first = error.errors(include_url=False)[0]
     if first["type"] == "unexpected_keyword_argument":
         *inside, key = first["loc"]
         kind = next((_KINDS[step] for step in reversed(inside) if isinstance(step, str)), kind)

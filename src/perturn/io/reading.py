@@ -178,8 +178,9 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
 def explain(error: ErrorDetails) -> str:
     """Path of a value that pydantic refused, what was expected, and what was got."""
     path = path_of(error["loc"])
-    if error["type"] == "value_error":  # a check of ours says it as it goes on where the path ends
-        return f"{path}{error['ctx']['error']}".lstrip(".: ")
+    if error["type"] == "value_error":
+        said = str(error["ctx"]["error"])  # of a check of ours, which may name a place within the value
+        return f"{path}{said}".lstrip(".: ") if said.startswith((".", "[", ":")) else f"{path}: {said}"
     if error["type"] == "missing":
         return f"{path}: expected a value, got none"
     ours = _EXPECTED.get(error["type"])
