@@ -36,7 +36,9 @@ def test_everybody_who_counts_counts_alike(tmp_path):
 
     played = outcomes([SOLVED, BROKEN])
     (shown,) = set_rows(read_run(tmp_path))
-    watched = read_episode({"task": {"id": "t/2"}, "turns": [], "status": "failed", "success": True})
+    watched = read_episode(
+        {"version": 1, "task": {"id": "t/2"}, "turns": [], "status": "failed", "success": True}
+    )
 
     assert (played["episodes"], played["success"], played["failed"]) == (2, 1, 1)
     assert (shown["n"], shown["success"], shown["score"], shown["failed"]) == (2, 0.5, 0.5, 1)

@@ -39,7 +39,8 @@ MESSAGE = st.builds(
     TEXT | st.none(),
     OBJECT,
 )
-TOKENS = st.lists(st.tuples(st.integers(0, 10**6), FLOAT), min_size=1, max_size=4)
+NUMBER = st.floats(-store.LARGEST, store.LARGEST)
+TOKENS = st.lists(st.tuples(st.integers(0, 10**6), NUMBER), min_size=1, max_size=4)
 
 
 @st.composite
@@ -51,7 +52,7 @@ def actions(draw):
 
 
 TURN = st.builds(
-    Turn, st.lists(MESSAGE, max_size=2).map(tuple), actions(), FLOAT, st.booleans(), st.none() | TEXT
+    Turn, st.lists(MESSAGE, max_size=2).map(tuple), actions(), NUMBER, st.booleans(), st.none() | TEXT
 )
 TRAJECTORY = st.builds(
     Trajectory,
@@ -61,7 +62,7 @@ TRAJECTORY = st.builds(
     protocol=TEXT,
     prompt=st.lists(MESSAGE, max_size=2).map(tuple),
     tools=st.lists(OBJECT, max_size=2).map(tuple),
-    total_reward=FLOAT,
+    total_reward=NUMBER,
     success=st.booleans(),
     terminated=st.booleans(),
     truncated=st.booleans(),
@@ -153,6 +154,12 @@ def test_a_field_is_read_by_its_type():
         (["turns", 0, "reward"], float("nan"), "turns[0].reward: expected a finite number, got nan"),
         (["turns", 0, "reward"], 10**400, "turns[0].reward: expected a finite number"),
         (["turns", 0, "reward"], True, "turns[0].reward: expected a finite number, got True"),
+        (["total_reward"], 1e200, "total_reward: expected a number <= 1e+150, got 1e+200 (float)"),
+        (
+            ["turns", 0, "action", "logprobs", 0],
+            -1e308,
+            "turns[0].action.logprobs[0]: expected a number >= -1e+150",
+        ),
         (["total_reward"], float("inf"), "total_reward: expected a finite number, got inf"),
         (["turns", 1, "observation", 0], {"content": "x"}, "turns[1].observation[0].role: expected a role"),
         (["turns", 1, "observation", 0, "role"], "", "turns[1].observation[0].role: expected a role"),

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from fuzz.test_rows import OTHER, PAIR, TRAJECTORY
+from perturn.data.store import LARGEST
 from perturn.errors import RunError
 from perturn.report import write_report
 from perturn.watch import Watcher, render
@@ -84,6 +85,19 @@ def test_a_manifest_of_other_kinds_is_refused_by_its_key(tmp_path, key, value):
 
     with pytest.raises(RunError, match=f"manifest.json: {key}"):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["evaluation/sft.jsonl", "trajectories/explore.jsonl"])
+def test_the_largest_numbers_overflow_nothing(tmp_path, name):
+    """Sums and squares of what the store takes are floats still; warnings are errors here."""
+    turns = json.loads(json.dumps(TRAJECTORY["turns"]))
+    turns[0]["action"]["logprobs"] = [-LARGEST, -LARGEST]
+    row = TRAJECTORY | {"total_reward": LARGEST, "turns": turns}
+    rows = [row | {"task": {"id": str(number)}} for number in range(5)]
+    fill(tmp_path, name, b"".join(json.dumps(each).encode() + b"\n" for each in rows))
+
+    Console(file=io.StringIO()).print(render(Watcher(tmp_path).look()))
+    write_report(tmp_path)
 
 
 @fuzzed

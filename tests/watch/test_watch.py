@@ -42,9 +42,15 @@ with run.stage("expert"):
 
 
 def episode(task, reward, status="completed", logprob=-0.5, sample=0):
-    """A stored trajectory, as far as watching reads it."""
-    turn = {"action": {"text": "a", "token_ids": [1, 2], "logprobs": [logprob, logprob]}}
-    row = {"task": {"id": task}, "turns": [turn], "total_reward": reward, "success": reward == 1}
+    """A stored trajectory."""
+    turn = {"observation": [], "action": {"text": "a", "token_ids": [1, 2], "logprobs": [logprob, logprob]}}
+    row = {
+        "version": 1,
+        "task": {"id": task},
+        "turns": [turn],
+        "total_reward": reward,
+        "success": reward == 1,
+    }
     return json.dumps(row | {"status": status, "sample": sample}) + "\n"
 
 

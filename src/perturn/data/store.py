@@ -28,6 +28,9 @@ from perturn.types import Action, Message, PreferencePair, Status, Task, Traject
 VERSION = 1
 """Version of the line format, written in every trajectory."""
 
+LARGEST = 1e150
+"""Of a reward and a log-probability, so that no sum and no square of them is too large for a float."""
+
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -48,12 +51,12 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     Keys whose field in `types` has a default may be left out. Anything else amiss is a `DataError` that opens
     with the path of the value, such as `turns[3].action.token_ids`.
     """
-    return _validate(Trajectory, dict(record))
+    return _validate(Trajectory, record)
 
 
 def pair_from_dict(record: Mapping[str, Any]) -> PreferencePair:
     """The pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
-    return _validate(PreferencePair, dict(record))
+    return _validate(PreferencePair, record)
 
 
 def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
@@ -134,7 +137,7 @@ _OF_TYPES: dict[Any, CoreSchema] = {
     str: core_schema.str_schema(strict=True, min_length=0),  # having a bound, its Unicode is checked too
     bool: core_schema.bool_schema(strict=True),
     int: core_schema.int_schema(strict=True, ge=0),
-    float: core_schema.float_schema(strict=True, allow_inf_nan=False),
+    float: core_schema.float_schema(strict=True, allow_inf_nan=False, ge=-LARGEST, le=LARGEST),
     Status: core_schema.no_info_plain_validator_function(_check_status),
     Message: _checked(_check_message, _OBJECT),
     Mapping[str, Any]: _checked(_check_shown, _OBJECT),
@@ -190,7 +193,9 @@ _KINDS = {"task": Task, "turns": Turn, "action": Action, "chosen": Trajectory, "
 def _validate(kind: type[_T], record: Any) -> _T:
     """JSON data -> its value, or a `DataError` that opens with the path of the first mistake."""
     try:
-        return cast(_T, _VALIDATORS[kind].validate_python(record))
+        return cast(
+            _T, _VALIDATORS[kind].validate_python(dict(record) if isinstance(record, Mapping) else record)
+        )
     except ValidationError as error:
         raise DataError(_explain(error, kind)) from error
 

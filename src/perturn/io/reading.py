@@ -45,6 +45,7 @@ _EXPECTED = {
     "dict_type": "a JSON object",
     "dataclass_type": "a {class_name} object",
     "greater_than_equal": "a number >= {ge}",
+    "less_than_equal": "a number <= {le}",
 }
 """Our words for the kinds of pydantic's errors; others say themselves what they expect."""
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
-
-from pydantic import Field
-from typing_extensions import TypedDict
+from typing import Any, Generic, TypeVar
 
 from perturn.data.outcomes import failed, score, succeeded
 from perturn.data.run_files import REMEDY
-from perturn.errors import RunError
+from perturn.data.store import trajectory_from_dict
+from perturn.errors import PerturnError, RunError
 from perturn.io.reading import check_shape, lines_of, parse_json
-from perturn.types import Status, Task, Trajectory
 
 T = TypeVar("T")
-
-
-_Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 
 @dataclass(frozen=True)
@@ -36,44 +30,15 @@ class Episode:
 
 def read_episode(row: dict[str, Any]) -> Episode:
     """The numbers of one stored trajectory."""
-    check_shape(row, _Row, "row", RunError)
-    played = Trajectory(
-        Task(row["task"]["id"]),
-        turns=(),
-        total_reward=row.get("total_reward", 0.0),
-        success=row.get("success", False),
-        status=Status(row.get("status", Status.COMPLETED)),
-    )
-    sampled = [logprob for turn in row["turns"] for logprob in (turn["action"].get("logprobs") or ())]
+    played = trajectory_from_dict(row)
+    sampled = [logprob for turn in played.turns for logprob in turn.action.logprobs or ()]
     return Episode(
         task=played.task.id,
-        score=float(score(played)),
+        score=score(played),
         success=succeeded(played),
         failed=failed(played),
         surprise=-sum(sampled) / len(sampled) if sampled else None,
     )
-
-
-class _Task(TypedDict):
-    id: str
-
-
-class _Action(TypedDict):
-    logprobs: NotRequired[list[_Number] | None]
-
-
-class _Turn(TypedDict):
-    action: _Action
-
-
-class _Row(TypedDict):
-    """Fields read from a stored trajectory."""
-
-    task: _Task
-    turns: list[_Turn]
-    status: NotRequired[Literal["completed", "failed"]]
-    total_reward: NotRequired[_Number]
-    success: NotRequired[bool]
 
 
 def read_metrics(row: dict[str, Any]) -> dict[str, float]:
@@ -124,7 +89,7 @@ class Tail(Generic[T]):
         row = parse_json(raw, where, RunError, REMEDY)
         try:
             return self._read(row)
-        except RunError as error:
+        except PerturnError as error:
             raise RunError(f"{where}: not a row of this file: {error}") from error
 
     def _reset(self) -> None:
