@@ -20,7 +20,7 @@ from yaml.constructor import ConstructorError
 
 from perturn.errors import ConfigError, PerturnError
 from perturn.io.plain import DEEPEST as DEEPEST
-from perturn.io.plain import mismatch
+from perturn.io.plain import mended, mismatch
 
 LONGEST_FILE = 1 << 30
 """Bytes of a file that is read at once."""
@@ -192,7 +192,7 @@ def explain(error: ErrorDetails) -> str:
 def path_of(steps: Iterable[int | str]) -> str:
     """The place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in steps)
-    return _short(path.removeprefix("."), 500)
+    return _short(mended(path.removeprefix(".")), 500)
 
 
 @cache
