@@ -321,17 +321,17 @@ def test_a_product_without_a_price_is_named_with_its_remedy(shop):
         (
             "products",
             lambda rows: rows[0].pop("name"),
-            "products.json:2: expected a text in 'name', got the keys asin",
+            "products.json:2: name: expected a value, got none",
         ),
         (
             "products",
             lambda rows: rows[0].update(customization_options=[1]),
-            "customization_options: expected options",
+            "customization_options: expected a JSON object, got [1]",
         ),
         (
             "products",
             lambda rows: rows[0].update(customization_options={"a": [{}]}),
-            "a: expected a text in 'value'",
+            "customization_options: a.0.value: expected a value",
         ),
         ("products", lambda rows: ["x"], "products.json:2: expected a JSON object, got '\"x\"\\n]'"),
         ("products", lambda rows: rows.clear(), "there is no document to search"),

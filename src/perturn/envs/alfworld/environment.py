@@ -13,7 +13,7 @@ from typing import ClassVar
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
 from perturn.envs.alfworld.play import TextGame, check_grammar
-from perturn.envs.kinds import choose_kinds
+from perturn.envs.benchmark import choose_kinds
 from perturn.types import Observation, Task
 
 __all__ = ["KINDS", "VERSION", "ALFWorld"]
@@ -61,12 +61,7 @@ class ALFWorld:
         return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode: the text is the room, a blank line, and the task.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect.
-        """
+        """Start an episode; the seed has no effect."""
         return self._game.reset(self._games.read(task.id))
 
     def step(self, action: str) -> Observation:

@@ -6,21 +6,15 @@ from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.pddl import parse_problem
 from perturn.envs.alfworld.text import GRAMMARS, NOTHING_HAPPENS, WELCOME, Grammar
 from perturn.envs.alfworld.world import World
+from perturn.envs.benchmark import NO_EPISODE
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Observation
-
-NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
 
 
 class TextGame:
     """One game after the other, as observations."""
 
     def __init__(self, grammar: Grammar) -> None:
-        """Nothing is in play yet.
-
-        Args:
-            grammar: How the games speak.
-        """
         self._grammar = grammar
         self._world: World | None = None
         self._admissible: tuple[str, ...] = ()

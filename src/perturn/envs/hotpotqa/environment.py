@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from perturn.envs.benchmark import check_installed
 from perturn.envs.hotpotqa.answer import exact_match, f1_score
 from perturn.envs.hotpotqa.data import question_id, read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import Recorded, read_recorded
-from perturn.envs.index import DocumentIndex, check_installed, content_key, open_index
+from perturn.envs.index import MODULES, DocumentIndex, content_key, open_index
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
 from perturn.types import Action, Observation, Task, Trajectory, Turn
@@ -72,7 +73,7 @@ class HotpotQA:
             reward: `f1` or `em`.
             match: `title` or `best`.
         """
-        check_installed("hotpotqa")
+        check_installed("hotpotqa", "hotpotqa", MODULES)
         if reward not in REWARDS:
             raise ConfigError(f"Unknown reward {reward!r} of hotpotqa.{did_you_mean(reward, REWARDS)}")
         if match not in MATCHES:

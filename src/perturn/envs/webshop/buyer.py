@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from perturn.envs.index import DocumentIndex
 from perturn.envs.webshop.data import Goal, Product
 from perturn.envs.webshop.pages import WINDOW
-from perturn.envs.webshop.reward import color_of, has_option, purchase_reward
+from perturn.envs.webshop.reward import color_of, has_option, wanted_options
 from perturn.errors import EnvironmentFailure
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
@@ -48,21 +48,11 @@ def choose_options(goal: Goal, product: Product) -> dict[str, str]:
         for name, values in product.options.items():
             fitting = [value for value in values if has_option(product, name, value, [color_of(wanted)])]
             fitting.sort(key=lambda value: value != wanted.lower())
-            if (
-                fitting
-                and name not in chosen
-                and _better(goal, product, chosen, {**chosen, name: fitting[0]})
-            ):
-                chosen[name] = fitting[0]
+            more = {**chosen, name: fitting[0]} if fitting and name not in chosen else chosen
+            if wanted_options(product, more, goal) > wanted_options(product, chosen, goal):
+                chosen = more
                 break
     return chosen
-
-
-def _better(goal: Goal, product: Product, before: dict[str, str], after: dict[str, str]) -> bool:
-    return (
-        purchase_reward(product, after, goal, product).options
-        > purchase_reward(product, before, goal, product).options
-    )
 
 
 def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tuple[str, int]:
