@@ -73,9 +73,7 @@ class ScienceWorld:
     `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It takes no
     account of what cannot be seen: other rooms, closed containers, the clock.
 
-    Worlds share one JVM, so a process for each only costs. 16 episodes at once on two cores (`benchmarks/worlds.py
-    --jvm`, one run each): with one JVM for all, 17 turns/s and 0.6 GB; with a process and a JVM for each world,
-    10 turns/s and 3.7 GB.
+    Worlds share one JVM, so a process for each only costs (`docs/environments.md` has the numbers).
     """
 
     in_process: ClassVar[bool] = True
