@@ -20,6 +20,7 @@ import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -53,8 +54,6 @@ _FOLDER = "json_2.1.1"
 _FILE = "game.tw-pddl"
 _TASK = re.compile(r"Your task is to: ([^\"]{0,1000})\.\"")
 _LOCK = threading.Lock()
-_archives: dict[tuple[str, int, int], dict[str, bytes]] = {}
-"""Contents of archives by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ class Games:
 
     def _list(self, split: str) -> list[str]:
         if (folder := self._folder(split)) is not None:
-            files = [Path(root) / _FILE for root, _, files in os.walk(folder) if _FILE in files]
-            games = {each.parent.relative_to(folder.parent).as_posix(): each for each in files}
+            games = {file.parent.relative_to(folder.parent).as_posix(): file for file in folder.rglob(_FILE)}
             chosen = [game for game in games if "movable" not in game and "Sliced" not in game]
             return [game for game in chosen if _is_solvable(games[game])]
         if (archive := self._archive(split)) is not None:
@@ -238,16 +236,15 @@ _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Id -> compressed line; read once a process. Lines are not parsed but for their ids."""
+    """Id -> compressed line; shared by all worlds of the process while the file stays as it is."""
     status = path.stat()
-    key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
     with _LOCK:
-        if key not in _archives:
-            _archives[key] = _decompress(path)
-        return _archives[key]
+        return _decompress(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
-def _decompress(path: Path) -> dict[str, bytes]:
+@cache
+def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
+    """The archive of this size and time of change. Lines are not parsed but for their ids."""
     found: dict[str, bytes] = {}
     number = 0
     try:
