@@ -16,8 +16,6 @@ from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.benchmark import choose_kinds
 from perturn.types import Observation, Task
 
-__all__ = ["KINDS", "VERSION", "ALFWorld"]
-
 VERSION = "1.0"
 """Changes whenever an observation, a list of commands, a reward or a win does."""
 

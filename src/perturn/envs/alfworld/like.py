@@ -17,8 +17,6 @@ from perturn.envs.benchmark import check_known, choose_kinds
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 
-__all__ = ["SPLITS", "VERSION", "ALFWorldLike"]
-
 VERSION = "1.0"
 """Changes whenever a number means another game, or the reader's version changes."""
 

@@ -14,12 +14,10 @@ from importlib import metadata
 from typing import ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, choose_kinds, short_hash
-from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_SPLITS, eto_variations
+from perturn.envs.scienceworld.eto import ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.types import Observation, Task
-
-__all__ = ["ETO_MAX_TURNS", "SIMPLIFICATIONS", "SPLITS", "ScienceWorld"]
 
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 

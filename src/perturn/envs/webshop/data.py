@@ -26,15 +26,11 @@ _PRICE_STEPS = [10.0 * step for step in range(1, 100)]
 _NEAREST_STEPS = 4
 _NO_LIMIT = 1_000_000.0
 _LONGEST_ASIN = 10
-
-
 _MOST_COMBINATIONS = 100_000
 """Of a product's options; each is a goal."""
 
 
 class _Value(TypedDict):
-    """A value of an option."""
-
     value: str
 
 

@@ -23,8 +23,6 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.reading import user_path
 from perturn.types import Observation, Task
 
-__all__ = ["SPLITS", "Files", "WebShop"]
-
 SPLITS: dict[str, tuple[int, int | None]] = {
     "test": (0, 500),
     "dev": (500, 1500),

@@ -44,7 +44,10 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
         goal: What was wanted.
         meant: The product that the goal was written for.
     """
-    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
+    attributes = sum(
+        _mentions(product, wanted) or any(similar(own, wanted) for own in product.attributes)
+        for wanted in goal.attributes
+    )
     options = wanted_options(product, chosen, goal)
     cheap = product.price <= goal.price_upper
     earned = attributes + options + cheap
@@ -55,11 +58,6 @@ def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> i
     """How many of the chosen options, by name, were wanted."""
     wanted = [color_of(option) for option in goal.options]
     return sum(has_option(product, name, value, wanted) for name, value in chosen.items())
-
-
-def has_attribute(product: Product, wanted: str) -> bool:
-    """Whether a product has an attribute, among its own or anywhere in its text."""
-    return any(similar(own, wanted) for own in product.attributes) or _mentions(product, wanted)
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
