@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -83,14 +83,7 @@ class Games:
     """The games of a data folder. Nothing is read before it is needed."""
 
     def __init__(self, folder: Path) -> None:
-        """Check that there is data.
-
-        Args:
-            folder: See `data_folder`.
-
-        Raises:
-            EnvironmentFailure: If it has no split.
-        """
+        """Check that there is a split."""
         self.folder = folder
         self._ids: dict[str, list[str]] = {}
         if not any(self._folder(split) or self._archive(split) for split in PANELS):
@@ -101,11 +94,7 @@ class Games:
             )
 
     def ids(self, split: str) -> Sequence[str]:
-        """Ids of all games of a split, sorted.
-
-        Raises:
-            EnvironmentFailure: If the split is not there, or a game is cut off.
-        """
+        """Ids of all games of a split, sorted."""
         if split not in PANELS:
             raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, PANELS)}")
         if split not in self._ids:
@@ -122,11 +111,7 @@ class Games:
         ]
 
     def read(self, game: str) -> GameText:
-        """Read one game.
-
-        Raises:
-            EnvironmentFailure: If it is not there or cannot be read.
-        """
+        """Read one game."""
         split = game.partition("/")[0]
         if (folder := self._folder(split)) is not None:
             return _read_file(folder.parent / game / _FILE, game)
@@ -219,15 +204,10 @@ def _read_file(path: Path, game: str) -> GameText:
 
 
 def _parse_line(line: bytes, where: str) -> GameText:
-    data = _line_data(line, where)
-    walkthrough = tuple(data.get("walkthrough") or ())
-    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
-
-
-def _line_data(line: bytes, where: str) -> dict[str, Any]:
     data = parse_object(line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
     check_shape(data, _Line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
-    return data
+    walkthrough = tuple(data.get("walkthrough") or ())
+    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
 
 
 _FILE_REMEDY = "Delete it and run alfworld-download again."
@@ -251,7 +231,7 @@ def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
         with lzma.open(path, "rb") as lines:
             for number, line in lines_of(lines, str(path), EnvironmentFailure, _ARCHIVE_REMEDY):
                 head = _ID.match(line)
-                name = head[1].decode() if head else _line_data(line, f"archive {path}, line {number}")["id"]
+                name = head[1].decode() if head else _parse_line(line, f"archive {path}, line {number}").id
                 if not line.rstrip().endswith(b"}") or kind_of(name) not in KINDS:
                     raise ValueError(f"line {number} is no game of the six kinds")
                 if name.partition("/")[0] != path.name.partition(".")[0]:

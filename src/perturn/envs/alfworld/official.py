@@ -87,11 +87,7 @@ class OfficialGame:
     """One game after the other in the official engine, as observations."""
 
     def __init__(self, logic: tuple[str, str] | None = None) -> None:
-        """Load the engine.
-
-        Args:
-            logic: Domain and grammar of games that have none of their own. None: the installed package's.
-        """
+        """Load the engine; `logic` is of games that have none of their own, or None for the installed package's."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
         from textworld import EnvInfos

@@ -24,13 +24,7 @@ _FIRST, _FALL = 0.65, 0.88
 
 
 def promise(thing: str, place: str, places: int) -> float:
-    """How much a look into one receptacle promises, for each turn that it takes.
-
-    Args:
-        thing: What is looked for, such as `mug`.
-        place: The kind of receptacle, such as `cabinet`.
-        places: How many of that kind there are: the more, the less each promises.
-    """
+    """How much a look for a thing into one of so many `places` of a kind promises, for each turn that it takes."""
     likely = LIKELY.get(thing, ())
     chance = _FIRST * _FALL ** likely.index(place) if place in likely else _UNLIKELY
     return float(chance / places**0.7 / (2 if place in CLOSED else 1))

@@ -20,13 +20,7 @@ _SMALL_TALK = frozenset(_WORDS.split())
 
 
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
-    """Actions that buy the product that was meant, with the options that were wanted.
-
-    Args:
-        index: The catalogue.
-        goal: What is wanted.
-        meant: The product it was written for.
-        results: How many a search gives.
+    """Actions that buy the product that was meant, with the options that were wanted; a search gives so many results.
 
     Raises:
         EnvironmentFailure: If no search lists the product.
