@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
+from perturn.envs.alfworld.games import KINDS, Games, GameText
 from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.benchmark import choose_kinds
 from perturn.types import Observation, Task
@@ -47,7 +47,7 @@ class ALFWorld:
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-{VERSION}+grammar-{grammar}"
-        self._games = Games(data_folder(data))
+        self._games = Games(data)
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -73,18 +73,17 @@ class GameText:
     """The file it was read from."""
 
 
-def data_folder(given: str | None) -> Path:
-    """Where the data is: as given, or in `$ALFWORLD_DATA`, or where `alfworld-download` puts it."""
-    default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
-    return user_path(given or default, "environment.data")
-
-
 class Games:
     """The games of a data folder. Nothing is read before it is needed."""
 
-    def __init__(self, folder: Path) -> None:
-        """Check that there is a split."""
-        self.folder = folder
+    def __init__(self, data: str | Path | None = None) -> None:
+        """Check that there is a split.
+
+        Args:
+            data: The folder. None: `$ALFWORLD_DATA`, or where `alfworld-download` puts it.
+        """
+        default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+        self.folder = folder = user_path(data or default, "environment.data")
         self._ids: dict[str, list[str]] = {}
         if not any(self._folder(split) or self._archive(split) for split in PANELS):
             raise EnvironmentFailure(
@@ -93,22 +92,19 @@ class Games:
                 "them in environment.data or $ALFWORLD_DATA; alfworld-like needs no data."
             )
 
-    def ids(self, split: str) -> Sequence[str]:
-        """Ids of all games of a split, sorted."""
+    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
+        """Tasks of some kinds, one a game, in the order of their ids.
+
+        Raises:
+            EnvironmentFailure: If the split is not there, or a game is cut off.
+        """
         if split not in PANELS:
             raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, PANELS)}")
         if split not in self._ids:
             self._ids[split] = sorted(self._list(split))
             self._compare(split)
-        return self._ids[split]
-
-    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
-        """Tasks of some kinds, one a game, in the order of their ids."""
-        return [
-            Task(id=game, kind=kind, split=split)
-            for game in self.ids(split)
-            if (kind := kind_of(game)) in kinds
-        ]
+        games = ((game, kind_of(game)) for game in self._ids[split])
+        return [Task(id=game, kind=kind, split=split) for game, kind in games if kind in kinds]
 
     def read(self, game: str) -> GameText:
         """Read one game."""

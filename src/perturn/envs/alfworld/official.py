@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
+from perturn.envs.alfworld.games import KINDS, Games, GameText
 from perturn.envs.benchmark import NO_EPISODE, check_installed, choose_kinds
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
@@ -51,7 +51,7 @@ class ALFWorldOfficial:
         versions = [f"{part}-{metadata.version(package)}" for part, package in _PARTS.items()]
         self.name = f"alfworld-official-{'+'.join(versions)}"
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
-        self._games = Games(data_folder(data))
+        self._games = Games(data)
         self._game: OfficialGame | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -51,14 +51,6 @@ class Problem:
     goal: tuple[Literal, ...]
     """All must hold for some choice of the variables."""
 
-    def names(self) -> set[str]:
-        """All that the facts mention."""
-        return {name for pairs in self.facts.values() for pair in pairs for name in pair if name}
-
-    def flagged(self, predicate: str) -> set[str]:
-        """Objects for which a predicate with one argument is true."""
-        return {name for name, _ in self.facts.get(predicate, ())}
-
 
 def parse_problem(text: str, where: str) -> Problem:
     """Read a PDDL problem.

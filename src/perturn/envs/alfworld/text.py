@@ -9,9 +9,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
-NOTHING_HAPPENS = "Nothing happens."
-
 _COMMANDS = (
     ("look", "look around your current location"),
     ("inventory", "check your current inventory"),

@@ -46,10 +46,10 @@ class World:
         facts = problem.facts
         self._grammar = grammar
         self._goal = problem.goal
-        self._names = name_entities(problem.names())
+        self._names = name_entities({name for pairs in facts.values() for pair in pairs for name in pair})
         self._types = {name: dict(facts.get(name, ())) for name in ("objecttype", "receptacletype")}
         self._place = dict(facts.get("receptacleatlocation", ()))
-        self._flags = {flag: problem.flagged(flag) for flag in _FLAGS}
+        self._flags = {flag: {each for each, _ in facts.get(flag, ())} for flag in _FLAGS}
         self._fits = frozenset(facts.get("cancontain", ()))
         self._within = _grouped(facts.get("inreceptacleobject", ()))
         self._at = _grouped(facts.get("receptacleatlocation", ()))

@@ -43,8 +43,8 @@ _NOT_UNDERSTOOD = (
 _MENU = "Ambiguous request: Please enter the number"
 _EMPTY_ACTION = "Empty action: nothing was done. Write one action, such as: look around"
 
-_variations: dict[tuple[str, str], dict[str, list[int]]] = {}
-"""Variations of each kind, by version: asking the simulator for all kinds takes about a second."""
+_variations: dict[str, dict[str, list[int]]] = {}
+"""Variations of each kind by split: asking the simulator for all kinds takes about a second."""
 
 
 class ScienceWorld:
@@ -198,16 +198,16 @@ class ScienceWorld:
 
     def _own_variations(self, split: str) -> dict[str, list[int]]:
         """Variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
-        missing = [kind for kind in self.kinds if (self.name, kind) not in _variations]
+        missing = [kind for kind in self.kinds if kind not in _variations]
         if missing:
             with self._another() as simulator:
                 for kind in missing:
                     simulator.call("load", kind, 0, "easy", False)
-                    _variations[self.name, kind] = {
+                    _variations[kind] = {
                         own: [int(number) for number in simulator.call_list(method)]
                         for own, method in _OWN_SPLITS.items()
                     }
-        return {kind: _variations[self.name, kind][split] for kind in self.kinds}
+        return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
         """Key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
