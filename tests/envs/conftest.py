@@ -51,6 +51,14 @@ def alfworld_data():
     return folder
 
 
+@pytest.fixture(scope="module")
+def index_cache(tmp_path_factory):
+    """A cache for the indexes that all tests of a file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERTURN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def _copied(name, target):
     """A folder beside this file, copied to where a test may change it."""
     return Path(shutil.copytree(Path(__file__).with_name(name), target / name))

@@ -151,7 +151,7 @@ def test_too_many_calls_for_one_request_end_the_task(world):
 
     assert [one.terminated for one in seen] == [False] * STEP_LIMIT + [True]
     assert (seen[-1].success, len(seen[-1].results)) == (False, 1)
-    with pytest.raises(EnvironmentFailure, match="call reset before step"):
+    with pytest.raises(EnvironmentFailure, match="call reset"):
         world.step(act(("pwd", {})))
 
 

@@ -15,16 +15,9 @@ from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.types import Sampling, Status, Task
 
 DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data"))
+pytestmark = pytest.mark.usefixtures("index_cache")
 OBSERVATORY = "Fernhill Observatory"
 QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json").read_text())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    """A cache that all tests of this file share."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PERTURN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture

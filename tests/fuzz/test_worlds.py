@@ -15,7 +15,7 @@ from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragra
 from perturn.envs.hotpotqa.data import read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import read_recorded
 from perturn.envs.trl import _read_rows as read_trl_rows
-from perturn.envs.webshop.data import Catalogue, Files, Product, human_goals, synthetic_goals
+from perturn.envs.webshop.data import Files, Product, human_goals, read_products, synthetic_goals
 
 PROBLEM = (Path(__file__).parents[1] / "envs" / "alfworld_book.pddl").read_text()
 GAME = "valid_seen/pick_and_place_simple-Book-None-Desk-301/trial_1"
@@ -163,9 +163,7 @@ def test_half_a_character_in_a_goal_is_mended(tmp_path):
     put(tmp_path, "products.json", json.dumps(SHOP["products"]).encode())
     put(tmp_path, "attributes.json", json.dumps(SHOP["attributes"]).encode())
     files = Files(products=str(tmp_path / "products.json"), attributes=str(tmp_path / "attributes.json"))
-    found = {
-        each.data["asin"]: (0, Product(**each.data)) for each in Catalogue(files, None, None).documents()
-    }
+    found = {each.data["asin"]: (0, Product(**each.data)) for each in read_products(files, None, None)}
 
     (goal,) = human_goals(tmp_path / "goals.json", found.get)
 
@@ -182,7 +180,7 @@ def shop_test(name):
         put(folder, f"{name}.json", content)
         paths = {each: str(folder / f"{each}.json") for each in SHOP}
         with answers(f"{name}.json", "product B01"):
-            found = [Product(**each.data) for each in Catalogue(Files(**paths), None, None).documents()]
+            found = [Product(**each.data) for each in read_products(Files(**paths), None, None)]
             known = {product.asin: (number, product) for number, product in enumerate(found)}
             human_goals(Path(paths["goals"]), known.get)
             synthetic_goals(found)

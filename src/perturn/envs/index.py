@@ -24,6 +24,8 @@ from perturn.data.cache import cache_folder
 from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.writing import replacing, write_whole
 
+MODULES = ("bm25s", "Stemmer")
+"""Modules that the index needs, which an extra brings."""
 _LAYOUT = "1"
 """Changes with anything that makes an older index unusable."""
 _BLOCK = 1 << 22
@@ -75,21 +77,6 @@ def content_key(files: Iterable[str | os.PathLike[str]], *settings: object) -> s
     """
     parts = [_LAYOUT, *(_digest(Path(file)) for file in files), *map(repr, settings)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def check_installed(extra: str) -> None:
-    """Refuse to go on without the libraries that the index needs.
-
-    Args:
-        extra: The extra of Perturn that brings them.
-    """
-    try:
-        import bm25s  # noqa: F401
-        import Stemmer  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentFailure(
-            f'{extra} needs the package {error.name}: pip install "perturn[{extra}]".'
-        ) from error
 
 
 class DocumentIndex:

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
+from perturn.envs.alfworld.games import KINDS, Games, GameText
 from perturn.envs.alfworld.play import TextGame, check_grammar
-from perturn.envs.kinds import choose_kinds
+from perturn.envs.benchmark import choose_kinds
 from perturn.types import Observation, Task
-
-__all__ = ["KINDS", "VERSION", "ALFWorld"]
 
 VERSION = "1.0"
 """Changes whenever an observation, a list of commands, a reward or a win does."""
@@ -49,7 +47,7 @@ class ALFWorld:
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-{VERSION}+grammar-{grammar}"
-        self._games = Games(data_folder(data))
+        self._games = Games(data)
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -61,12 +59,7 @@ class ALFWorld:
         return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode: the text is the room, a blank line, and the task.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect.
-        """
+        """Start an episode; the seed has no effect."""
         return self._game.reset(self._games.read(task.id))
 
     def step(self, action: str) -> Observation:

@@ -55,9 +55,9 @@ def read_task(text: str) -> Wish:
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):
             found = match.groupdict()
-            treatment = {"hot": "heat"}.get(found.get("treatment") or "", found.get("treatment") or "")
-            count = 2 if found.get("two") else 1
-            return Wish(found["thing"], found.get("place") or "", treatment, found.get("lamp") or "", count)
+            place, treatment, lamp = (found.get(name, "") for name in ("place", "treatment", "lamp"))
+            treatment = "heat" if treatment == "hot" else treatment
+            return Wish(found["thing"], place, treatment, lamp, 2 if found.get("two") else 1)
     raise EnvironmentFailure(f"the expert does not understand the task {said!r}.")
 
 
@@ -65,12 +65,7 @@ class Player:
     """A game in progress, as the explorer knows it: what was said, done and seen."""
 
     def __init__(self, first: Observation, step: Callable[[str], Observation]) -> None:
-        """Look around.
-
-        Args:
-            first: What `reset` answered.
-            step: Takes an action.
-        """
+        """Look around, given what `reset` answered, and what takes an action."""
         self.script: list[tuple[str, str]] = []
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])

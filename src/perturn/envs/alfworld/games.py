@@ -20,8 +20,9 @@ import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -53,8 +54,6 @@ _FOLDER = "json_2.1.1"
 _FILE = "game.tw-pddl"
 _TASK = re.compile(r"Your task is to: ([^\"]{0,1000})\.\"")
 _LOCK = threading.Lock()
-_archives: dict[tuple[str, int, int], dict[str, bytes]] = {}
-"""Contents of archives by path, size and time of change: id -> compressed line. Shared by all worlds of the process."""
 
 
 @dataclass(frozen=True)
@@ -74,25 +73,17 @@ class GameText:
     """The file it was read from."""
 
 
-def data_folder(given: str | None) -> Path:
-    """Where the data is: as given, or in `$ALFWORLD_DATA`, or where `alfworld-download` puts it."""
-    default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
-    return user_path(given or default, "environment.data")
-
-
 class Games:
     """The games of a data folder. Nothing is read before it is needed."""
 
-    def __init__(self, folder: Path) -> None:
-        """Check that there is data.
+    def __init__(self, data: str | Path | None = None) -> None:
+        """Check that there is a split.
 
         Args:
-            folder: See `data_folder`.
-
-        Raises:
-            EnvironmentFailure: If it has no split.
+            data: The folder. None: `$ALFWORLD_DATA`, or where `alfworld-download` puts it.
         """
-        self.folder = folder
+        default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+        self.folder = folder = user_path(data or default, "environment.data")
         self._ids: dict[str, list[str]] = {}
         if not any(self._folder(split) or self._archive(split) for split in PANELS):
             raise EnvironmentFailure(
@@ -101,8 +92,8 @@ class Games:
                 "them in environment.data or $ALFWORLD_DATA; alfworld-like needs no data."
             )
 
-    def ids(self, split: str) -> Sequence[str]:
-        """Ids of all games of a split, sorted.
+    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
+        """Tasks of some kinds, one a game, in the order of their ids.
 
         Raises:
             EnvironmentFailure: If the split is not there, or a game is cut off.
@@ -112,22 +103,11 @@ class Games:
         if split not in self._ids:
             self._ids[split] = sorted(self._list(split))
             self._compare(split)
-        return self._ids[split]
-
-    def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
-        """Tasks of some kinds, one a game, in the order of their ids."""
-        return [
-            Task(id=game, kind=kind, split=split)
-            for game in self.ids(split)
-            if (kind := kind_of(game)) in kinds
-        ]
+        games = ((game, kind_of(game)) for game in self._ids[split])
+        return [Task(id=game, kind=kind, split=split) for game, kind in games if kind in kinds]
 
     def read(self, game: str) -> GameText:
-        """Read one game.
-
-        Raises:
-            EnvironmentFailure: If it is not there or cannot be read.
-        """
+        """Read one game."""
         split = game.partition("/")[0]
         if (folder := self._folder(split)) is not None:
             return _read_file(folder.parent / game / _FILE, game)
@@ -141,8 +121,7 @@ class Games:
 
     def _list(self, split: str) -> list[str]:
         if (folder := self._folder(split)) is not None:
-            files = [Path(root) / _FILE for root, _, files in os.walk(folder) if _FILE in files]
-            games = {each.parent.relative_to(folder.parent).as_posix(): each for each in files}
+            games = {file.parent.relative_to(folder.parent).as_posix(): file for file in folder.rglob(_FILE)}
             chosen = [game for game in games if "movable" not in game and "Sliced" not in game]
             return [game for game in chosen if _is_solvable(games[game])]
         if (archive := self._archive(split)) is not None:
@@ -221,15 +200,10 @@ def _read_file(path: Path, game: str) -> GameText:
 
 
 def _parse_line(line: bytes, where: str) -> GameText:
-    data = _line_data(line, where)
-    walkthrough = tuple(data.get("walkthrough") or ())
-    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
-
-
-def _line_data(line: bytes, where: str) -> dict[str, Any]:
     data = parse_object(line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
     check_shape(data, _Line, where, EnvironmentFailure, _ARCHIVE_REMEDY)
-    return data
+    walkthrough = tuple(data.get("walkthrough") or ())
+    return GameText(data["id"], data["task"], data["pddl_problem"], walkthrough, source=where)
 
 
 _FILE_REMEDY = "Delete it and run alfworld-download again."
@@ -238,23 +212,22 @@ _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Id -> compressed line; read once a process. Lines are not parsed but for their ids."""
+    """Id -> compressed line; shared by all worlds of the process while the file stays as it is."""
     status = path.stat()
-    key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
     with _LOCK:
-        if key not in _archives:
-            _archives[key] = _decompress(path)
-        return _archives[key]
+        return _decompress(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
-def _decompress(path: Path) -> dict[str, bytes]:
+@cache
+def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
+    """The archive of this size and time of change. Lines are not parsed but for their ids."""
     found: dict[str, bytes] = {}
     number = 0
     try:
         with lzma.open(path, "rb") as lines:
             for number, line in lines_of(lines, str(path), EnvironmentFailure, _ARCHIVE_REMEDY):
                 head = _ID.match(line)
-                name = head[1].decode() if head else _line_data(line, f"archive {path}, line {number}")["id"]
+                name = head[1].decode() if head else _parse_line(line, f"archive {path}, line {number}").id
                 if not line.rstrip().endswith(b"}") or kind_of(name) not in KINDS:
                     raise ValueError(f"line {number} is no game of the six kinds")
                 if name.partition("/")[0] != path.name.partition(".")[0]:

@@ -55,26 +55,19 @@ _FLAGS = {
     "toggleable": "desklamp",
 }
 _TREATED = {
-    "pick_clean_then_place_in_recep": ("clean", "cleanable", "isclean"),
-    "pick_heat_then_place_in_recep": ("heat", "heatable", "ishot"),
-    "pick_cool_then_place_in_recep": ("cool", "coolable", "iscool"),
+    "pick_clean_then_place_in_recep": ("clean", "clean", "cleanable", "isclean"),
+    "pick_heat_then_place_in_recep": ("heat", "hot", "heatable", "ishot"),
+    "pick_cool_then_place_in_recep": ("cool", "cool", "coolable", "iscool"),
 }
+"""Kind of task -> the treatment, how it is after it, the flag it needs and the one it gets."""
 _SAYINGS = {
     "look_at_obj_in_light": ("look at {thing} under the desklamp", "examine the {thing} with the desklamp"),
     "pick_and_place_simple": ("put a {thing} in {place}", "put some {thing} on {place}"),
-    "pick_clean_then_place_in_recep": (
-        "put a clean {thing} in {place}",
-        "clean some {thing} and put it in {place}",
-    ),
-    "pick_heat_then_place_in_recep": (
-        "put a hot {thing} in {place}",
-        "heat some {thing} and put it in {place}",
-    ),
-    "pick_cool_then_place_in_recep": (
-        "put a cool {thing} in {place}",
-        "cool some {thing} and put it in {place}",
-    ),
     "pick_two_obj_and_place": ("put two {thing} in {place}", "find two {thing} and put them in {place}"),
+}
+_SAYINGS |= {
+    kind: (f"put a {state} {{thing}} in {{place}}", f"{treatment} some {{thing}} and put it in {{place}}")
+    for kind, (treatment, state, *_) in _TREATED.items()
 }
 _ALWAYS = ("sinkbasin", "sink", "microwave", "fridge"), ("knife", "butterknife")
 """Kinds that the domain speaks of, and which a problem must declare even where there is none."""
@@ -85,14 +78,12 @@ class _Room:
     """Where things can be."""
 
     name: str
-    receptacles: tuple[str, ...]
-    """Ids, such as `cabinet_bar_03`."""
-    shared: frozenset[str]
-    """Receptacles that are at the place of the one before them."""
+    at: dict[str, str]
+    """Receptacle, such as `cabinet_bar_03` -> its place, which two drawers may share."""
 
     def of(self, kind: str) -> list[str]:
         """Its receptacles of a kind."""
-        return [each for each in self.receptacles if kind_of_id(each) == kind]
+        return [each for each in self.at if kind_of_id(each) == kind]
 
     def fitting(self, thing: str, *, but: str = "") -> list[str]:
         """Its receptacles that a thing may lie in, but for those of one kind."""
@@ -120,14 +111,17 @@ def _make_room(name: str, layout: int) -> _Room:
         stem, basin, _ = kind.partition("basin")
         ids = [f"{stem}_bar_{number:02d}" for number in range(dice.randint(int(few), int(many)))]
         found += [f"{each}_bar_{kind}" if basin else each for each in ids]
-    twins = [two for one, two in itertools.pairwise(found) if kind_of_id(one) == kind_of_id(two) == "drawer"]
-    return _Room(name, tuple(found), frozenset(each for each in twins if dice.random() < 0.4))
+    at: dict[str, str] = {}
+    for number, (before, each) in enumerate(itertools.pairwise(["", *found])):
+        twins = kind_of_id(before) == kind_of_id(each) == "drawer"
+        at[each] = at[before] if twins and dice.random() < 0.4 else f"loc_bar_{number:02d}"
+    return _Room(name, at)
 
 
 def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
     """(thing, kind of receptacle) pairs that a task of a kind can be about in a room."""
     things = _ROOMS[room.name][1].split()
-    treatment, flag, _ = _TREATED.get(kind, ("", "", ""))
+    treatment, _, flag, _ = _TREATED.get(kind, ("",) * 4)
     if treatment and not room.of(TREATED_AT[treatment]):
         return
     for thing in things:
@@ -171,68 +165,57 @@ def _write_goal(kind: str, thing: str, place: str) -> str:
     if kind == "pick_two_obj_and_place":
         second = f"(exists (?p - object) (and (not (= ?o ?p)) {lies.format('?p')}))"
         return f"(exists (?r - receptacle) (exists (?o - object) (and {lies.format('?o')} {second})))"
-    _, flag, state = _TREATED.get(kind, ("", "", ""))
+    _, _, flag, state = _TREATED.get(kind, ("",) * 4)
     more = f" ({flag} ?o) ({state} ?o)" if flag else ""
     return f"(exists (?r - receptacle) (exists (?o - object) (and {lies.format('?o')}{more})))"
 
 
 def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
     """The PDDL problem, one declaration or fact a line."""
-    kinds = (
-        sorted({*map(kind_of_id, room.receptacles), *_ALWAYS[0]}),
-        sorted({*map(kind_of_id, lies), *_ALWAYS[1]}),
-    )
-    at = _locations(room)
+    places = sorted({*map(kind_of_id, room.at), *_ALWAYS[0]})
+    things = sorted({*map(kind_of_id, lies), *_ALWAYS[1]})
     declared = [
         "agent1 - agent",
         *(f"{each} - object" for each in lies),
-        *(f"{kind}type - rtype" for kind in kinds[0]),
+        *(f"{kind}type - rtype" for kind in places),
+        *(f"{kind}type - otype" for kind in things),
+        *(f"{each} - receptacle" for each in room.at),
+        *(f"{each} - location" for each in sorted({"loc_bar_99", *room.at.values()})),
     ]
-    declared += [f"{kind}type - otype" for kind in kinds[1]]
-    declared += [f"{each} - receptacle" for each in room.receptacles]
-    declared += [f"{each} - location" for each in sorted({"loc_bar_99", *at.values()})]
     facts = ["atlocation agent1 loc_bar_99"]
-    for each in room.receptacles:
-        facts += [f"receptacletype {each} {kind_of_id(each)}type", f"receptacleatlocation {each} {at[each]}"]
+    for each, location in room.at.items():
+        facts += [f"receptacletype {each} {kind_of_id(each)}type", f"receptacleatlocation {each} {location}"]
         facts += [f"openable {each}"] if kind_of_id(each) in CLOSED else []
     for each, place in lies.items():
-        facts += [f"objecttype {each} {kind_of_id(each)}type", f"inreceptacle {each} {place}"]
-        facts += [f"objectatlocation {each} {at[place]}"]
-        facts += [
-            f"{flag} {each}" for flag, kinds_of in _FLAGS.items() if kind_of_id(each) in kinds_of.split()
-        ]
-        facts += [] if kind_of_id(each) == "desklamp" else [f"pickupable {each}"]
-    for place in kinds[0]:
-        facts += [f"cancontain {place}type {kind}type" for kind in kinds[1] if place in LIKELY.get(kind, ())]
+        kind = kind_of_id(each)
+        facts += [f"objecttype {each} {kind}type", f"inreceptacle {each} {place}"]
+        facts += [f"objectatlocation {each} {room.at[place]}"]
+        facts += [f"{flag} {each}" for flag, kinds in _FLAGS.items() if kind in kinds.split()]
+        facts += [] if kind == "desklamp" else [f"pickupable {each}"]
+    for place in places:
+        facts += [f"cancontain {place}type {kind}type" for kind in things if place in LIKELY.get(kind, ())]
     lines = ["(define (problem alfworld_like)", "(:domain alfred)", "(:objects", *declared, ")", "(:init"]
     return "\n".join([*lines, *(f"({fact})" for fact in facts), ")", f"(:goal {goal})", ")"]) + "\n"
 
 
-def _locations(room: _Room) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number, each in enumerate(room.receptacles):
-        before = room.receptacles[number - 1]
-        found[each] = found[before] if each in room.shared else f"loc_bar_{number:02d}"
-    return found
-
-
 def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], place: str) -> Iterator[str]:
     """A solution by someone who knows where everything is, in the grammar of 0.4."""
-    names = name_entities([*room.receptacles, *lies])
-    at = _locations(room)
+    names = name_entities([*room.at, *lies])
     opened: set[str] = set()
     here = ""
 
-    def visit(receptacle: str) -> Iterator[str]:
+    def go(receptacle: str) -> Iterator[str]:
         nonlocal here
-        if at[receptacle] != here:
-            here = at[receptacle]
+        if room.at[receptacle] != here:
+            here = room.at[receptacle]
             yield f"go to {names[receptacle]}"
+
+    def visit(receptacle: str) -> Iterator[str]:
+        yield from go(receptacle)
         if kind_of_id(receptacle) in CLOSED and receptacle not in opened:
             opened.add(receptacle)
             yield f"open {names[receptacle]}"
 
-    target = room.of(place)[0] if place else ""
     for each in needed:
         yield from visit(lies[each])
         if kind_of_id(each) == "desklamp":
@@ -242,10 +225,9 @@ def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], p
         if kind in _TREATED:
             treatment = _TREATED[kind][0]
             device = room.of(TREATED_AT[treatment])[0]
-            if at[device] != here:
-                here = at[device]
-                yield f"go to {names[device]}"
+            yield from go(device)
             yield f"{treatment} {names[each]} with {names[device]}"
-        if target:
+        if place:
+            target = room.of(place)[0]
             yield from visit(target)
             yield f"move {names[each]} to {names[target]}"

@@ -1,7 +1,7 @@
 """Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
 
-The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated
-(`generate.py`). A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
+The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated.
+A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.generate import SPLITS, make_game
 from perturn.envs.alfworld.play import TextGame, check_grammar
-from perturn.envs.kinds import choose_kinds
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.envs.benchmark import check_known, choose_kinds
+from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
-
-__all__ = ["SPLITS", "VERSION", "ALFWorldLike"]
 
 VERSION = "1.0"
 """Changes whenever a number means another game, or the reader's version changes."""
@@ -47,8 +45,7 @@ class ALFWorldLike:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split: `train` (600), `valid_seen` (60) or `valid_unseen` (60)."""
-        if split not in SPLITS:
-            raise ConfigError(f"Unknown split {split!r} of alfworld-like.{did_you_mean(split, SPLITS)}")
+        check_known("split", split, SPLITS, "alfworld-like")
         return [
             Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
             for number in range(SPLITS[split])
@@ -56,12 +53,7 @@ class ALFWorldLike:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect.
-        """
+        """Start an episode; the seed has no effect."""
         return self._game.reset(self.game(task))
 
     def step(self, action: str) -> Observation:

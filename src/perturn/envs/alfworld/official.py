@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import KINDS, Games, GameText, data_folder
-from perturn.envs.alfworld.play import NO_EPISODE
-from perturn.envs.kinds import choose_kinds
+from perturn.envs.alfworld.games import KINDS, Games, GameText
+from perturn.envs.benchmark import NO_EPISODE, check_installed, choose_kinds
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 
-_PARTS = ("alfworld", "textworld", "fast_downward_textworld")
-_CHANGING = frozenset(
-    ("atlocation", "opened", "inreceptacle", "objectatlocation", "holds", "isclean", "ishot", "iscool")
-) | {"istoggled", "issliced"}
+_PARTS = {
+    "alfworld": "alfworld",
+    "textworld": "textworld",
+    "fast_downward": "fast-downward-textworld",
+}
+_MODULES = ("alfworld.agents.environment.alfred_tw_env", "textworld.envs.pddl.pddl")
+_REMARK = " (it compiles for some minutes), or play the same games with alfworld"
+_CHANGING = "atlocation opened inreceptacle objectatlocation holds isclean ishot iscool istoggled issliced"
 
 
 class ALFWorldOfficial:
@@ -35,7 +38,7 @@ class ALFWorldOfficial:
     """
 
     protocol: ClassVar[str] = "alfworld-eto"
-    distributions: ClassVar[tuple[str, ...]] = ("alfworld", "textworld", "fast-downward-textworld")
+    distributions: ClassVar[tuple[str, ...]] = tuple(_PARTS.values())
 
     def __init__(self, data: str | None = None, kinds: tuple[str, ...] = ()) -> None:
         """Check the settings; no game is read yet.
@@ -44,9 +47,11 @@ class ALFWorldOfficial:
             data: Folder of the games, as for `ALFWorld`.
             kinds: Kinds of tasks to list. Empty is all six.
         """
-        self.name = "alfworld-official-" + "+".join(_installed())
+        check_installed("alfworld-official", "alfworld", _MODULES, remark=_REMARK)
+        versions = [f"{part}-{metadata.version(package)}" for part, package in _PARTS.items()]
+        self.name = f"alfworld-official-{'+'.join(versions)}"
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
-        self._games = Games(data_folder(data))
+        self._games = Games(data)
         self._game: OfficialGame | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -54,12 +59,7 @@ class ALFWorldOfficial:
         return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect.
-        """
+        """Start an episode; the seed has no effect."""
         self._game = self._game or OfficialGame()
         return self._game.reset(self._games.read(task.id))
 
@@ -87,11 +87,7 @@ class OfficialGame:
     """One game after the other in the official engine, as observations."""
 
     def __init__(self, logic: tuple[str, str] | None = None) -> None:
-        """Load the engine.
-
-        Args:
-            logic: Domain and grammar of games that have none of their own. None: the installed package's.
-        """
+        """Load the engine; `logic` is of games that have none of their own, or None for the installed package's."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
         from textworld import EnvInfos
@@ -132,7 +128,7 @@ class OfficialGame:
     def _observe(self, state: Mapping[str, Any], valid: bool) -> Observation:
         self._admissible = tuple(state["admissible_commands"])
         won = bool(state["won"])
-        facts = sorted(str(fact) for fact in state["_facts"] if fact.name in _CHANGING)
+        facts = sorted(str(fact) for fact in state["_facts"] if fact.name in _CHANGING.split())
         return Observation(
             state["feedback"],
             reward=float(won),
@@ -142,19 +138,6 @@ class OfficialGame:
             state_key=hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest(),
             admissible=self._admissible,
         )
-
-
-def _installed() -> list[str]:
-    """The versions of what plays, checking that it is installed."""
-    try:
-        import alfworld.agents.environment.alfred_tw_env  # noqa: F401
-        import textworld.envs.pddl.pddl  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentFailure(
-            f"alfworld-official needs the package {error.name}: pip install "
-            '"perturn[alfworld]" (it compiles for some minutes), or play the same games with alfworld.'
-        ) from error
-    return [f"{part.split('_textworld')[0]}-{metadata.version(part)}" for part in _PARTS]
 
 
 def _text(path: str) -> str:

@@ -21,26 +21,24 @@ Literal = tuple[str, ...]
 
 _FACT = re.compile(r"\((\w+) ([^\s()]+)(?: ([^\s()]+))?\s*\)")
 _TOKEN = re.compile(r"[()]|[^\s()]+")
-_TRUE_OF_ONE = """pickupable moveable openable cleanable heatable coolable toggleable sliceable isreceptacleobject
-    opened isclean ishot iscool istoggled ison issliced full isreceptacleobjectfull holdsany
-    holdsanyreceptacleobject checked examined"""
-_TRUE_OF_TWO = """objecttype receptacletype cancontain atlocation receptacleatlocation objectatlocation inreceptacle
-    inreceptacleobject wasinreceptacle holds"""
-_ARITY = dict.fromkeys(_TRUE_OF_ONE.split(), 1) | dict.fromkeys(_TRUE_OF_TWO.split(), 2)
-_THINGS: dict[str, tuple[bool, ...]] = {
-    name: (True,) for name in _TRUE_OF_ONE.split() if not name.startswith(("holdsany", "checked", "examined"))
+_ARGUMENTS = {
+    "thing": "pickupable moveable openable cleanable heatable coolable toggleable sliceable isreceptacleobject opened "
+    "isclean ishot iscool istoggled ison issliced full isreceptacleobjectfull",
+    "agent": "holdsany holdsanyreceptacleobject",
+    "any": "checked examined",
+    "any any": "wasinreceptacle cancontain",
+    "thing type": "objecttype receptacletype",
+    "agent thing": "atlocation holds",
+    "thing thing": "receptacleatlocation objectatlocation inreceptacle inreceptacleobject",
 }
-_THINGS |= {"objecttype": (True, False), "receptacletype": (True, False), "holds": (False, True)}
-_THINGS |= dict.fromkeys(
-    ("receptacleatlocation", "objectatlocation", "inreceptacle", "inreceptacleobject"), (True, True)
-)
-_THINGS["atlocation"] = (False, True)
-"""Predicate -> which arguments are things or places, whose ids hold `_bar_`; others are types and the agent."""
+_PREDICATES = {name: kinds.split() for kinds, names in _ARGUMENTS.items() for name in names.split()}
+"""Predicate of ALFWorld's domain -> its arguments. Things and places have ids that hold `_bar_`; nothing else is
+checked."""
 _MOST_LITERALS, _MOST_VARIABLES = 16, 8
 """Of a goal; ALFWorld's have up to 8 and 6."""
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
     pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
-_GOAL_ORDER = tuple(_TRIED.split())
+_GOAL_ORDER = _TRIED.split()
 """Predicates that a goal may hold, those that narrow the search most first."""
 
 
@@ -52,14 +50,6 @@ class Problem:
     """Predicate -> its arguments; the second is empty where the predicate has one."""
     goal: tuple[Literal, ...]
     """All must hold for some choice of the variables."""
-
-    def names(self) -> set[str]:
-        """All that the facts mention."""
-        return {name for pairs in self.facts.values() for pair in pairs for name in pair if name}
-
-    def flagged(self, predicate: str) -> set[str]:
-        """Objects for which a predicate with one argument is true."""
-        return {name for name, _ in self.facts.get(predicate, ())}
 
 
 def parse_problem(text: str, where: str) -> Problem:
@@ -90,26 +80,25 @@ def parse_problem(text: str, where: str) -> Problem:
 
 
 def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
-    """The facts by predicate; each must be one of ALFWorld's, about things that have a name where it names things."""
+    """The facts by predicate, each checked."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     rest = _FACT.sub(" ", text).split()
     if rest != [")"]:
         raise DataError(f"{where}: {' '.join(rest)[:80]!r} among the facts is no fact. Fetch the game again.")
     for match in _FACT.finditer(text):
-        predicate, *arguments = match.groups(default="")
-        if predicate not in _ARITY:
+        predicate, one, two = match.groups(default="")
+        if predicate not in _PREDICATES:
             raise DataError(
                 f"{where}: the problem has a fact {predicate!r}, which ALFWorld's domain has not. "
                 "Play such a game with alfworld-official."
             )
-        things = [
-            name for name, is_thing in zip(arguments, _THINGS.get(predicate, ()), strict=False) if is_thing
-        ]
-        if bool(arguments[1]) is not (_ARITY[predicate] == 2) or not all("_bar_" in name for name in things):
+        kinds = _PREDICATES[predicate]
+        named = all("_bar_" in name for name, kind in zip((one, two), kinds, strict=False) if kind == "thing")
+        if bool(two) is not (len(kinds) == 2) or not named:
             raise DataError(
                 f"{where}: the fact {match[0][:200]!r} has other arguments than it must. Fetch the game again."
             )
-        facts[predicate].append((arguments[0], arguments[1]))
+        facts[predicate].append((one, two))
     return facts
 
 
@@ -132,7 +121,7 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
 def _check_goal(literals: Sequence[Literal]) -> None:
     """Refuse what could not be tried, or not within reason."""
     for literal in literals:
-        if len(literal) != 1 + _ARITY.get(literal[0], 2):
+        if len(literal) != 1 + len(_PREDICATES.get(literal[0], ["any", "any"])):
             raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
     variables = {word for literal in literals for word in literal[1:] if word.startswith("?")}
     if not 0 < len(literals) <= _MOST_LITERALS or len(variables) > _MOST_VARIABLES:

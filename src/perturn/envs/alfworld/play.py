@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.pddl import parse_problem
-from perturn.envs.alfworld.text import GRAMMARS, NOTHING_HAPPENS, WELCOME, Grammar
+from perturn.envs.alfworld.text import GRAMMARS, Grammar
 from perturn.envs.alfworld.world import World
+from perturn.envs.benchmark import NO_EPISODE
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Observation
-
-NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
 
 
 class TextGame:
     """One game after the other, as observations."""
 
     def __init__(self, grammar: Grammar) -> None:
-        """Nothing is in play yet.
-
-        Args:
-            grammar: How the games speak.
-        """
         self._grammar = grammar
         self._world: World | None = None
         self._admissible: tuple[str, ...] = ()
@@ -31,7 +25,8 @@ class TextGame:
         self._world = None
         world = World(parse_problem(game.problem, game.source or f"game {game.id!r}"), self._grammar)
         self._world = world
-        return self._observe(f"{WELCOME}\n\n{world.opening()}\n\nYour task is to: {game.task}.")
+        welcome = "-= Welcome to TextWorld, ALFRED! =-"
+        return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {game.task}.")
 
     def step(self, action: str) -> Observation:
         """Say a command."""
@@ -39,7 +34,7 @@ class TextGame:
             raise EnvironmentFailure(NO_EPISODE)
         act = self._world.commands.get(action.strip())
         if act is None:
-            return self._observe(NOTHING_HAPPENS, valid=False)
+            return self._observe("Nothing happens.", valid=False)
         observation = self._observe(act())
         if observation.terminated:
             self._world = None

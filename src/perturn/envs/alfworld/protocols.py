@@ -7,10 +7,8 @@ Differs: the texts; the example is a generated game (`alfworld-like`), not ALFWo
 lists and writes thoughts and actions in tags.
 """
 
-from __future__ import annotations
-
-from perturn.episodes.formats import FORMATS
-from perturn.types import EpisodeProtocol, Message, Sampling
+from perturn.envs.benchmark import worked_example
+from perturn.types import EpisodeProtocol, Sampling
 
 _SYSTEM = (
     "You are in a room of a house and solve a household task there by text commands. You can hold one thing at a "
@@ -19,64 +17,52 @@ _SYSTEM = (
     "with PLACE, slice THING with THING, examine THING or PLACE, inventory, look. Things and places have numbers, "
     "such as mug 2. A command that cannot be done is answered by: Nothing happens."
 )
-_POSED = (
-    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
-    "a cabinet 2, a cabinet 1, a coffeemachine 1, a countertop 1, a diningtable 1, a drawer 1, a fridge 1, "
-    "a garbagecan 1, a microwave 1, a sinkbasin 1, a stoveburner 1, and a toaster 1.\n\n"
-    "Your task is to: heat some mug and put it in diningtable."
-)
-_EXAMPLE = (
+_DIALOGUE = (
     (
+        "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
+        "a cabinet 2, a cabinet 1, a coffeemachine 1, a countertop 1, a diningtable 1, a drawer 1, a fridge 1, "
+        "a garbagecan 1, a microwave 1, a sinkbasin 1, a stoveburner 1, and a toaster 1.\n\n"
+        "Your task is to: heat some mug and put it in diningtable.",
         "I look for a mug first. The countertop is a likely place for one.",
         "go to countertop 1",
-        "You arrive at countertop 1. On the countertop 1, you see a bread 1, a knife 2, a lettuce 2, and a spoon 2.",
     ),
     (
+        "You arrive at countertop 1. On the countertop 1, you see a bread 1, a knife 2, a lettuce 2, and a spoon 2.",
         "No mug here. One may stand in the coffee machine.",
         "go to coffeemachine 1",
-        "You arrive at coffeemachine 1. On the coffeemachine 1, you see a mug 2.",
     ),
     (
+        "You arrive at coffeemachine 1. On the coffeemachine 1, you see a mug 2.",
         "There is mug 2. I take it.",
         "take mug 2 from coffeemachine 1",
-        "You pick up the mug 2 from the coffeemachine 1.",
     ),
     (
+        "You pick up the mug 2 from the coffeemachine 1.",
         "The mug must be heated, so I need the microwave.",
         "go to microwave 1",
-        "You arrive at microwave 1. The microwave 1 is closed.",
     ),
     (
+        "You arrive at microwave 1. The microwave 1 is closed.",
         "I can heat the mug here.",
         "heat mug 2 with microwave 1",
-        "You heat the mug 2 using the microwave 1.",
     ),
     (
+        "You heat the mug 2 using the microwave 1.",
         "Now the hot mug goes to the dining table.",
         "go to diningtable 1",
-        "You arrive at diningtable 1. On the diningtable 1, you see a bowl 2, and a egg 1.",
     ),
-    ("I put it down, and the task is done.", "move mug 2 to diningtable 1", ""),
+    (
+        "You arrive at diningtable 1. On the diningtable 1, you see a bowl 2, and a egg 1.",
+        "I put it down, and the task is done.",
+        "move mug 2 to diningtable 1",
+    ),
 )
-"""(thought, action, what it was answered)"""
-
-
-def _example() -> tuple[Message, ...]:
-    """The worked example as messages, in the format of the protocol."""
-    messages: list[Message] = []
-    heard = _POSED
-    for thought, action, answer in _EXAMPLE:
-        messages.append({"role": "user", "content": heard})
-        messages.append({"role": "assistant", "content": FORMATS["react"].write(thought, action)})
-        heard = answer
-    return tuple(messages)
-
 
 ALFWORLD_ETO = EpisodeProtocol(
     name="alfworld-eto",
     system=_SYSTEM,
     max_turns=40,
-    example=_example(),
+    example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0),
 )
 ALFWORLD_GIGPO = EpisodeProtocol(

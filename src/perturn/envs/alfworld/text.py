@@ -6,11 +6,8 @@ The sentences are those of the official games, word for word: a policy is compar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-
-WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
-NOTHING_HAPPENS = "Nothing happens."
 
 _COMMANDS = (
     ("look", "look around your current location"),
@@ -98,21 +95,14 @@ def listed(names: Sequence[str], article: str = "a ") -> str:
     return f"{', '.join(first)}, and {last}" if first else last
 
 
-def describe(name: str, *, temperature: str, is_clean: bool, is_on: bool, is_sliced: bool) -> str:
-    """Answer to examining an object.
-
-    Args:
-        name: The object.
-        temperature: `hot`, `cool` or nothing.
-        is_clean: Whether it has been cleaned.
-        is_on: Whether it is a thing with a switch that has been used.
-        is_sliced: Whether it has been sliced.
-    """
-    state = " and ".join(word for word in (temperature, "clean" if is_clean else "") if word)
-    if state and is_sliced:
-        return f"This is a {state} sliced {name}."
-    if state:
-        return f"This is a {'cold' if state == 'cool' else state} {name}."
-    if is_on:
+def describe(name: str, states: Collection[str]) -> str:
+    """Answer to examining an object, by those of hot, cool, clean, on and sliced that it is."""
+    heat = "hot" if "hot" in states else "cool"
+    felt = " and ".join(word for word in (heat, "clean") if word in states)
+    if felt and "sliced" in states:
+        return f"This is a {felt} sliced {name}."
+    if felt:
+        return f"This is a {'cold' if felt == 'cool' else felt} {name}."
+    if "on" in states:
         return f"This {name} is on."
-    return f"This is a sliced {name}." if is_sliced else f"There's nothing special about {name}."
+    return f"This is a sliced {name}." if "sliced" in states else f"There's nothing special about {name}."

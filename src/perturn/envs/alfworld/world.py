@@ -43,19 +43,13 @@ class World:
     """
 
     def __init__(self, problem: Problem, grammar: Grammar) -> None:
-        """Set the game up.
-
-        Args:
-            problem: What holds at the start and what wins.
-            grammar: How the game speaks.
-        """
         facts = problem.facts
         self._grammar = grammar
         self._goal = problem.goal
-        self._names = name_entities(problem.names())
+        self._names = name_entities({name for pairs in facts.values() for pair in pairs for name in pair})
         self._types = {name: dict(facts.get(name, ())) for name in ("objecttype", "receptacletype")}
         self._place = dict(facts.get("receptacleatlocation", ()))
-        self._flags = {flag: problem.flagged(flag) for flag in _FLAGS}
+        self._flags = {flag: {each for each, _ in facts.get(flag, ())} for flag in _FLAGS}
         self._fits = frozenset(facts.get("cancontain", ()))
         self._within = _grouped(facts.get("inreceptacleobject", ()))
         self._at = _grouped(facts.get("receptacleatlocation", ()))
@@ -122,10 +116,8 @@ class World:
         if self._types["objecttype"].get(knife) in _KNIVES:
             for each in self._lying.get(self._here, ()):
                 if each in self._flags["sliceable"]:
-                    yield (
-                        f"slice {self._names[each]} with {self._names[knife]}",
-                        partial(self._slice, each, knife),
-                    )
+                    command = f"slice {self._names[each]} with {self._names[knife]}"
+                    yield command, partial(self._slice, each, knife)
 
     def _receptacle_commands(self, receptacle: str) -> Iterator[tuple[str, Callable[[], str]]]:
         name = self._names[receptacle]
@@ -149,10 +141,8 @@ class World:
                 command = self._grammar.put.format(object=self._names[each], receptacle=name)
                 yield command, partial(self._put, each, receptacle)
             if treatment and each in self._flags[flag]:
-                yield (
-                    f"{treatment} {self._names[each]} with {name}",
-                    partial(self._treat, treatment, each, receptacle),
-                )
+                command = f"{treatment} {self._names[each]} with {name}"
+                yield command, partial(self._treat, treatment, each, receptacle)
 
     # What it does
 
@@ -208,13 +198,14 @@ class World:
         if each in flags["isreceptacleobject"]:
             inside = listed([self._names[inner] for inner in self._within.get(each, ())])
             return f"This is a normal {name}. In it, you see {inside}."
-        return describe(
-            name,
-            temperature="hot" if each in flags["ishot"] else "cool" if each in flags["iscool"] else "",
-            is_clean=each in flags["isclean"],
-            is_on=each in flags["toggleable"] and each in flags["istoggled"],
-            is_sliced=each in flags["sliceable"] and each in flags["issliced"],
-        )
+        states = {
+            "hot": flags["ishot"],
+            "cool": flags["iscool"],
+            "clean": flags["isclean"],
+            "on": flags["toggleable"] & flags["istoggled"],
+            "sliced": flags["sliceable"] & flags["issliced"],
+        }
+        return describe(name, [state for state, members in states.items() if each in members])
 
     def _take(self, each: str, receptacle: str) -> str:
         self._left.add((each, receptacle))

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from perturn.envs.rows import whole
 from perturn.episodes.tool_calls import ToolCall
-from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.reading import check_shape, parse_object, read_lines
 
 INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
@@ -33,8 +33,6 @@ _DOCS = {
 }
 """Simulator -> the name of its module and of its file of tool descriptions."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
-
-
 _LONGEST_CALL = 20_000
 _REMEDY = (
     "Correct it; environment.data must be a folder as bfcl_eval/data, with BFCL_v4_multi_turn_*.json and "
@@ -108,13 +106,8 @@ def read_entries(folder: Path, category: str) -> dict[str, Entry]:
         DataError: Naming file and line of what is missing or malformed.
     """
     name = f"BFCL_v4_multi_turn_{category}.json"
-    gold = {row["id"]: row for _, row in _rows(folder / "possible_answer" / name, _Gold)}
-    entries = {}
-    for where, row in _rows(folder / name, _Task):
-        if row["id"] not in gold:
-            raise DataError(f"{where}: task {row['id']!r} has no answer in possible_answer/{name}.")
-        entries[row["id"]] = _entry(row, gold[row["id"]]["ground_truth"], where)
-    return entries
+    gold = {row["id"]: row["ground_truth"] for _, row in _rows(folder / "possible_answer" / name, _Gold)}
+    return {row["id"]: _entry(row, gold.get(row["id"]), where) for where, row in _rows(folder / name, _Task)}
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -125,7 +118,9 @@ def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, whole(row, line.decode(), where)
 
 
-def _entry(row: dict[str, Any], gold: Any, where: str) -> Entry:
+def _entry(row: dict[str, Any], gold: list[list[str]] | None, where: str) -> Entry:
+    if gold is None:
+        raise DataError(f"{where}: task {row['id']!r} has no answer in possible_answer/. {_REMEDY}")
     unknown = [name for name in row["involved_classes"] if name not in _DOCS]
     if unknown:
         raise DataError(f"{where}: unknown simulator {unknown[0]!r}; known: {', '.join(_DOCS)}.")
@@ -191,15 +186,3 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
     except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"gold call {text!r:.200} cannot be read: {type(error).__name__}: {error}") from error
     return ToolCall(call.func.id, bound.arguments)
-
-
-def check_category(category: str) -> str:
-    """The category, if it can be played.
-
-    Raises:
-        ConfigError: If it cannot.
-    """
-    if category not in CATEGORIES:
-        why = " (its tools change in the middle of a task)" if category == "miss_func" else ""
-        raise ConfigError(f"category must be one of {', '.join(CATEGORIES)}, got {category!r}{why}.")
-    return category

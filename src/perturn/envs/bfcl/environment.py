@@ -7,19 +7,19 @@ Patil et al. 2025, "The Berkeley Function Calling Leaderboard". Needs `pip insta
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from math import ceil
 from typing import Any, ClassVar
 
+from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.bfcl.data import (
+    CATEGORIES,
     Entry,
-    check_category,
     module_of,
     package_data,
     read_call,
@@ -36,8 +36,6 @@ STEP_LIMIT = 20
 _SPLITS = ("all", "train", "test")
 _STATELESS = frozenset({"MathAPI"})
 _NO_ACTION = "That is no action: call tools, or write a message to the user."
-
-Methods = Mapping[str, Callable[..., Any]]
 
 
 class Bfcl:
@@ -67,7 +65,10 @@ class Bfcl:
             category: `base`, `miss_param` or `long_context`.
             data: Folder in the layout of `bfcl_eval/data`. None: that of the installed package.
         """
-        self.category = check_category(category)
+        if category not in CATEGORIES:
+            why = " (its tools change in the middle of a task)" if category == "miss_func" else ""
+            raise ConfigError(f"category must be one of {', '.join(CATEGORIES)}, got {category!r}{why}.")
+        self._long_context = category == "long_context"
         installed = package_data()
         self._folder = user_path(data, "environment.data") if data is not None else installed
         self._entries = read_entries(self._folder, category)
@@ -76,8 +77,7 @@ class Bfcl:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, in BFCL's order; the kind is the first service involved."""
-        if split not in _SPLITS:
-            raise ConfigError(f"Unknown split {split!r} of bfcl.{did_you_mean(split, _SPLITS)}")
+        check_known("split", split, _SPLITS, "bfcl")
         return [
             Task(id=entry.id, kind=min(entry.classes), split=split)
             for number, entry in enumerate(self._entries.values())
@@ -87,18 +87,15 @@ class Bfcl:
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start the services anew and hear the first request; chance plays no part."""
         self._entry = entry = self._find(task)
-        long = self.category == "long_context"
-        self._model, self._gold = _Services(entry, long), _Services(entry, long)
-        self._turn = 0
-        self._failed = False
+        self._model, self._gold = (_Services(entry, self._long_context) for _ in range(2))
+        self._turn, self._steps, self._failed = 0, 0, False
         self._returned: Counter[str] = Counter()
-        self._begin_turn()
         return self._seen(entry.requests[0], tools=schemas(self._folder, entry))
 
     def step(self, action: str) -> Observation:
         """Call tools, or end the user's turn with a message."""
         if self._entry is None:
-            raise EnvironmentFailure("no episode is running: call reset before step.")
+            raise EnvironmentFailure(NO_EPISODE)
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return self._seen(_NO_ACTION, valid=False)
@@ -106,7 +103,6 @@ class Bfcl:
             return self._end_turn(self._entry)
         self._steps += 1
         results, valid = zip(*map(self._model.call, said.calls), strict=True)
-        self._called = True
         self._returned.update(results)
         if self._steps > STEP_LIMIT:
             self._entry = None
@@ -116,7 +112,7 @@ class Bfcl:
     def expert(self, task: Task) -> Sequence[str]:
         """The gold calls, one an action unless there are too many, and a message after those of each request."""
         entry = self._find(task)
-        methods = _Services(entry, self.category == "long_context").methods
+        methods = _Services(entry, self._long_context).methods
         actions: list[ToolAction] = []
         for calls in entry.gold:
             size = max(1, ceil(len(calls) / STEP_LIMIT))
@@ -140,15 +136,10 @@ class Bfcl:
             )
         return self._entries[task.id]
 
-    def _begin_turn(self) -> None:
-        self._steps = 0
-        self._called = False
-
     def _end_turn(self, entry: Entry) -> Observation:
         """Check what was done about a request, and hear the next one."""
         self._failed |= not self._is_met(entry.gold[self._turn])
-        self._turn += 1
-        self._begin_turn()
+        self._turn, self._steps = self._turn + 1, 0
         if self._turn < len(entry.requests):
             return self._seen(entry.requests[self._turn])
         self._entry = None
@@ -156,15 +147,15 @@ class Bfcl:
 
     def _is_met(self, gold: Sequence[str]) -> bool:
         """BFCL's checks of one request."""
-        results = [self._gold.call(read_call(call, self._gold.methods))[0] for call in gold]
         if not gold:
             return True
+        results = Counter(self._gold.call(read_call(call, self._gold.methods))[0] for call in gold)
         same = self._model.state() == self._gold.state()
-        return self._called and same and Counter(results) <= self._returned
+        return self._steps > 0 and same and results <= self._returned
 
     def _seen(self, text: str, **rest: Any) -> Observation:
         key = repr([self._turn, {name: repr(value) for name, value in self._model.state().items()}])
-        return Observation(text, state_key=hashlib.sha256(key.encode()).hexdigest()[:16], **rest)
+        return Observation(text, state_key=short_hash(key), **rest)
 
 
 class _Services:
@@ -204,8 +195,6 @@ class _Services:
             result = method(**copy.deepcopy(dict(call.arguments)))
         except Exception as error:  # noqa: BLE001  simulators are code of others, and may fail on what a model writes
             return f"Error during execution: {error}", True
-        if isinstance(result, str):
-            return result, True
         try:
             return (json.dumps(result) if isinstance(result, dict) else str(result)), True
         except (TypeError, ValueError):

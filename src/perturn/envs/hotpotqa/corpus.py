@@ -54,14 +54,12 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
     Raises:
         DataError: If a file cannot be read, or a line is no page.
     """
-    for name, opened in _opened(files):
-        for number, line in _lines(opened, name):
-            where = f"{name}:{number}"
-            row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)
-            sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
-            sentences = [part for part in sentences if part]
-            if sentences:
-                yield html.unescape(text_of(row, "title", where)), sentences
+    for where, line in _lines(files):
+        row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)
+        sentences = [html.unescape(_LINK.sub("", part)).strip() for part in _flat(row.get("text", []))]
+        sentences = [part for part in sentences if part]
+        if sentences:
+            yield html.unescape(text_of(row, "title", where)), sentences
 
 
 def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
@@ -92,31 +90,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _lines(opened: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a packed file, each unpacked when it is asked for."""
-    try:
-        yield from lines_of(opened, name, DataError, _REMEDY)
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{name}: cannot be read: {error}. {_REMEDY}") from error
-
-
-def _opened(files: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
-    """The bz2 files of an archive or a folder, each opened."""
+def _lines(files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
+    """The lines of bz2 files, each with its place; those of archives and folders too."""
     for file in files:
         try:
             if file.is_dir():
-                yield from _opened(sorted(file.rglob("*.bz2")))
+                yield from _lines(sorted(file.rglob("*.bz2")))
             elif ".tar" in file.suffixes:
                 with tarfile.open(file, "r|*") as archive:
                     for member in archive:
                         content = archive.extractfile(member) if member.name.endswith(".bz2") else None
                         if content is not None:
-                            yield f"{file}/{member.name}", cast(IO[bytes], bz2.BZ2File(content))
+                            yield from _unpacked(content, f"{file}/{member.name}")
             else:
-                with bz2.open(file) as opened:
-                    yield str(file), cast(IO[bytes], opened)
+                with file.open("rb") as content:
+                    yield from _unpacked(content, str(file))
         except (OSError, EOFError, ValueError, tarfile.TarError) as error:
             raise DataError(f"{file}: cannot be read: {error}. {_REMEDY}") from error
+
+
+def _unpacked(packed: IO[bytes], name: str) -> Iterator[tuple[str, bytes]]:
+    for number, line in lines_of(cast(IO[bytes], bz2.BZ2File(packed)), name, DataError, _REMEDY):
+        yield f"{name}:{number}", line
 
 
 def _flat(text: Any) -> Iterator[str]:

@@ -7,13 +7,13 @@ a file from HotpotQA's own.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from perturn.envs.benchmark import short_hash
 from perturn.envs.index import Document
 from perturn.envs.rows import read_rows, refuse, text_of
 from perturn.errors import DataError
@@ -30,8 +30,7 @@ def read_documents(corpus: Path) -> Iterator[Document]:
     """
     for where, row in read_rows(corpus):
         title, sentences = read_paragraph(row, where)
-        data = {"title": title, "sentences": sentences}
-        yield Document(title, f"{title} {' '.join(sentences)}", data)
+        yield Document(title, f"{title} {' '.join(sentences)}", {"title": title, "sentences": sentences})
 
 
 def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
@@ -65,14 +64,9 @@ def read_tasks(file: Path, split: str) -> list[Task]:
         question, answer = (text_of(row, key, where) for key in ("question", "answer"))
         name = question_id(question)
         seen[name] += 1
-        tasks.append(
-            Task(
-                id=name if seen[name] == 1 else f"{name}-{seen[name]}",
-                kind=str(row.get("type") or "question"),
-                split=split,
-                data={"question": question, "answer": answer},
-            )
-        )
+        unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        data = {"question": question, "answer": answer}
+        tasks.append(Task(unique, str(row.get("type") or "question"), split, data))
     if not tasks:
         raise DataError(f"{file}: expected questions, got none. Give HotpotQA's file of split {split!r}.")
     return tasks
@@ -80,7 +74,7 @@ def read_tasks(file: Path, split: str) -> list[Task]:
 
 def question_id(question: str) -> str:
     """Name of a question: a hash of its words."""
-    return hashlib.sha256(" ".join(question.casefold().split()).encode()).hexdigest()[:16]
+    return short_hash(" ".join(question.casefold().split()))
 
 
 def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, list[str]]]:
@@ -90,10 +84,8 @@ def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str
     """
     context = row.get("context")
     if isinstance(context, Mapping):
-        columns = [context.get(key) for key in ("title", "sentences")]
-        context = (
-            list(zip(*columns, strict=False)) if all(isinstance(each, list) for each in columns) else None
-        )
+        columns = [each for key in ("title", "sentences") if isinstance(each := context.get(key), list)]
+        context = list(zip(*columns, strict=False)) if len(columns) == 2 else None
     if not isinstance(context, list) or not context:
         raise DataError(
             f"{where}: expected paragraphs in 'context', got {context!r:.60}. "

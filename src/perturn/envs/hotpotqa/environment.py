@@ -6,18 +6,18 @@ arXiv:1809.09600; Yao et al. 2022, arXiv:2210.03629). `docs/environments.md` say
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
 from perturn.envs.hotpotqa.answer import exact_match, f1_score
 from perturn.envs.hotpotqa.data import question_id, read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import Recorded, read_recorded
-from perturn.envs.index import DocumentIndex, check_installed, content_key, open_index
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.envs.index import MODULES, content_key, open_index
+from perturn.errors import EnvironmentFailure
 from perturn.io.reading import user_path
 from perturn.types import Action, Observation, Task, Trajectory, Turn
 
@@ -72,21 +72,17 @@ class HotpotQA:
             reward: `f1` or `em`.
             match: `title` or `best`.
         """
-        check_installed("hotpotqa")
-        if reward not in REWARDS:
-            raise ConfigError(f"Unknown reward {reward!r} of hotpotqa.{did_you_mean(reward, REWARDS)}")
-        if match not in MATCHES:
-            raise ConfigError(f"Unknown match {match!r} of hotpotqa.{did_you_mean(match, MATCHES)}")
+        check_installed("hotpotqa", "hotpotqa", MODULES)
+        self.reward = check_known("reward", reward, REWARDS, "hotpotqa")
+        self.match = check_known("match", match, MATCHES, "hotpotqa")
         self.questions = {
             split: user_path(file, f"environment.questions.{split}") for split, file in questions.items()
         }
         self.corpus = user_path(corpus, "environment.corpus")
-        self.reward = reward
-        self.match = match
         self._tasks: dict[str, list[Task]] = {}
         key = content_key([self.corpus], "hotpotqa")
         self.name = f"{_VERSION}-{reward}-{match}-{key[:8]}"
-        self._index: DocumentIndex = open_index(key, lambda: read_documents(self.corpus))
+        self._index = open_index(key, lambda: read_documents(self.corpus))
         self._task: Task | None = None
         self._page: tuple[str, list[str]] | None = None
         self._keyword = ""
@@ -98,19 +94,13 @@ class HotpotQA:
         Args:
             split: A key of `questions`.
         """
-        if split not in self.questions:
-            raise ConfigError(f"Unknown split {split!r} of hotpotqa.{did_you_mean(split, self.questions)}")
+        check_known("split", split, self.questions, "hotpotqa")
         if split not in self._tasks:
             self._tasks[split] = read_tasks(self.questions[split], split)
         return self._tasks[split]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Ask the question.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect: there is no chance in it.
-        """
+        """Ask the question; the seed has no effect, for there is no chance in it."""
         self._task = None
         for key in ("question", "answer"):
             if not isinstance(task.data.get(key), str):
@@ -125,11 +115,8 @@ class HotpotQA:
     def step(self, action: str) -> Observation:
         """Take one action: `search[...]`, `lookup[...]` or `finish[...]`."""
         if self._task is None:
-            raise EnvironmentFailure(
-                "No episode is running: call reset(task, seed) before step, and after an end."
-            )
-        match = _ACTION.fullmatch(action)
-        name, argument = (match[1].lower(), match[2].strip()) if match else ("", "")
+            raise EnvironmentFailure(NO_EPISODE)
+        name, argument = _parse(action)
         if name == "finish":
             return self._finish(self._task, argument)
         if not argument:
@@ -168,10 +155,8 @@ class HotpotQA:
             Turn(({"role": "user", "content": text},), Action(write(step.thought, step.action)))
             for text, step in zip(heard, recorded.steps, strict=False)
         ]
-        match = _ACTION.fullmatch(recorded.steps[-1].action)
-        finished = match is not None and match[1].lower() == "finish"
-        answer = match[2].strip() if match and finished else ""
-        gold = str(task.data["answer"])
+        name, answer = _parse(recorded.steps[-1].action)
+        finished, gold = name == "finish", str(task.data["answer"])
         reward = REWARDS[self.reward](answer, gold) if finished else 0.0
         turns[-1] = replace(turns[-1], reward=reward)
         return Trajectory(
@@ -226,5 +211,10 @@ class HotpotQA:
         """Key of where the episode stands."""
         assert self._task is not None
         page = self._page[0] if self._page else ""
-        parts: list[Any] = [self._task.id, page, self._keyword, self._shown]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        return short_hash(repr([self._task.id, page, self._keyword, self._shown]))
+
+
+def _parse(action: str) -> tuple[str, str]:
+    """Name and argument of an action; nothing if it is none."""
+    match = _ACTION.fullmatch(action)
+    return (match[1].lower(), match[2].strip()) if match else ("", "")

@@ -52,32 +52,27 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
     entries = whole(parse_json(text, str(file), DataError), text, str(file))
     if not isinstance(entries, dict | list):
         refuse(str(file), "a list or an object of episodes", entries)
-    named = entries.items() if isinstance(entries, Mapping) else enumerate(entries, start=1)
+    named = entries.items() if isinstance(entries, dict) else enumerate(entries, start=1)
     seen: Counter[str] = Counter()
     for name, entry in named:
         where = f"{file}: entry {name}"
         row = entry if isinstance(entry, dict) else refuse(where, "an object", entry)
-        recorded = _from_messages(row, where) if "traj" in row else _from_transcript(row, where)
+        recorded = _read_row(row, where)
         if recorded.steps:
             yield seen[recorded.question], recorded
             seen[recorded.question] += 1
 
 
-def _from_transcript(row: Mapping[str, Any], where: str) -> Recorded:
-    text = text_of(row, "output", where)
-    return Recorded(text_of(row, "instruction", where), tuple(_steps(text)))
-
-
-def _from_messages(row: Mapping[str, Any], where: str) -> Recorded:
+def _read_row(row: Mapping[str, Any], where: str) -> Recorded:
+    """An episode of either form."""
+    if "traj" not in row:
+        said = text_of(row, "output", where)
+        return Recorded(text_of(row, "instruction", where), tuple(_steps(said)))
     messages = row["traj"]
-    if (
-        not messages
-        or not isinstance(messages, list)
-        or not all(isinstance(message, dict) for message in messages)
-    ):
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         refuse(f"{where}: traj", "a list of messages", messages)
-    question, *said = [text_of(message, "content", f"{where}: traj") for message in messages]
-    return Recorded(question, tuple(_steps("\n".join(said))))
+    question, *rest = [text_of(message, "content", f"{where}: traj") for message in messages]
+    return Recorded(question, tuple(_steps("\n".join(rest))))
 
 
 def _steps(text: str) -> Iterator[Step]:
@@ -97,5 +92,7 @@ def _steps(text: str) -> Iterator[Step]:
 
 def _next_action(text: str, at: int) -> re.Match[str] | None:
     """The next line with an action that an observation, a thought or the end follows; each line is looked at once."""
-    ends = (match for match in _ACTION.finditer(text, at))
-    return next((m for m in ends if _OBSERVATION.match(text, m.end()) or _END.match(text, m.end())), None)
+    for match in _ACTION.finditer(text, at):
+        if _OBSERVATION.match(text, match.end()) or _END.match(text, match.end()):
+            return match
+    return None

@@ -1,6 +1,7 @@
 """The rules of HotpotQA's protocol, with a worked example of our own on people and places that do not exist."""
 
-from perturn.types import EpisodeProtocol, Message, Sampling
+from perturn.envs.benchmark import worked_example
+from perturn.types import EpisodeProtocol, Sampling
 
 _SYSTEM = (
     "You answer a question with the help of an encyclopedia. There are three actions: search[entity] opens "
@@ -45,24 +46,11 @@ _DIALOGUE = (
     ),
 )
 
-
-def dialogue_messages(dialogue: tuple[tuple[str, str, str], ...]) -> tuple[Message, ...]:
-    """(observation, thought, action) of each turn -> messages in the react format."""
-    return tuple(
-        message
-        for observation, thought, action in dialogue
-        for message in (
-            {"role": "user", "content": observation},
-            {"role": "assistant", "content": f"Thought: {thought}\nAction: {action}"},
-        )
-    )
-
-
 HOTPOTQA_REACT = EpisodeProtocol(
     name="hotpotqa-react",
     system=_SYSTEM,
     max_turns=7,
-    example=dialogue_messages(_DIALOGUE),
+    example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0, max_new_tokens=100),
 )
 """Yao et al. 2022, arXiv:2210.03629: seven steps, greedy, 100 tokens a step. There are six worked examples there and a

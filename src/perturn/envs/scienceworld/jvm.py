@@ -73,9 +73,7 @@ class Jvm:
     def __init__(self, memory: str) -> None:
         self.memory = memory
         self.owner = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="perturn-"
-        )  # the simulator writes a file where it runs
+        self._folder = tempfile.TemporaryDirectory(prefix="perturn-")  # the simulator writes where it runs
         try:
             self.gateway, self.process = _launch(memory, self._folder.name)
         except EnvironmentFailure:
@@ -141,8 +139,7 @@ class Jvm:
         cause = lines[0] if lines else "unknown error"
         if "OutOfMemoryError" in cause:
             return (
-                f"ScienceWorld ran out of memory: raise jvm_memory (now {self.memory}), or open fewer "
-                "environments."
+                f"ScienceWorld ran out of memory: raise jvm_memory (now {self.memory}), or open fewer worlds."
             )
         return (
             f"ScienceWorld's simulator failed with {cause}: leave this task out, or reset and play it again."
@@ -151,13 +148,12 @@ class Jvm:
 
 def _shared_jvm(memory: str) -> Jvm:
     """The JVM of this process with that much memory, started if there is none."""
-    jvm = _JVMS.get((os.getpid(), memory))
-    if jvm is not None and not jvm.alive:
-        jvm.stop()
-        jvm = None
-    if jvm is None:
-        jvm = _JVMS[os.getpid(), memory] = Jvm(memory)
-    return jvm
+    key = os.getpid(), memory
+    if key in _JVMS and not _JVMS[key].alive:
+        _JVMS[key].stop()  # which takes it out
+    if key not in _JVMS:
+        _JVMS[key] = Jvm(memory)
+    return _JVMS[key]
 
 
 def java_path() -> str:
@@ -175,21 +171,14 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
     from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
     from scienceworld.constants import JAR_PATH
 
-    java = java_path()
-    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC"]
-    command += ["-classpath", os.pathsep.join([find_jar_path(), JAR_PATH]), "py4j.GatewayServer"]
+    java, jars = java_path(), os.pathsep.join([find_jar_path(), JAR_PATH])
+    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC", "-classpath", jars, "py4j.GatewayServer"]
     command += ["--die-on-broken-pipe", "--enable-auth", "0"]
     with tempfile.TemporaryFile("w+") as errors:
-        pipe = subprocess.PIPE
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         try:
             process = subprocess.Popen(
-                command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=errors,
-                text=True,
-                cwd=folder,
-                env=without_secrets(os.environ),
+                command, **pipes, text=True, cwd=folder, env=without_secrets(os.environ)
             )
         except OSError as error:
             raise EnvironmentFailure(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from perturn.envs.index import DocumentIndex
 from perturn.envs.webshop.data import Goal, Product
 from perturn.envs.webshop.pages import WINDOW
-from perturn.envs.webshop.reward import color_of, has_option, purchase_reward
+from perturn.envs.webshop.reward import color_of, has_option, wanted_options
 from perturn.errors import EnvironmentFailure
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
@@ -20,13 +20,7 @@ _SMALL_TALK = frozenset(_WORDS.split())
 
 
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
-    """Actions that buy the product that was meant, with the options that were wanted.
-
-    Args:
-        index: The catalogue.
-        goal: What is wanted.
-        meant: The product it was written for.
-        results: How many a search gives.
+    """Actions that buy the product that was meant, with the options that were wanted; a search gives so many results.
 
     Raises:
         EnvironmentFailure: If no search lists the product.
@@ -48,21 +42,11 @@ def choose_options(goal: Goal, product: Product) -> dict[str, str]:
         for name, values in product.options.items():
             fitting = [value for value in values if has_option(product, name, value, [color_of(wanted)])]
             fitting.sort(key=lambda value: value != wanted.lower())
-            if (
-                fitting
-                and name not in chosen
-                and _better(goal, product, chosen, {**chosen, name: fitting[0]})
-            ):
-                chosen[name] = fitting[0]
+            more = {**chosen, name: fitting[0]} if fitting and name not in chosen else chosen
+            if wanted_options(product, more, goal) > wanted_options(product, chosen, goal):
+                chosen = more
                 break
     return chosen
-
-
-def _better(goal: Goal, product: Product, before: dict[str, str], after: dict[str, str]) -> bool:
-    return (
-        purchase_reward(product, after, goal, product).options
-        > purchase_reward(product, before, goal, product).options
-    )
 
 
 def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tuple[str, int]:

@@ -26,10 +26,18 @@ _PRICE_STEPS = [10.0 * step for step in range(1, 100)]
 _NEAREST_STEPS = 4
 _NO_LIMIT = 1_000_000.0
 _LONGEST_ASIN = 10
-
-
 _MOST_COMBINATIONS = 100_000
 """Of a product's options; each is a goal."""
+
+
+class _Value(TypedDict):
+    value: str
+
+
+class _Row(TypedDict):
+    """The part of a product that must be there; `asin` is checked apart."""
+
+    name: str
 
 
 class _Known(TypedDict):
@@ -124,75 +132,80 @@ class Files:
         ]
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """How the files are read."""
+def read_products(files: Files, limit: int | None, default_price: float | None) -> Iterator[Document]:
+    """The products, each once, to be searched by what the original searches.
 
-    files: Files
-    limit: int | None
-    """Products to read, from the beginning of the file."""
-    default_price: float | None
-    """Price of products that have none; None refuses them."""
+    Args:
+        files: The original's files.
+        limit: Products to read, from the beginning of the file; None: all.
+        default_price: Price of products that have none; None refuses them.
 
-    def documents(self) -> Iterator[Document]:
-        """The products, each once, to be searched by what the original searches.
+    Raises:
+        DataError: If a file is malformed, or a product has no price.
+    """
+    products, described, *reviewed = files.of_products
+    attributes = read_object(described)
+    reviews = {
+        text_of(row, "asin", where): check_shape(row, _Reviewed, where, DataError)
+        for file in reviewed
+        for where, row in read_rows(file)
+    }
+    seen: set[str] = set()
+    for where, row in itertools.islice(read_rows(products), limit):
+        asin = text_of(row, "asin", where)
+        if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
+            continue
+        seen.add(asin)
+        known = check_shape(attributes.get(asin, {}), _Known, f"{described}: {asin}", DataError)
+        product = _product(asin, row, where, known, reviews.get(asin, {}), default_price)
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+        text = " ".join([product.title, product.description, *product.features[:1], options])
+        yield Document(asin, text, asdict(product))
 
-        Raises:
-            DataError: If a file is malformed, or a product has no price.
-        """
-        products, described, *reviewed = self.files.of_products
-        attributes = read_object(described)
-        reviews = _read_reviews(reviewed[0]) if reviewed else {}
-        seen: set[str] = set()
-        for where, row in itertools.islice(read_rows(products), self.limit):
-            asin = text_of(row, "asin", where)
-            if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
-                continue
-            seen.add(asin)
-            known = check_shape(attributes.get(asin, {}), _Known, f"{described}: {asin}", DataError)
-            product = self._product(row, where, known, reviews.get(asin, {}))
-            options = ", and ".join(
-                f"{name}: {', '.join(values)}" for name, values in product.options.items()
-            )
-            text = " ".join([product.title, product.description, *product.features[:1], options])
-            yield Document(asin, text, asdict(product))
 
-    def _product(
-        self, row: Mapping[str, Any], where: str, known: Mapping[str, Any], reviewed: Mapping[str, Any]
-    ) -> Product:
-        features = row.get("small_description") or []
-        return Product(
-            asin=text_of(row, "asin", where),
-            title=_string(row, "name", where),
-            category=str(row.get("category") or ""),
-            query=str(row.get("query") or "").lower().strip(),
-            product_category=str(row.get("product_category") or ""),
-            description=str(row.get("full_description") or ""),
-            features=[str(part) for part in (features if isinstance(features, list) else [features])],
-            attributes=list(known.get("attributes") or ["DUMMY_ATTR"]),
-            options=_options(row.get("customization_options") or {}, f"{where}: customization_options"),
-            prices=self._prices(row, where),
-            rating=str(reviewed.get("average_rating", "N.A.")),
-            reviews=[_review(one) for one in reviewed.get("reviews") or []],
-            instruction=known.get("instruction"),
-            instruction_attributes=list(known.get("instruction_attributes") or []),
-        )
+def _product(
+    asin: str,
+    row: Mapping[str, Any],
+    where: str,
+    known: Mapping[str, Any],
+    reviewed: Mapping[str, Any],
+    default_price: float | None,
+) -> Product:
+    """A product from its row in the catalogue, and what the other two files say of it."""
+    features = row.get("small_description") or []
+    return Product(
+        asin=asin,
+        title=check_shape(row, _Row, where, DataError)["name"],
+        category=str(row.get("category") or ""),
+        query=str(row.get("query") or "").lower().strip(),
+        product_category=str(row.get("product_category") or ""),
+        description=str(row.get("full_description") or ""),
+        features=[str(part) for part in (features if isinstance(features, list) else [features])],
+        attributes=list(known.get("attributes") or ["DUMMY_ATTR"]),
+        options=_options(row.get("customization_options") or {}, f"{where}: customization_options"),
+        prices=_prices(row, where, default_price),
+        rating=str(reviewed.get("average_rating", "N.A.")),
+        reviews=[_review(one) for one in reviewed.get("reviews") or []],
+        instruction=known.get("instruction"),
+        instruction_attributes=list(known.get("instruction_attributes") or []),
+    )
 
-    def _prices(self, row: Mapping[str, Any], where: str) -> list[float]:
-        given = row.get("pricing")
-        parts = [re.sub(r"[^\d.]", "", part) for part in str(given or "").split("$")[1:3]]
-        try:
-            prices = [float(part) for part in parts]
-        except ValueError:
-            prices = []
-        if prices and all(map(math.isfinite, prices)):
-            return prices
-        if not given and self.default_price is not None:
-            return [float(self.default_price)]
-        raise DataError(
-            f"{where}: product {row['asin']} has no price: expected 'pricing' such as '$12.50', got {given!r:.60}. "
-            "Add it, drop the product, or set default_price (the original takes 100)."
-        )
+
+def _prices(row: Mapping[str, Any], where: str, default: float | None) -> list[float]:
+    given = row.get("pricing")
+    parts = [re.sub(r"[^\d.]", "", part) for part in str(given or "").split("$")[1:3]]
+    try:
+        prices = [float(part) for part in parts]
+    except ValueError:
+        prices = []
+    if prices and all(map(math.isfinite, prices)):
+        return prices
+    if not given and default is not None:
+        return [float(default)]
+    raise DataError(
+        f"{where}: product {row['asin']} has no price: expected 'pricing' such as '$12.50', got {given!r:.60}. "
+        "Add it, drop the product, or set default_price (the original takes 100)."
+    )
 
 
 def human_goals(file: Path, find: Any) -> list[Goal]:
@@ -259,32 +272,12 @@ def _goal(product: Product, said: str, attributes: list[str], options: list[str]
     return Goal(product.asin, product.category, said + words, list(attributes), options, limit)
 
 
-def _string(row: Any, key: str, where: str) -> str:
-    """A text that may be empty, as some are in the original's files."""
-    if not isinstance(row, dict):
-        refuse(where, f"an object with {key!r}", row)
-    value = row.get(key)
-    return value if isinstance(value, str) else text_of(row, key, where)
-
-
 def _options(given: Any, where: str) -> dict[str, list[str]]:
-    if not isinstance(given, dict):
-        refuse(where, "options by name", given)
-    options = {}
-    for name, contents in given.items():
-        if contents is None:
-            continue
-        if not isinstance(contents, list):
-            refuse(f"{where}.{name}", "a list of {'value': ...}", contents)
-        values = [_string(content, "value", f"{where}.{name}") for content in contents]
-        options[name.lower()] = [value.strip().replace("/", " | ").lower() for value in values]
-    return options
-
-
-def _read_reviews(file: Path) -> dict[str, Any]:
+    check_shape(given, dict[str, list[_Value] | None], where, DataError)
     return {
-        text_of(row, "asin", where): check_shape(row, _Reviewed, where, DataError)
-        for where, row in read_rows(file)
+        name.lower(): [content["value"].strip().replace("/", " | ").lower() for content in contents]
+        for name, contents in given.items()
+        if contents is not None
     }
 
 

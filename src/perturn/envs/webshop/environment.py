@@ -6,33 +6,22 @@ says where it is, and what differs from the original.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar
 
-from perturn.envs.index import DocumentIndex, check_installed, content_key, open_index
+from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
+from perturn.envs.index import MODULES, content_key, open_index
+from perturn.envs.webshop import pages
 from perturn.envs.webshop.buyer import shopping_list
-from perturn.envs.webshop.data import Catalogue, Files, Goal, Product, human_goals, synthetic_goals
-from perturn.envs.webshop.pages import (
-    OBSERVATIONS,
-    SUBPAGES,
-    WINDOW,
-    Page,
-    done_page,
-    item_page,
-    results_page,
-    search_page,
-    sub_page,
-)
+from perturn.envs.webshop.data import Files, Goal, Product, human_goals, read_products, synthetic_goals
 from perturn.envs.webshop.reward import purchase_reward
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.reading import user_path
 from perturn.types import Observation, Task
-
-__all__ = ["SPLITS", "Files", "WebShop"]
 
 SPLITS: dict[str, tuple[int, int | None]] = {
     "test": (0, 500),
@@ -47,19 +36,23 @@ _RESULTS = 50
 _SHUFFLE_SEED = 233
 
 
-@dataclasses.dataclass
+@dataclass(frozen=True)
 class _Visit:
     """Where a shopper is."""
 
+    task: Task
+    goal: Goal
+    meant: Product
+    """The product that the goal was written for."""
     page: str = "search"
     """`search`, `results`, `item`, or a subpage."""
     query: str = ""
     number: int = 1
     """Of the page of results."""
-    found: list[int] = dataclasses.field(default_factory=list)
+    found: list[int] = field(default_factory=list)
     product: Product | None = None
-    chosen: dict[str, str] = dataclasses.field(default_factory=dict)
-    visited: set[str] = dataclasses.field(default_factory=set)
+    chosen: dict[str, str] = field(default_factory=dict)
+    visited: set[str] = field(default_factory=set)
 
 
 class WebShop:
@@ -102,25 +95,17 @@ class WebShop:
             show_attributes: Whether product pages have a button for the attributes.
             splits: Range of goals of each split, end not included; None as an end: all the rest.
         """
-        check_installed("webshop")
-        if observation not in OBSERVATIONS:
-            raise ConfigError(
-                f"Unknown observation {observation!r} of webshop.{did_you_mean(observation, OBSERVATIONS)}"
-            )
-        self.observation = observation
+        check_installed("webshop", "webshop", MODULES)
+        self.observation = check_known("observation", observation, pages.OBSERVATIONS, "webshop")
         self.show_attributes = show_attributes
         self.splits = splits
-        catalogue = Catalogue(files, num_products, default_price)
         key = content_key(files.of_products, "webshop", bool(files.reviews), num_products, default_price)
         self._goals_file = user_path(files.goals, "environment.files.goals") if files.goals else None
         stamp = content_key([self._goals_file] if self._goals_file else [], key)
         self.name = f"{_VERSION}-{observation}-{stamp[:8]}"
-        self._index: DocumentIndex = open_index(key, catalogue.documents)
-        self._goals: list[Goal] | None = None
-        self._task: Task | None = None
-        self._goal: Goal | None = None
-        self._visit = _Visit()
-        self._page: Page = []
+        self._index = open_index(key, lambda: read_products(files, num_products, default_price))
+        self._visit: _Visit | None = None
+        self._page: pages.Page = []
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The goals of a split, in the original's order.
@@ -128,9 +113,8 @@ class WebShop:
         Args:
             split: A key of `splits`.
         """
-        if split not in self.splits:
-            raise ConfigError(f"Unknown split {split!r} of webshop.{did_you_mean(split, self.splits)}")
-        goals = self._all_goals()
+        check_known("split", split, self.splits, "webshop")
+        goals = self._goals
         first, end = self.splits[split]
         chosen = range(len(goals))[first:end]
         if not chosen:
@@ -139,40 +123,33 @@ class WebShop:
                 "Use another split, or set environment.splits."
             )
         return [
-            Task(str(number), goals[number].category or "goal", split, dataclasses.asdict(goals[number]))
+            Task(str(number), goals[number].category or "goal", split, asdict(goals[number]))
             for number in chosen
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Open the shop.
-
-        Args:
-            task: One of `tasks`.
-            seed: Has no effect: there is no chance in it.
-        """
-        self._task = None
-        goal, _ = self._meant(task)
-        self._task, self._goal, self._visit = task, goal, _Visit()
-        return self._observe()
+        """Open the shop; the seed has no effect, for there is no chance in it."""
+        self._visit = None
+        return self._observe(_Visit(task, *self._meant(task)))
 
     def step(self, action: str) -> Observation:
         """Take one action: `search[keywords]` or `click[value]`."""
-        if self._task is None:
-            raise EnvironmentFailure(
-                "No episode is running: call reset(task, seed) before step, and after an end."
-            )
+        visit = self._visit
+        if visit is None:
+            raise EnvironmentFailure(NO_EPISODE)
         match = _ACTION.match(action.strip())
-        value = match[2].lower() if match else ""
-        if match and match[1] == "search":
-            self._search(value)
-            return self._observe()
+        name, value = (match[1], match[2].lower()) if match else ("", "")
+        if name == "search":
+            found = self._index.search(value, _RESULTS)
+            return self._observe(
+                replace(visit, page="results", query=value, number=1, found=found, product=None, chosen={})
+            )
         part = next((part for part in self._page if value and part.click == value), None)
         if part is None:
-            return self._observe(valid=False)
+            return self._observe(visit, valid=False)
         if value == "buy now":
-            return self._buy()
-        self._click(value, part.kind)
-        return self._observe()
+            return self._buy(visit)
+        return self._observe(self._click(visit, value, part.kind))
 
     def expert(self, task: Task) -> Sequence[str]:
         """A scripted buyer's actions: it knows the product that was meant, and searches until it is listed.
@@ -184,17 +161,16 @@ class WebShop:
 
     def close(self) -> None:
         """Nothing is held but the index, which the process shares."""
-        self._task = None
+        self._visit = None
 
-    def _all_goals(self) -> list[Goal]:
-        if self._goals is None:
-            if self._goals_file is None:
-                goals = synthetic_goals(self._product(number) for number in range(len(self._index)))
-            else:
-                goals = human_goals(self._goals_file, self._find)
-            random.Random(_SHUFFLE_SEED).shuffle(goals)
-            self._goals = goals
-        return self._goals
+    @cached_property
+    def _goals(self) -> list[Goal]:
+        if self._goals_file is None:
+            goals = synthetic_goals(self._product(number) for number in range(len(self._index)))
+        else:
+            goals = human_goals(self._goals_file, self._find)
+        random.Random(_SHUFFLE_SEED).shuffle(goals)
+        return goals
 
     def _product(self, number: int) -> Product:
         return Product(**self._index[number])
@@ -219,77 +195,59 @@ class WebShop:
             )
         return goal, found[1]
 
-    def _search(self, query: str) -> None:
-        found = self._index.search(query, _RESULTS)
-        self._visit = _Visit("results", query, 1, found, visited=self._visit.visited)
-
-    def _click(self, value: str, kind: str) -> None:
+    def _click(self, visit: _Visit, value: str, kind: str) -> _Visit:
         """Press what is on the page, but for the button that buys."""
-        visit = self._visit
         if kind == "product":
             found = self._find(value)
             assert found is not None
-            visit.page, visit.product = "item", found[1]
-            visit.visited.add(found[1].asin)
-        elif kind == "option":
+            return replace(visit, page="item", product=found[1], visited={*visit.visited, found[1].asin})
+        if kind == "option":
             assert visit.product is not None
             name = next(name for name, values in visit.product.options.items() if value in values)
-            visit.chosen[name] = value
-        elif value == "back to search":
-            self._visit = _Visit()
-        elif value in SUBPAGES:
-            visit.page = value
-        elif visit.page == "results":
-            visit.number += 1 if value == "next >" else -1
-        elif visit.page == "item":
-            visit.page, visit.product, visit.chosen = "results", None, {}
-        else:
-            visit.page = "item"
-
-    def _buy(self) -> Observation:
-        assert self._task is not None
-        assert self._goal is not None
-        assert self._visit.product is not None
-        _, meant = self._meant(self._task)
-        reward = purchase_reward(self._visit.product, self._visit.chosen, self._goal, meant).total
-        key = self._state()
-        self._task = None
-        text = OBSERVATIONS[self.observation](done_page(reward))
-        return Observation(text, reward, terminated=True, success=reward >= 1.0, state_key=key)
-
-    def _open_page(self) -> Page:
-        assert self._goal is not None
-        said, visit = self._goal.instruction, self._visit
-        if visit.page == "search":
-            return search_page(said)
-        if visit.product is None:
-            shown = visit.found[(visit.number - 1) * WINDOW : visit.number * WINDOW]
-            products = [self._product(number) for number in shown]
-            return results_page(said, products, visit.number, len(visit.found), visit.visited)
+            return replace(visit, chosen={**visit.chosen, name: value})
+        if value == "back to search":
+            return _Visit(visit.task, visit.goal, visit.meant)
+        if value in pages.SUBPAGES:
+            return replace(visit, page=value)
+        if visit.page == "results":
+            return replace(visit, number=visit.number + (1 if value == "next >" else -1))
         if visit.page == "item":
-            return item_page(said, visit.product, visit.chosen, self.show_attributes)
-        return sub_page(said, visit.product, visit.page)
+            return replace(visit, page="results", product=None, chosen={})
+        return replace(visit, page="item")
 
-    def _observe(self, valid: bool = True) -> Observation:
-        page = self._page = self._page if not valid else self._open_page()
+    def _buy(self, visit: _Visit) -> Observation:
+        assert visit.product is not None
+        reward = purchase_reward(visit.product, visit.chosen, visit.goal, visit.meant)
+        self._visit = None
+        text = pages.OBSERVATIONS[self.observation](pages.done_page(reward))
+        return Observation(text, reward, terminated=True, success=reward >= 1.0, state_key=_state_key(visit))
+
+    def _open_page(self, visit: _Visit) -> pages.Page:
+        said = visit.goal.instruction
+        if visit.page == "search":
+            return pages.search_page(said)
+        if visit.product is None:
+            shown = visit.found[(visit.number - 1) * pages.WINDOW : visit.number * pages.WINDOW]
+            products = [self._product(number) for number in shown]
+            return pages.results_page(said, products, visit.number, len(visit.found), visit.visited)
+        if visit.page == "item":
+            return pages.item_page(said, visit.product, visit.chosen, self.show_attributes)
+        return pages.sub_page(said, visit.product, visit.page)
+
+    def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
+        """Where a shopper is now, who is there from here on."""
+        self._visit, self._page = visit, self._open_page(visit)
+        clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(
-            OBSERVATIONS[self.observation](page),
+            pages.OBSERVATIONS[self.observation](self._page),
             valid=valid,
-            state_key=self._state(),
-            admissible=("search[<keywords>]", *(f"click[{part.click}]" for part in page if part.click)),
+            state_key=_state_key(visit),
+            admissible=("search[<keywords>]", *clicks),
         )
 
-    def _state(self) -> str:
-        """Key of what the shopper sees and has chosen."""
-        assert self._task is not None
-        visit = self._visit
-        asin = visit.product.asin if visit.product else ""
-        parts: list[Any] = [
-            self._task.id,
-            visit.page,
-            visit.query,
-            visit.number,
-            asin,
-            sorted(visit.chosen.items()),
-        ]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+def _state_key(visit: _Visit) -> str:
+    """Key of what the shopper sees and has chosen."""
+    asin = visit.product.asin if visit.product else ""
+    chosen = sorted(visit.chosen.items())
+    return short_hash(repr([visit.task.id, visit.page, visit.query, visit.number, asin, chosen]))

@@ -1,6 +1,6 @@
 """The rules of WebShop's protocol, with a worked example of our own in a shop that does not exist."""
 
-from perturn.envs.hotpotqa.react import dialogue_messages
+from perturn.envs.benchmark import worked_example
 from perturn.types import EpisodeProtocol, Sampling
 
 _SYSTEM = (
@@ -46,7 +46,7 @@ WEBSHOP_ETO = EpisodeProtocol(
     name="webshop-eto",
     system=_SYSTEM,
     max_turns=10,
-    example=dialogue_messages(_DIALOGUE),
+    example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0, max_new_tokens=512),
 )
 """Song et al. 2024, arXiv:2403.02502: one worked example, the full history, ten steps, greedy. The system text and the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from perturn.envs.webshop.data import Goal, Product
 
@@ -30,22 +29,7 @@ _SMALL_WORDS = (
 _NO_NOUN = frozenset([*COLORS, *_SMALL_WORDS.split()])
 
 
-@dataclass(frozen=True)
-class Earned:
-    """The parts of a reward."""
-
-    attributes: int
-    """Wanted attributes that the product has."""
-    options: int
-    """Chosen options that were wanted."""
-    price: bool
-    """Whether it costs no more than was said."""
-    kind: float
-    """Factor for the type of product: 1, 0.5, 0.1 or 0."""
-    total: float
-
-
-def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, meant: Product) -> Earned:
+def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, meant: Product) -> float:
     """Reward of buying a product with the options chosen.
 
         total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
@@ -60,18 +44,20 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
         goal: What was wanted.
         meant: The product that the goal was written for.
     """
-    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
-    wanted = [color_of(option) for option in goal.options]
-    options = sum(has_option(product, name, value, wanted) for name, value in chosen.items())
+    attributes = sum(
+        _mentions(product, wanted) or any(similar(own, wanted) for own in product.attributes)
+        for wanted in goal.attributes
+    )
+    options = wanted_options(product, chosen, goal)
     cheap = product.price <= goal.price_upper
-    kind = type_factor(product, meant)
-    total = kind * (attributes + options + cheap) / (len(goal.attributes) + len(goal.options) + 1)
-    return Earned(attributes, options, cheap, kind, min(total, 1.0))
+    earned = attributes + options + cheap
+    return min(type_factor(product, meant) * earned / (len(goal.attributes) + len(goal.options) + 1), 1.0)
 
 
-def has_attribute(product: Product, wanted: str) -> bool:
-    """Whether a product has an attribute, among its own or anywhere in its text."""
-    return any(similar(own, wanted) for own in product.attributes) or _mentions(product, wanted)
+def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> int:
+    """How many of the chosen options, by name, were wanted."""
+    wanted = [color_of(option) for option in goal.options]
+    return sum(has_option(product, name, value, wanted) for name, value in chosen.items())
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:

@@ -1,0 +1,73 @@
+"""Parts that the benchmarks share: settings that name one of several things, what must be installed, texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from importlib import import_module
+
+from perturn.episodes.formats import FORMATS
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.types import Message
+
+NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
+
+
+def check_known(what: str, name: str, known: Collection[str], environment: str) -> str:
+    """A name, if it is a known one.
+
+    Args:
+        what: The kind of thing it names, such as `split`.
+        name: The name.
+        known: The names there are.
+        environment: Who knows them.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if name not in known:
+        raise ConfigError(f"Unknown {what} {name!r} of {environment}.{did_you_mean(name, known)}")
+    return name
+
+
+def choose_kinds(kinds: Sequence[str], known: Sequence[str], environment: str) -> tuple[str, ...]:
+    """The kinds asked for, each once and in alphabetical order; all known ones if none is named.
+
+    Raises:
+        ConfigError: If there is no such kind.
+    """
+    if isinstance(kinds, str):
+        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
+    return tuple(sorted({check_known("kind", kind, known, environment) for kind in kinds})) or tuple(known)
+
+
+def check_installed(environment: str, extra: str, modules: Sequence[str], *, remark: str = "") -> None:
+    """Refuse to go on without the modules that an extra of Perturn brings.
+
+    Raises:
+        EnvironmentFailure: Naming the package that is missing, and the command that installs it.
+    """
+    try:
+        for module in modules:
+            import_module(module)
+    except ImportError as error:
+        raise EnvironmentFailure(
+            f'{environment} needs the package {error.name}: pip install "perturn[{extra}]"{remark}.'
+        ) from error
+
+
+def short_hash(text: str) -> str:
+    """16 hexadecimal digits that stand for a text, such as the description of a state."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def worked_example(dialogue: Sequence[tuple[str, str, str]]) -> tuple[Message, ...]:
+    """(observation, thought, action) of each turn -> messages in the format `react`."""
+    return tuple(
+        message
+        for observation, thought, action in dialogue
+        for message in (
+            {"role": "user", "content": observation},
+            {"role": "assistant", "content": FORMATS["react"].write(thought, action)},
+        )
+    )
