@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from perturn.errors import ConfigError
 from perturn.types import Action, Engine, Prompt
 
 
@@ -84,3 +86,19 @@ class EngineSettings(Protocol):
         Raises:
             PerturnError: If it cannot be served.
         """
+
+
+def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
+    """Refuse to go on without an optional library.
+
+    Args:
+        package: Its module.
+        who: Needs it, such as `engine api`.
+        extra: Of ours, that brings it.
+        otherwise: Another way, in words.
+
+    Raises:
+        ConfigError: If it is missing.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(f'{who} needs {package}; run: pip install "perturn[{extra}]"{otherwise}')

@@ -17,8 +17,9 @@ from typing import Any
 from perturn.engines.api.chat import read_call, to_chat
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
-from perturn.engines.api.settings import ApiSettings, require_openai
+from perturn.engines.api.settings import ApiSettings
 from perturn.engines.event_loop import EventLoop
+from perturn.engines.protocol import require
 from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
 from perturn.types import Action, Prompt, Sampling
 
@@ -50,7 +51,7 @@ class ApiEngine:
         Raises:
             ConfigError: If the client library or the key is missing.
         """
-        require_openai()
+        require("openai", "engine api", "api")
         import openai
 
         from perturn.engines.api.client import LimitedClient, OversizedAnswer
