@@ -682,7 +682,7 @@ def test_the_client_library_is_optional(monkeypatch):
     monkeypatch.setattr("perturn.engines.protocol.find_spec", lambda name: None)
 
     with pytest.raises(ConfigError, match=r'pip install "perturn\[api\]"'):
-        ApiEngine("m", ApiSettings())
+        ApiSettings().check(lambda: None, "")
 
 
 # Whole runs, through the command line.

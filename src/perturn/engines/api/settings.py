@@ -84,6 +84,7 @@ class ApiSettings:
 
     def open(self, serving: Serving) -> Engine:
         """Ask the server for answers, and keep what was bought in the run's folder."""
+        require("openai", "engine api", "api")
         ledger = serving.folder / "api.jsonl" if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
             serving.model, self, stop=serving.stop, ledger=ledger
