@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.cluster.connect import connect
+from perturn.cluster.connect import Connection
 from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
@@ -491,7 +491,7 @@ def test_a_wrong_setting_is_refused(setting, says):
 def test_an_address_where_nothing_listens_is_refused_at_once(address):
     """Ray itself would try for half a minute and more."""
     with pytest.raises(ConfigError, match="nothing answers there"):
-        connect(Cluster(address.format(_free_port())))
+        Connection(Cluster(address.format(_free_port())))
 
 
 def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
@@ -499,7 +499,7 @@ def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(ConfigError, match=r'pip install "perturn\[ray\]"'):
-        connect(Cluster("auto"))
+        Connection(Cluster("auto"))
 
 
 @pytest.mark.cluster

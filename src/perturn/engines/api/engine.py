@@ -185,11 +185,7 @@ class ApiEngine:
         return cleaned
 
     def _failure(self, error: Exception) -> EngineFailure:
-        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all.
-
-        Raises:
-            PerturnError: If no other prompt would fare better.
-        """
+        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all."""
         status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
         settings, said = self._settings, self._said(error)
         host, retries, key = settings.host, settings.max_retries, settings.api_key_env
@@ -240,11 +236,7 @@ class ApiEngine:
         return self._unanswerable(f"{said} after {retries} retries")
 
     def _unanswerable(self, what: str) -> EngineFailure:
-        """The failure of a prompt that got no answer, as long as others do.
-
-        Raises:
-            RunError: If several in a row got none: the server is at fault, and the episodes shall not suffer.
-        """
+        """The failure of a prompt that got no answer; if several in a row get none, the server is at fault."""
         self._unanswered += 1
         if self._unanswered >= _OUTAGE:
             raise RunError(

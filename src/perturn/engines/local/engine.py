@@ -206,11 +206,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _forward(self, parts: Sequence[tuple[_Row, list[int]]]) -> tuple[list[_Row], Tensor]:
-        """Feed rows some of their tokens.
-
-        Returns:
-            The rows that have fed all, and logits of their next tokens, float32 [rows, vocabulary].
-        """
+        """Feed rows some tokens; those that have fed all, and their next tokens' logits, float32 [rows, vocabulary]."""
         ids: list[int] = []
         positions: list[int] = []
         ready: dict[int, _Row] = {}
@@ -252,11 +248,7 @@ class LocalEngine:
         return found
 
     def _compare(self, words: Sequence[list[int]], alone: Sequence[Tensor]) -> None:
-        """Feed a few tokens in two conversations and two passes; learns what a token takes.
-
-        Raises:
-            ModelError: If other log-probabilities come out than the model gave alone, by more than rounding.
-        """
+        """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
         rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids in words]
         self._forward([(row, row.ids[:_CHECK]) for row in rows])

@@ -137,13 +137,7 @@ def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
 def _masks(
     last: Sequence[int], tokens: int, device: torch.device
 ) -> Callable[[int | None, torch.dtype], Tensor]:
-    """Makes the mask of a window, once for all layers of a pass: 0 where a row sees a token, else minus infinity.
-
-    Args:
-        last: Position of the last token that each row sees.
-        tokens: That there are.
-        device: To compute on.
-    """
+    """Makes masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
     ends = torch.tensor(last, device=device)[:, None]
 
     @cache
@@ -246,11 +240,7 @@ def _attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features].
-
-    Raises:
-        ModelError: If the layer asks for something that is not computed here.
-    """
+    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if asked:
         raise ModelError(

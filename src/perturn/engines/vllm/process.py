@@ -22,11 +22,7 @@ _CPU_BLOCK = 32
 
 
 def require_vllm() -> None:
-    """Refuse to go on without vLLM.
-
-    Raises:
-        ConfigError: If it is missing.
-    """
+    """Refuse to go on without vLLM."""
     require("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 
 

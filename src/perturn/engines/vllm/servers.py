@@ -123,12 +123,7 @@ class Servers:
     async def _ask(
         self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
     ) -> Any:
-        """One request.
-
-        Raises:
-            EngineFailure: If the server refuses the prompt.
-            RunError: If it cannot answer.
-        """
+        """One request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
         client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
         send = getattr(client, method)
         try:
