@@ -89,13 +89,7 @@ class EngineSettings(Protocol):
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
-    """Refuse to go on without an optional library.
-
-    Args:
-        package: Its module.
-        who: Needs it, such as `engine api`.
-        extra: Of ours, that brings it.
-        otherwise: Another way, in words.
+    """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
 
     Raises:
         ConfigError: If it is missing.

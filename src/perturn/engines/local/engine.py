@@ -104,14 +104,13 @@ class LocalEngine:
         self._token_bytes = 0
         self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
-        words = _check_words(model)
-        alone = [self._alone(ids) for ids in words]
+        alone = _words_alone(model)
         self._attention = model.config._attn_implementation
         self._pack = pack
         self._unpack = pack_linears(model) if pack else _nothing
         model.set_attn_implementation(NAME)
         try:
-            self._compare(words, alone)
+            self._compare(alone)
         except BaseException:
             self.close()
             raise
@@ -240,20 +239,14 @@ class LocalEngine:
                 rows[index].answer.append(token)
                 rows[index].logprobs.append(logprob)
 
-    @torch.inference_mode()
-    def _alone(self, ids: list[int]) -> Tensor:
-        """Log-probabilities of the token after these, as the model computes them itself [vocabulary]."""
-        inputs = torch.tensor([ids], device=self._model.device)
-        found: Tensor = self._model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)
-        return found
-
-    def _compare(self, words: Sequence[list[int]], alone: Sequence[Tensor]) -> None:
+    def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
         """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
-        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids in words]
+        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:_CHECK]) for row in rows])
         _, logits = self._forward([(row, row.fresh) for row in rows])
-        difference = float((logits.log_softmax(-1) - torch.stack(list(alone))).abs().mean(-1).max())
+        expected = torch.stack([logprobs for _, logprobs in alone])
+        difference = float((logits.log_softmax(-1) - expected).abs().mean(-1).max())
         if not difference <= _TOLERANCE.get(self._model.dtype, 0.0):
             raise ModelError(
                 f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
@@ -266,11 +259,16 @@ def _nothing() -> None:
     """Undo nothing."""
 
 
-def _check_words(model: Any) -> list[list[int]]:
-    """Tokens of two conversations to compare on."""
+@torch.inference_mode()
+def _words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
+    """Tokens of two conversations, and the log-probabilities of the next one that the model itself gives."""
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
-    return [words, words[5:]]
+    found = []
+    for ids in (words, words[5:]):
+        inputs = torch.tensor([ids], device=model.device)
+        found.append((ids, model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)))
+    return found
 
 
 def check_layers(model: Any) -> None:

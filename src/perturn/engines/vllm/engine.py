@@ -80,7 +80,7 @@ class VllmEngine:
         loop = self._running()
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
-            wanted = sampling_params(prompt, sampling, self._tokens.end_id)
+            wanted = _params(prompt, sampling, self._tokens.end_id)
             answer = _ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted)
             future = loop.start(answer)
             self._open[future] = prompt
@@ -163,22 +163,14 @@ class VllmEngine:
         return self._tokens.action(found.ids, found.logprobs)
 
 
-def sampling_params(prompt: Prompt, sampling: Sampling, end_id: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`.
-
-    The model's own list of ends and its default decoding are left aside, as in the other engines.
-
-    Args:
-        prompt: Whose seed draws the tokens.
-        sampling: How to decode.
-        end_id: The token that ends a turn; if it is negative, none does.
-    """
+def _params(prompt: Prompt, sampling: Sampling, end_id: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`; the model's own ends and default decoding are left aside."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_new_tokens,
         "seed": prompt.seed % 2**63,
-        "stop_token_ids": [end_id] if end_id >= 0 else [],
+        "stop_token_ids": [end_id] if end_id >= 0 else [],  # negative: none ends a turn
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }
