@@ -1,207 +1,30 @@
-"""A Ray cluster of several nodes on this machine: what it plays is what one process plays, whatever nodes die."""
+"""Nodes of a cluster that come, go and are killed: what it plays is what one process plays."""
 
 import contextlib
-import gc
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cluster.nodes import JOBS, PROTOCOL, WARNINGS, Script, wait_for
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.cluster.connect import Connection
 from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
-from perturn.episodes.play import Job, play
-from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
+from perturn.episodes.play import play
+from perturn.errors import RunError
 from perturn.run.loop import open_run, run_stages
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Worlds, parse
-from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Status, Task
+from perturn.settings.recipe import Worlds
+from perturn.types import Sampling, Status
 
-ray = pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
-pytestmark = [  # Ray leaves its logs open, and its processes to the system
-    pytest.mark.filterwarnings(r"ignore:unclosed file .*/ray/session_:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
+pytestmark = WARNINGS
+
 PERTURN = Path(sys.executable).with_name("perturn")
-PACKAGE = Path(sys.modules["perturn"].__file__).parent
-EXAMPLE = Path(__file__).parents[1] / "docs/examples/own_environment.py"
-PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=6)
-QUICK_TO_NOTICE = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 5000,
-    "health_check_failure_threshold": 4,
-    "enable_worker_prestart": False,
-}
-"""Ray's settings for a node that dies; by default it takes some 15 s to be missed."""
-
-STEPS = '''
-import os
-import sys
-import time
-
-from perturn.types import Observation, Task
 
 
-class Steps:
-    """Three steps to the end; each reset leaves a line in `trace`, and a process writes more than it should."""
-
-    name = "steps-1.0"
-
-    def __init__(self, trace: str = "", pause: float = 0.0):
-        self.trace, self.pause = trace, pause
-
-    def tasks(self, split):
-        return [Task(f"t/{n}", "steps", split, {"n": n}) for n in range(12)]
-
-    def reset(self, task, seed):
-        print("a world prints"), print("a world prints", file=sys.stderr)
-        if self.trace:
-            with open(self.trace, "a") as file:
-                file.write(f"{task.id} {os.getpid()}\\n")
-        self.left = 3
-        time.sleep(self.pause)
-        return Observation(f"{task.id}, seed {seed}")
-
-    def step(self, action):
-        time.sleep(self.pause)
-        self.left -= 1
-        return Observation(f"{self.left} left after {action}", 1.0, self.left == 0, self.left == 0)
-
-    def close(self):
-        pass
-
-
-class Nameless(Steps):
-    name = ""
-'''
-
-
-class Nodes:
-    """A head that holds no work, and nodes of two processors that come and go."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster as LocalCluster
-
-        small = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
-        self._small = small
-        self._port = _free_port()
-        head = {"num_cpus": 0, "ray_client_server_port": self._port, "_system_config": QUICK_TO_NOTICE}
-        self._cluster = LocalCluster(initialize_head=True, head_node_args=small | head)
-        self._nodes = []
-
-    @property
-    def address(self):
-        """Where a driver connects."""
-        return f"ray://127.0.0.1:{self._port}"
-
-    @property
-    def direct(self):
-        """Where a driver on a machine of the cluster connects."""
-        return self._cluster.address
-
-    def add(self, count=1, **settings):
-        """Nodes more."""
-        new = [self._cluster.add_node(num_cpus=2, **self._small, **settings) for _ in range(count)]
-        self._nodes += new
-        self._cluster.wait_for_nodes(60)
-        return new
-
-    def kill(self, node):
-        """Kill -9 of the node's main process, then of what it started, as if the machine was switched off."""
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        for process in (raylet, *raylet.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def clear(self):
-        """No nodes but the head."""
-        for node in self._nodes:
-            with contextlib.suppress(Exception):
-                self._cluster.remove_node(node, allow_graceful=False)
-        self._nodes = []
-
-    def close(self):
-        """Nothing is left."""
-        self._cluster.shutdown()
-        gc.collect()  # while the warnings about what Ray leaves open are expected
-
-
-def _free_port():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def whole_cluster():
-    nodes = Nodes()
-    yield nodes
-    nodes.close()
-
-
-@pytest.fixture
-def nodes(whole_cluster):
-    """A cluster without nodes, and this process not connected to it."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield whole_cluster
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    ray.shutdown()
-    whole_cluster.clear()
-    gc.collect()
-
-
-@pytest.fixture
-def steps(tmp_path):
-    """Section of a world that traces its resets, and a function that counts them by task."""
-    (tmp_path / "steps.py").write_text(STEPS)
-    trace = tmp_path / "trace"
-
-    def resets():
-        return Counter(line.split()[0] for line in trace.read_text().splitlines())
-
-    return {"name": f"{tmp_path / 'steps.py'}:Steps", "trace": str(trace), "pause": 0.1}, resets
-
-
-class Script:
-    """Answers with the number of the turn and its own process."""
-
-    name = "script@1"
-
-    def __init__(self, model):
-        self.model = model
-
-    def generate(self, prompts, sampling):
-        """After a while."""
-        time.sleep(0.05)
-        return [Action(f"Action: {len(prompt.turns)} {os.getpid()}") for prompt in prompts]
-
-    def update_weights(self, folder, name):
-        """Serve what the folder's file says."""
-        self.model, self.name = (Path(folder) / "weights.json").read_text(), name
-
-    def forget(self, conversation):
-        """Nothing is kept."""
-
-    def close(self):
-        """Nothing is held."""
-
-
-def broken(model):
-    """An engine whose model cannot be loaded."""
-    raise ModelError(f"no model {model}")
-
-
-JOBS = [Job(Task(f"t/{n}", "steps", "train", {"n": n}), seed=n) for n in range(12)]
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/own_environment.py"
 
 
 def collect(section, cluster, store, jobs=JOBS):
@@ -215,34 +38,6 @@ def collect(section, cluster, store, jobs=JOBS):
         for trajectory in played:
             store.append(trajectory)
             yield trajectory
-
-
-def prompt(conversation, turns=0):
-    """A prompt of a conversation."""
-    return Prompt((), (), ({"role": "user", "content": "go"},), seed=0, conversation=conversation)
-
-
-RECIPE = """
-name: whole
-model: {{name: "{model}", dtype: float32}}
-environment: {environment}
-protocol: {{name: tiny, format: action, system: Walk., max_turns: 3}}
-sft: {{loss: {{name: sft}}}}
-align: {{loss: {{name: dpo}}}}
-evaluate:
-  tasks: {{split: train}}
-  sampling: {{temperature: 1.0, max_new_tokens: 8}}
-  concurrency: 3
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, steps):
-    """A recipe whose base policy is to be evaluated."""
-    section, _ = steps
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(model=tiny_folder, environment=section | {"pause": 0.0}))
-    return file
 
 
 def evaluated(recipe, folder, *overrides):
@@ -377,77 +172,6 @@ def test_a_driver_killed_leaves_nothing_behind_and_is_repeated(nodes, recipe, st
     assert {task: resets()[task] for task in stored} == {task: before[task] for task in stored}
 
 
-def wait_for(condition, seconds=120):
-    """Until it holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-@pytest.mark.cluster
-def test_a_conversation_stays_with_its_replica_until_that_is_lost(nodes):
-    """Four conversations, two replicas: two each, turn after turn; when one is killed, the other has all four."""
-    nodes.add(1)
-    replicas = Replicas(Cluster(nodes.address, engines=2), Script, "none")
-
-    def ask(turn):
-        texts = [one.text for one in replicas.generate([prompt(str(n)) for n in range(4)], Sampling())]
-        return [int(text.split()[-1]) for text in texts]
-
-    first = ask(0)
-    assert ask(1) == first
-    assert sorted(Counter(first).values()) == [2, 2]
-    os.kill(first[0], signal.SIGKILL)
-    after = ask(2)
-    assert first[0] not in after
-    assert [new for new, old in zip(after, first, strict=True) if old != first[0]] == [
-        old for old in first if old != first[0]
-    ]
-    replicas.close()
-
-
-class Reads(Script):
-    """Answers with what its model's file says, at its start or since the last update."""
-
-    def __init__(self, model):
-        super().__init__((Path(model) / "weights.json").read_text())
-
-    def generate(self, prompts, sampling):
-        """The text of the weights, and who answers."""
-        return [Action(f"{self.model} {os.getpid()}") for _ in prompts]
-
-
-@pytest.mark.cluster
-def test_all_replicas_serve_new_weights_also_one_that_is_lost_later(nodes, tmp_path):
-    """Two replicas of weights `one` are given `two`; one is killed, and what is started in its place has `two`."""
-    nodes.add(1)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights.json").write_text(name)
-    replicas = Replicas(Cluster(nodes.address, engines=2), Reads, str(tmp_path / "one"))
-
-    def ask():
-        texts = [one.text for one in replicas.generate([prompt(str(n)) for n in range(4)], Sampling())]
-        return {text.split()[0] for text in texts}, {int(text.split()[1]) for text in texts}
-
-    before, _ = ask()
-    replicas.update_weights(tmp_path / "two", "new@2")
-    after, pids = ask()
-    os.kill(min(pids), signal.SIGKILL)
-    until = time.monotonic() + 60
-    while len(replicas._living) < 2 or min(pids) in ask()[1]:
-        assert time.monotonic() < until
-        replicas.advance()
-    last, others = ask()
-    replicas.close()
-
-    assert (before, after, last) == ({"one"}, {"two"}, {"two"})
-    assert len(pids) == 2
-    assert not others & {min(pids)}
-    assert replicas.name == "new@2"
-
-
 @pytest.mark.cluster
 def test_nodes_that_join_get_worlds(nodes, steps):
     """A world on the one node; another is started, and gets one too."""
@@ -467,74 +191,3 @@ def test_nodes_that_join_get_worlds(nodes, steps):
 
     wait_for(other)
     assert worlds.capacity(8) == 4
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"address": "somewhere"}, "address must be ray://host:port"),
-        ({"address": "auto", "engines": -1}, "engines must be >= 0"),
-        ({"address": "auto", "replicas": 1}, "unknown key 'cluster.replicas'"),
-    ],
-)
-def test_a_wrong_setting_is_refused(setting, says):
-    """Before anything is looked for."""
-    with pytest.raises(ConfigError) as caught:
-        parse(Cluster, setting, "cluster")
-
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "address", ["ray://127.0.0.1:{}", "127.0.0.1:{}", "ray://no-such-machine.invalid:{}"]
-)
-def test_an_address_where_nothing_listens_is_refused_at_once(address):
-    """Ray itself would try for half a minute and more."""
-    with pytest.raises(ConfigError, match="nothing answers there"):
-        Connection(Cluster(address.format(_free_port())))
-
-
-def test_ray_is_asked_for_where_it_is_missing(monkeypatch):
-    """By the command that installs it."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-
-    with pytest.raises(ConfigError, match=r'pip install "perturn\[ray\]"'):
-        Connection(Cluster("auto"))
-
-
-@pytest.mark.cluster
-def test_what_cannot_work_is_refused_before_work(nodes, steps):
-    """Sizes that no node has, nodes that are full, worlds and models that cannot start."""
-    section, _ = steps
-    nodes.add(1)
-    cluster, impatient = Cluster(nodes.address), Cluster(nodes.address, engine_cpus=2, wait_seconds=2)
-
-    with pytest.raises(ConfigError, match=r"no node of the cluster has cluster.world_cpus=64 CPUs \(.*: 2\)"):
-        ClusterWorlds(section, Worlds(), Cluster(nodes.address, world_cpus=64), 4)
-    with pytest.raises(ConfigError, match=r"no node of the cluster has .* cluster.engine_gpus=1 GPUs"):
-        Replicas(Cluster(nodes.address, engine_gpus=1), Script, "none")
-    with pytest.raises(ConfigError, match=r"unknown key 'environment.traces'"):
-        ClusterWorlds(section | {"traces": 1}, Worlds(), cluster, 4)
-    with pytest.raises(EnvironmentFailure, match=r"node .*: the environment's name must be a text"):
-        ClusterWorlds({"name": section["name"].replace(":Steps", ":Nameless")}, Worlds(), cluster, 4)
-    with pytest.raises(ModelError, match="no model none"):
-        Replicas(cluster, broken, "none")
-    worlds = ClusterWorlds(section, Worlds(), cluster, 4)
-    with pytest.raises(RunError, match="no replica of the policy has room"):
-        Replicas(impatient, Script, "none")
-    assert worlds.capacity(4) >= 1
-
-
-@pytest.mark.cluster
-def test_a_node_with_another_perturn_is_refused(nodes, steps, tmp_path):
-    """Both versions are named; a node without any says what is missing."""
-    section, _ = steps
-    shutil.copytree(PACKAGE, tmp_path / "other" / "perturn")
-    init = tmp_path / "other/perturn/__init__.py"
-    init.write_text(init.read_text().replace("__version__ =", '__version__ = "0.0.9"  #'))
-    nodes.add(1, env_vars={"PYTHONPATH": str(tmp_path / "other")})
-
-    with pytest.raises(ConfigError, match=r"has perturn 0\.0\.9 \(source .*install the same on all machines"):
-        ClusterWorlds(section, Worlds(), Cluster(nodes.address), 4)
-    with pytest.raises(ConfigError, match=r"replica 0 of the policy on .* has perturn 0\.0\.9"):
-        Replicas(Cluster(nodes.address), Script, "none")
