@@ -97,13 +97,22 @@ class Connection:
         ]
         return [node for node in found if node.cpus > 0]
 
-    @contextmanager
-    def reached(self) -> Iterator[None]:
-        """Around what has to reach the cluster.
+    def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
+        """Refuse what no node could ever hold.
 
         Raises:
-            RunError: If that is gone.
+            ConfigError: Naming what, and what the nodes have.
         """
+        there = self.nodes()
+        if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
+            sizes = (
+                f"{node.host}: {node.cpus:g}" + (f" and {node.gpus:g}" if gpus else "") for node in there
+            )
+            raise ConfigError(f"no node of the cluster has {what} ({', '.join(sizes) or 'none has any'}).")
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Around what has to reach the cluster; that it is gone is a `RunError`."""
         try:
             yield
         except self._losses as error:

@@ -56,7 +56,8 @@ class Replicas:
         """
         self._cluster = cluster
         self._connection = Connection(cluster)
-        self._refuse_too_large()
+        size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
+        self._connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
         self._arguments: tuple[Any, ...] = serve, model, _send(self._connection, model)
         self._started = self._lost = 0
         self._coming: list[_Replica] = []
@@ -166,19 +167,6 @@ class Replicas:
         for replica, (batch, sampling) in shares.items():
             if batch:
                 self._asked[replica.actor.generate.remote(batch, sampling)] = replica, batch, sampling
-
-    def _refuse_too_large(self) -> None:
-        """Refuse replicas that no node could ever hold."""
-        want = self._cluster
-        there = self._connection.nodes()
-        if not any(node.cpus >= want.engine_cpus and node.gpus >= want.engine_gpus for node in there):
-            seen = (
-                ", ".join(f"{node.host}: {node.cpus:g} and {node.gpus:g}" for node in there) or "none has any"
-            )
-            raise ConfigError(
-                f"no node of the cluster has cluster.engine_cpus={want.engine_cpus:g} CPUs and "
-                f"cluster.engine_gpus={want.engine_gpus:g} GPUs ({seen})."
-            )
 
     def _start(self) -> None:
         """Ask for one replica more, wherever there is room, on nodes in turn."""

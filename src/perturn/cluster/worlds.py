@@ -135,14 +135,9 @@ class ClusterWorlds:
 
     def _first(self) -> None:
         """Wait for all nodes; the first to refuse, or to differ, stops the run before it begins."""
+        cpus = self._cluster.world_cpus
+        self.connection.require_node(f"cluster.world_cpus={cpus:g} CPUs", cpus)
         self._ask()
-        if not self._coming:
-            seen = (
-                ", ".join(f"{node.host}: {node.cpus:g}" for node in self.connection.nodes()) or "none has any"
-            )
-            raise ConfigError(
-                f"no node of the cluster has cluster.world_cpus={self._cluster.world_cpus:g} CPUs ({seen})."
-            )
         until = time.monotonic() + self._cluster.wait_seconds
         while self.connection.are_coming(self._coming, until):
             self._admit(0.5, strict=True)
@@ -150,8 +145,8 @@ class ClusterWorlds:
             _logger.warning("%s has no room for worlds yet; going on without it", server.node)
         if not self._living:
             raise ConfigError(
-                f"no node of the cluster had room for worlds (cluster.world_cpus={self._cluster.world_cpus:g}) "
-                f"within {self._cluster.wait_seconds:g} s; free some, lower it, or raise cluster.wait_seconds."
+                f"no node of the cluster had room for worlds (cluster.world_cpus={cpus:g}) within "
+                f"{self._cluster.wait_seconds:g} s; free some, lower it, or raise cluster.wait_seconds."
             )
 
     def _look(self, seconds: float) -> None:

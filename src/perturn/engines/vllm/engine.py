@@ -65,8 +65,6 @@ class VllmEngine:
         self._open: dict[_Future, Prompt] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
-        if not settings.servers:
-            require_vllm()
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
         try:
             start = _start(_absolute(model), settings, name, dtype, settings.context or context, steady)
@@ -81,8 +79,7 @@ class VllmEngine:
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = _params(prompt, sampling, self._tokens.end_id)
-            answer = _ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted)
-            future = loop.start(answer)
+            future = loop.start(_ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted))
             self._open[future] = prompt
             future.add_done_callback(self._done.put)
 

@@ -33,8 +33,9 @@ class InProcess:
         """Start it, in a running event loop.
 
         Raises:
-            RunError: If it cannot start.
+            PerturnError: If vLLM is missing, or cannot start.
         """
+        require_vllm()
         self.replicas = settings.replicas
         self._numbers = itertools.count()
         self._watch = Watch()
