@@ -31,7 +31,7 @@ def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home
     return homes[conversation]
 
 
-def no_room(tokens: int, limit: int) -> EngineFailure:
+def context_full(tokens: int, limit: int) -> EngineFailure:
     """The failure of a prompt that fills the context."""
     return EngineFailure(
         f"the conversation has {tokens} tokens, which leaves no room for an answer in the model's {limit}; lower the "

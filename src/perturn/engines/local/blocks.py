@@ -90,9 +90,7 @@ class Blocks:
     def take(self, tokens: int) -> Slot:
         """A slot for so many tokens, in the block where most conversations are already."""
         capacity = capacity_for(tokens)
-        with_room = [block for block in self._blocks[capacity] if block.free]
-        block = min(with_room, key=lambda block: len(block.free), default=None) or Block(
-            self._slots, capacity
-        )
+        unfilled = [block for block in self._blocks[capacity] if block.free]
+        block = min(unfilled, key=lambda block: len(block.free), default=None) or Block(self._slots, capacity)
         self._blocks[capacity].add(block)
         return block.take()

@@ -22,7 +22,7 @@ from perturn.engines.local.history import NAME, History, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
 from perturn.engines.protocol import Tokens
-from perturn.engines.streaming import answer_all, no_room, refuse_update
+from perturn.engines.streaming import answer_all, context_full, refuse_update
 from perturn.errors import EngineFailure, ModelError
 from perturn.memory import return_waste
 from perturn.rope import steady_length
@@ -135,7 +135,7 @@ class LocalEngine:
             if row.history.nbytes <= self._budget:  # for the conversation's next turn
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
-        return [(row.prompt, no_room(len(row.ids), self._limit)) for row in refused] + [
+        return [(row.prompt, context_full(len(row.ids), self._limit)) for row in refused] + [
             (row.prompt, self._tokens.action(row.answer, row.logprobs)) for row in ended
         ]
 

@@ -111,7 +111,7 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """What attends in one call each: several tokens of a conversation, or one token of each of several."""
+    """The parts that attend in one call each: several tokens of a conversation, or one token of each of several."""
     parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > 1]
     by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
     for span in spans:

@@ -16,7 +16,7 @@ from typing import Any
 
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
-from perturn.engines.streaming import answer_all, home_of, no_room, refuse_update
+from perturn.engines.streaming import answer_all, context_full, home_of, refuse_update
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.process import InProcess, require_vllm
 from perturn.engines.vllm.servers import Servers
@@ -218,12 +218,12 @@ async def _start(
 async def _ask(
     backend: Backend, replica: int, ids: list[int], sampling: dict[str, Any]
 ) -> Sampled | EngineFailure:
-    room = backend.limit - len(ids)
-    if room <= 0:
-        return no_room(len(ids), backend.limit)
+    left = backend.limit - len(ids)
+    if left <= 0:
+        return context_full(len(ids), backend.limit)
     try:
         return await backend.answer(
-            replica, ids, sampling | {"max_tokens": min(sampling["max_tokens"], room)}
+            replica, ids, sampling | {"max_tokens": min(sampling["max_tokens"], left)}
         )
     except EngineFailure as error:
         return error
