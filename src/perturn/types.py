@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from perturn.bounds import Bound, check_bounds
@@ -342,13 +341,4 @@ class StreamingEngine(Engine, Protocol):
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Work for a moment; the prompts that are answered with that, and their answers."""
-        ...
-
-
-@runtime_checkable
-class UpdatableEngine(Engine, Protocol):
-    """An engine that can be given other weights of its model while it runs, as online training does each iteration."""
-
-    def update_weights(self, folder: str | Path, name: str) -> None:
-        """Serve the weights in a folder that `save_pretrained` wrote from now on, under the identity `name`."""
         ...

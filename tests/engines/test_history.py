@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from perturn.engines.local import history as _history
 from perturn.engines.local.blocks import Blocks
-from perturn.engines.local.history import History, Span, _attend, attending
+from perturn.engines.local.history import History, _attend, attending
 
 HEADS, FEATURES = 4, 8
 LAYER = SimpleNamespace(layer_idx=0)
@@ -44,7 +44,7 @@ def feed(parts):
         torch.cat([getattr(each, name)[:, start:stop] for each, start, stop in bounds], 1)[None]
         for name in ("query", "key", "value")
     ]
-    with attending([Span(each.history, new) for each, new in parts], torch.device("cpu")):
+    with attending([(each.history, new) for each, new in parts], torch.device("cpu")):
         found, _ = _attend(LAYER, *inputs, None)
     for each, _, stop in bounds:
         each.history.ids = list(range(stop))

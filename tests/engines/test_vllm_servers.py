@@ -1,13 +1,12 @@
 """The vLLM engine with servers: real HTTP against stand-ins that know vLLM's endpoints and no model."""
 
-import json
 import threading
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from engines.serving import serve
+from engines.vllm_server import Server
 from perturn.engines.check import check_engine
 from perturn.engines.vllm.engine import VllmEngine, check_vllm
 from perturn.engines.vllm.settings import VllmSettings
@@ -15,113 +14,9 @@ from perturn.errors import EngineFailure, RunError
 from perturn.policy.models import weights_digest
 from perturn.run.loop import open_run
 from perturn.run.session import open_engine
-from perturn.types import Action, Prompt, Sampling, UpdatableEngine
+from perturn.types import Action, Prompt, Sampling
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)
-
-
-@dataclass
-class Server:
-    """A stand-in: what it was asked, and what it says instead of what it should."""
-
-    url: str = ""
-    version: str = "default"
-    context: int = 100
-    device: str = "cuda"
-    says: dict = field(default_factory=dict)
-    """Path -> (status, answer), or a function of the body and the number of requests to that path."""
-    asked: list = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def answer(self, path, body):
-        """Status and JSON."""
-        with self.lock:
-            self.asked.append((path, body))
-            number = sum(path == each for each, _ in self.asked)
-        if (said := self.says.get(path)) is not None:
-            said = said(body, number) if callable(said) else said
-        return said or (200, getattr(self, path.strip("/").replace("/", "_"))(body))
-
-    def v1_models(self, body):
-        """The model, with its context."""
-        return {"data": [{"id": "served", "max_model_len": self.context}]}
-
-    def weight_info(self, body):
-        """The label of the weights."""
-        return {"weight_version": self.version}
-
-    def server_info(self, body):
-        """The device, among much else."""
-        return {"vllm_config": f"seed=0, device_config={self.device}, quantization=None"}
-
-    def collective_rpc(self, body):
-        """Weights are taken."""
-        return {"results": [None]}
-
-    def reset_prefix_cache(self, body):
-        """Nothing holds the cache."""
-        return {"success": True}
-
-    def update_weight_version(self, body):
-        """Take the label."""
-        self.version = body["new_version"]
-        return {"success": True}
-
-    def inference_v1_generate(self, body):
-        """Two tokens that depend on the seed, and the end."""
-        seed = body["sampling_params"].get("seed", 0)
-        ids = [100 + seed % 7, 200, 2]
-        return {
-            "choices": [
-                {
-                    "finish_reason": "stop",
-                    "token_ids": ids[-body["sampling_params"]["max_tokens"] :],
-                    "logprobs": {"content": [{"token_id": i, "logprob": -0.5 - seed % 2} for i in ids]},
-                    "weight_versions": [{"version": self.version, "start": 0, "end": 3}],
-                }
-            ],
-            "usage": {"prompt_tokens_details": {"cached_tokens": 5}},
-        }
-
-    def paths(self):
-        """What was asked, without the bodies."""
-        return [path for path, _ in self.asked]
-
-    def generated(self):
-        """The requests for answers to prompts."""
-        return [body for path, body in self.asked if path == "/inference/v1/generate" and "model" in body]
-
-
-def serve(stack):
-    """Start a stand-in on a free port."""
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            length = int(self.headers["Content-Length"] or 0)
-            status, answer = state.answer(self.path, json.loads(self.rfile.read(length) or "null"))
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST
-
-        def log_message(self, *_):
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
-
-    http = stack.enter_context(Quiet(("127.0.0.1", 0), Handler))
-    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    stack.callback(http.shutdown)
-    state.url = f"http://127.0.0.1:{http.server_port}"
-    return state
 
 
 @pytest.fixture
@@ -129,7 +24,13 @@ def servers(monkeypatch):
     """Two stand-ins."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ExitStack() as stack:
-        yield [serve(stack), serve(stack)]
+        yield [started(Server(), stack) for _ in range(2)]
+
+
+def started(server, stack):
+    """The stand-in, listening."""
+    server.url = stack.enter_context(serve(server.answer))
+    return server
 
 
 class Words:
@@ -201,11 +102,8 @@ def test_answers_keep_their_tokens_and_come_in_order(make_engine):
 
 
 def test_it_keeps_the_contract_of_engines(make_engine):
-    """In batches and as a stream, and its weights can be updated."""
-    engine = make_engine(count=2)
-
-    assert check_engine(engine) == []
-    assert isinstance(engine, UpdatableEngine)
+    """In batches and as a stream."""
+    assert check_engine(make_engine(count=2)) == []
 
 
 def test_a_conversation_stays_with_one_server_and_they_share_alike(make_engine, servers):
@@ -328,6 +226,11 @@ ASKS = {"/v1/models", "/weight_info", "/server_info", "/inference/v1/generate"}
 """What changes nothing."""
 
 
+def reload_of(folder, method="reload_weights"):
+    """The request that replaces the weights."""
+    return "/collective_rpc", {"method": method, "kwargs": {"weights_path": str(folder)}}
+
+
 def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path):
     """The second one has them already; the first one's label never names weights it does not have."""
     servers[1].version = "sft@1a2b"
@@ -336,7 +239,7 @@ def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path)
 
     assert asked == [
         ("/update_weight_version", {"new_version": "loading"}),
-        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}),
+        reload_of(tmp_path),
         ("/reset_prefix_cache", None),
         ("/update_weight_version", {"new_version": "sft@1a2b"}),
     ]
@@ -348,10 +251,7 @@ def test_servers_on_a_cpu_pack_their_output_layer_anew(make_engine, servers, tmp
     servers[0].device = "cpu"
     make_engine(model=str(tmp_path))
 
-    assert (
-        "/collective_rpc",
-        {"method": "reload_weights_on_cpu", "kwargs": {"weights_path": str(tmp_path)}},
-    ) in (servers[0].asked)
+    assert reload_of(tmp_path, "reload_weights_on_cpu") in servers[0].asked
 
 
 def test_weights_are_updated_between_batches(make_engine, servers, tmp_path):
@@ -422,10 +322,7 @@ def test_a_run_serves_its_policy_under_the_digest_of_its_weights(recipe, servers
         name = engine.name
 
     assert name == f"base@{weights_digest(tiny_model)[:12]}" == servers[0].version
-    assert (
-        "/collective_rpc",
-        {"method": "reload_weights", "kwargs": {"weights_path": str(tiny_folder)}},
-    ) in servers[0].asked
+    assert reload_of(tiny_folder) in servers[0].asked
 
 
 def test_a_run_whose_server_cannot_take_weights_is_refused_before_it_starts(recipe, servers):

@@ -71,7 +71,7 @@ def test_a_product_without_a_price_is_named_with_its_remedy(shop):
         (
             "goals",
             lambda rows: {"SHOP000001": [{}]},
-            "goals.json: product SHOP000001: 0.instruction_attributes: expected a value",
+            "goals.json: product SHOP000001: [0].instruction_attributes: expected a value",
         ),
         ("goals", lambda rows: rows["SHOP000003"][0].pop("instruction"), "expected a text in 'instruction'"),
     ],

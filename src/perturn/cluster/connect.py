@@ -8,8 +8,9 @@ import logging
 import platform
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,45 +21,6 @@ from perturn.settings.cluster import Cluster
 
 _CONNECT_S = 5.0
 """Seconds that a machine may take to accept a connection."""
-
-
-def connect(settings: Cluster) -> Any:
-    """Ray, connected to a cluster; where this process is connected already, that cluster is taken.
-
-    What is printed on the nodes stays in Ray's logs there.
-
-    Raises:
-        ConfigError: If Ray is missing, or no cluster answers at the address; within seconds where nothing listens.
-    """
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError('cluster needs ray; run: pip install "perturn[ray]"') from None
-    if ray.is_initialized():
-        return ray
-    _knock(settings.address)
-    try:
-        ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}"
-        ) from error
-    return ray
-
-
-def _knock(address: str) -> None:
-    """See whether anything listens there: Ray itself would try for half a minute."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host:
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cluster.address {address!r}: nothing answers there ({error}); correct it, or start the cluster: "
-            "ray start --head --ray-client-server-port=10001 on one machine, ray start --address=HEAD:6379 on others."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -74,55 +36,165 @@ class Node:
         return f"node {self.host} ({self.id[:8]})"
 
 
-def nodes(ray: Any) -> list[Node]:
-    """The nodes that are alive and have processors to give: one started with none is not meant to work."""
-    found = [
-        Node(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            node["Resources"].get("CPU", 0.0),
-            node["Resources"].get("GPU", 0.0),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return [node for node in found if node.cpus > 0]
+@dataclass(eq=False)
+class Server:
+    """An actor on a node, and how far it is."""
+
+    actor: Any
+    identity: Any
+    """Reference to its identity: it is there once the actor runs."""
+    started: Any
+    """Reference to the result of its first call: it is there once that has ended."""
 
 
-def on_node(node: Node) -> Any:
-    """Ray's strategy that puts something on a node or nowhere."""
-    strategies = importlib.import_module("ray.util.scheduling_strategies")
-    return strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+class Lost(Exception):
+    """A call did not end well: `cause` is the exception of the called code, or None if it is gone, or too slow."""
+
+    def __init__(self, said: str, cause: Exception | None) -> None:
+        super().__init__(said)
+        self.cause = cause
 
 
-def losses(ray: Any) -> tuple[type[Exception], ...]:
-    """Exceptions of a call whose node, process or cluster is gone, or that did not end in time."""
-    return ray.exceptions.RayError, ConnectionError
+class Connection:
+    """A Ray cluster, and what runs on its nodes; a process that is connected already stays with that cluster.
 
-
-@contextmanager
-def reached(ray: Any) -> Iterator[None]:
-    """Around what has to reach the cluster.
-
-    Raises:
-        RunError: If that is gone.
+    What is printed on the nodes stays in Ray's logs there.
     """
+
+    def __init__(self, settings: Cluster) -> None:
+        """Connect.
+
+        Raises:
+            ConfigError: If Ray is missing, or no cluster answers at the address; within seconds where nothing listens.
+        """
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise ConfigError('cluster needs ray; run: pip install "perturn[ray]"') from None
+        self._losses = self._ray.exceptions.RayError, ConnectionError
+        if self._ray.is_initialized():
+            return
+        _knock(settings.address)
+        try:
+            self._ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}"
+            ) from error
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive and have processors to give: one started with none is not meant to work."""
+        found = [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+        return [node for node in found if node.cpus > 0]
+
+    def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
+        """Refuse what no node could ever hold.
+
+        Raises:
+            ConfigError: Naming what, and what the nodes have.
+        """
+        there = self.nodes()
+        if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
+            sizes = (
+                f"{node.host}: {node.cpus:g}" + (f" and {node.gpus:g}" if gpus else "") for node in there
+            )
+            raise ConfigError(f"no node of the cluster has {what} ({', '.join(sizes) or 'none has any'}).")
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Around what has to reach the cluster; that it is gone is a `RunError`."""
+        try:
+            yield
+        except self._losses as error:
+            raise RunError(
+                f"the cluster is gone: {last_line(error)}; what was recorded is kept: the same command goes on."
+            ) from error
+
+    def actor(self, kind: type, *arguments: Any, node: Node | None = None, **options: Any) -> Any:
+        """Ask for an actor.
+
+        Args:
+            kind: Its class.
+            arguments: Of its constructor.
+            node: Where it is to live; None: wherever there is room, on nodes in turn.
+            options: Of Ray, for the actor.
+        """
+        where: Any = "SPREAD"
+        if node is not None:
+            strategies = importlib.import_module("ray.util.scheduling_strategies")
+            where = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+        return self._ray.remote(kind).options(scheduling_strategy=where, **options).remote(*arguments)
+
+    def put(self, data: Any) -> Any:
+        """A reference to data in Ray's object store."""
+        return self._ray.put(data)
+
+    def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
+        """Those of the references that are there; of several, one at least is waited for so long."""
+        found: list[Any] = self._ray.wait(list(references), timeout=seconds)[0] if references else []
+        return found
+
+    def started(self, coming: Sequence[Server], seconds: float) -> list[Any]:
+        """Those of the servers that have started, waited for so long."""
+        ready = self.ready([server.started for server in coming], seconds)
+        return [server for server in coming if server.started in ready]
+
+    def are_coming(self, coming: Sequence[Server], until: float) -> bool:
+        """Whether servers are to be waited for: some until a time, those that have found room until they start."""
+        return bool(coming) and (
+            time.monotonic() < until or bool(self.ready([server.identity for server in coming]))
+        )
+
+    def get(self, reference: Any, seconds: float | None = None) -> Any:
+        """Wait for the result of a call.
+
+        Raises:
+            Lost: If there is none.
+        """
+        try:
+            return self._ray.get(reference, timeout=seconds)
+        except self._losses as error:
+            cause: Exception | None = None
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                inner = getattr(error, "cause", None)
+                cause = inner if isinstance(inner, Exception) else error
+            elif "creation task" in str(error):  # what it is made of cannot be loaded there
+                cause = error
+            raise Lost(last_line(error), cause) from error
+
+    def tell(self, method: Any, *arguments: Any) -> None:
+        """Call a method of an actor, which may be gone, and wait for nothing."""
+        with suppress(*self._losses):
+            method.remote(*arguments)
+
+    def end(self, server: Server) -> None:
+        """End a server, which may be gone."""
+        with suppress(*self._losses):
+            self._ray.kill(server.actor)
+
+
+def _knock(address: str) -> None:
+    """See whether anything listens there: Ray itself would try for half a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
     try:
-        yield
-    except losses(ray) as error:
-        raise RunError(
-            f"the cluster is gone: {last_line(error)}; what was recorded is kept: the same command goes on."
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cluster.address {address!r}: nothing answers there ({error}); correct it, or start the cluster: "
+            "ray start --head --ray-client-server-port=10001 on one machine, ray start --address=HEAD:6379 on others."
         ) from error
-
-
-def cause(ray: Any, error: Exception) -> Exception | None:
-    """The exception of the called code; None if the call was lost."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        inner = getattr(error, "cause", None)
-        return inner if isinstance(inner, Exception) else error
-    if "creation task" in str(error):  # what it is made of cannot be loaded there
-        return error
-    return None
 
 
 def last_line(error: BaseException) -> str:
@@ -146,11 +218,7 @@ def identity() -> str:
 
 
 def check_identity(where: str, theirs: str) -> None:
-    """Refuse another perturn than that of this process.
-
-    Args:
-        where: Where it is.
-        theirs: Its identity.
+    """Refuse another perturn in some place than that of this process.
 
     Raises:
         ConfigError: Naming both.

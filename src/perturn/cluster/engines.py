@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perturn.cluster.connect import cause, check_identity, connect, last_line, losses, nodes, reached
+from perturn.cluster.connect import Connection, Lost, Server, check_identity, last_line
 from perturn.cluster.servers import EngineServer
+from perturn.engines.streaming import answer_all, home_of, refuse_update
 from perturn.errors import ConfigError, EngineFailure, PerturnError, RunError
 from perturn.settings.cluster import Cluster
 from perturn.types import Action, Engine, Prompt, Sampling
@@ -30,15 +29,10 @@ _LOSSES_IN_A_ROW = 16
 
 
 @dataclass(eq=False)
-class _Replica:
-    """One replica, and how far it is."""
+class _Replica(Server):
+    """One replica."""
 
     number: int
-    server: Any
-    identity: Any
-    """Reference to its machine and perturn: it is there once the replica has a node."""
-    opened: Any
-    """Reference to the policy it serves: it is there once the model is loaded."""
     gone: bool = False
 
 
@@ -60,19 +54,18 @@ class Replicas:
         Raises:
             PerturnError: If no replica finds room, or it cannot load the model.
         """
-        self._ray = connect(cluster)
-        self._losses = losses(self._ray)
         self._cluster = cluster
-        self._refuse_too_large()
-        self._files = _send(self._ray, model)
-        self._arguments: tuple[Any, ...] = serve, model, self._files
+        self._connection = Connection(cluster)
+        size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
+        self._connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
+        self._arguments: tuple[Any, ...] = serve, model, _send(self._connection, model)
         self._started = self._lost = 0
         self._coming: list[_Replica] = []
         self._living: list[_Replica] = []
         self._homes: dict[str, _Replica] = {}
         self._waiting: list[tuple[Prompt, Sampling]] = []
         self._asked: dict[Any, tuple[_Replica, list[Prompt], Sampling]] = {}
-        self._why: Exception | None = None
+        self._why = ""
         self.name = ""
         try:
             for _ in range(cluster.engines):
@@ -90,11 +83,7 @@ class Replicas:
         Raises:
             RunError: If no replica is left, or one after the other is lost.
         """
-        self.submit(prompts, sampling)
-        answers: dict[int, Action | EngineFailure] = {}
-        while any(id(prompt) not in answers for prompt in prompts):
-            answers |= {id(prompt): answer for prompt, answer in self.advance()}
-        return [answers[id(prompt)] for prompt in prompts]
+        return answer_all(self, prompts, sampling)
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on."""
@@ -108,9 +97,9 @@ class Replicas:
         """
         self._admit(0)
         self._wait(1)
-        with reached(self._ray):
+        with self._connection.reached():
             self._ask()
-            ready, _ = self._ray.wait(list(self._asked), timeout=_MOMENT_S) if self._asked else ([], [])
+            ready = self._connection.ready([*self._asked], _MOMENT_S)
         answered: list[tuple[Prompt, Action | EngineFailure]] = []
         for reply in ready:
             replica, batch, sampling = self._asked.pop(reply)
@@ -133,21 +122,18 @@ class Replicas:
             RunError: If prompts are being answered, or no replica is left.
             PerturnError: If the weights cannot be read.
         """
-        if busy := len(self._waiting) + sum(len(batch) for _, batch, _ in self._asked.values()):
-            raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
-        self._files = _send(self._ray, str(folder))
-        if not self._files:
+        refuse_update(len(self._waiting) + sum(len(batch) for _, batch, _ in self._asked.values()))
+        files = _send(self._connection, str(folder))
+        if not files:
             raise RunError(f"{folder} is no folder of a model; give what save_pretrained wrote.")
         serve, model, *_ = self._arguments
-        self._arguments, self.name = (serve, model, self._files, name), name
-        for replica in self._coming:  # they load what is to be replaced
-            with suppress(*self._losses):
-                self._ray.kill(replica.server)
-        started, self._coming = len(self._coming), []
-        for _ in range(started):
+        self._arguments, self.name = (serve, model, files, name), name
+        stale, self._coming = self._coming, []  # they load what is to be replaced
+        for replica in stale:
+            self._connection.end(replica)
             self._start()
-        with reached(self._ray):
-            replies = [(one, one.server.update_weights.remote(self._files, name)) for one in self._living]
+        with self._connection.reached():
+            replies = [(one, one.actor.update_weights.remote(files, name)) for one in self._living]
         for replica, reply in replies:
             self._hear(replica, reply)
         self._wait(1)
@@ -155,16 +141,14 @@ class Replicas:
     def forget(self, conversation: str) -> None:
         """Free what is kept of a conversation."""
         replica = self._homes.pop(conversation, None)
-        if replica in self._living:
-            assert replica is not None
-            with suppress(*self._losses):
-                replica.server.forget.remote(conversation)
+        if replica is not None and not replica.gone:
+            self._connection.tell(replica.actor.forget, conversation)
 
     def close(self) -> None:
         """End all replicas."""
         for replica in (*self._living, *self._coming):
-            with suppress(*self._losses):
-                self._ray.kill(replica.server)
+            replica.gone = True
+            self._connection.end(replica)
         self._living, self._coming = [], []
 
     def _ask(self) -> None:
@@ -173,7 +157,7 @@ class Replicas:
         shares: dict[_Replica, tuple[list[Prompt], Sampling]] = {}
         left = []
         for prompt, sampling in self._waiting:
-            home = self._home(prompt)
+            home = home_of(prompt.conversation, self._homes, self._living)
             batch, its_sampling = shares.setdefault(home, ([], sampling))
             if home in busy or sampling != its_sampling:
                 left.append((prompt, sampling))
@@ -182,59 +166,25 @@ class Replicas:
         self._waiting = left
         for replica, (batch, sampling) in shares.items():
             if batch:
-                self._asked[replica.server.generate.remote(batch, sampling)] = replica, batch, sampling
-
-    def _home(self, prompt: Prompt) -> _Replica:
-        """The replica that has the conversation, or that has fewest."""
-        if prompt.conversation not in self._homes:
-            held = Counter(self._homes.values())
-            self._homes[prompt.conversation] = min(self._living, key=lambda replica: held[replica])
-        return self._homes[prompt.conversation]
-
-    def _refuse_too_large(self) -> None:
-        """Refuse replicas that no node could ever hold."""
-        want = self._cluster
-        there = nodes(self._ray)
-        if not any(node.cpus >= want.engine_cpus and node.gpus >= want.engine_gpus for node in there):
-            seen = (
-                ", ".join(f"{node.host}: {node.cpus:g} and {node.gpus:g}" for node in there) or "none has any"
-            )
-            raise ConfigError(
-                f"no node of the cluster has cluster.engine_cpus={want.engine_cpus:g} CPUs and "
-                f"cluster.engine_gpus={want.engine_gpus:g} GPUs ({seen})."
-            )
+                self._asked[replica.actor.generate.remote(batch, sampling)] = replica, batch, sampling
 
     def _start(self) -> None:
-        """Ask for one replica more, wherever there is room, on nodes in turn.
-
-        Raises:
-            RunError: If the cluster is gone.
-        """
-        actor = self._ray.remote(EngineServer).options(
-            num_cpus=self._cluster.engine_cpus,
-            num_gpus=self._cluster.engine_gpus,
-            scheduling_strategy="SPREAD",
-        )
-        with reached(self._ray):
-            server = actor.remote()
-            identity, opened = server.identity.remote(), server.open.remote(*self._arguments)
-        self._coming.append(_Replica(self._started, server, identity, opened))
+        """Ask for one replica more, wherever there is room, on nodes in turn."""
+        with self._connection.reached():
+            actor = self._connection.actor(
+                EngineServer, num_cpus=self._cluster.engine_cpus, num_gpus=self._cluster.engine_gpus
+            )
+            identity, opened = actor.identity.remote(), actor.open.remote(*self._arguments)
+        self._coming.append(_Replica(actor, identity, opened, self._started))
         self._started += 1
 
     def _wait(self, wanted: int) -> None:
-        """Wait until so many replicas answer, or for those that have found room in time.
-
-        Raises:
-            RunError: If there is none.
-        """
+        """Wait until so many replicas answer, or for those that have found room in time, of which there must be one."""
         until = time.monotonic() + self._cluster.wait_seconds
-        while len(self._living) < wanted and self._coming:
-            loading = [one for one in self._coming if self._is_there(one.identity)]
-            if not loading and time.monotonic() > until:
-                break
+        while len(self._living) < wanted and self._connection.are_coming(self._coming, until):
             self._admit(0.5)
         if not self._living:
-            why = f"the last one was lost: {last_line(self._why)}; " if self._why else ""
+            why = f"the last one was lost: {self._why}; " if self._why else ""
             raise RunError(
                 f"no replica of the policy has room: {why}cluster.engine_cpus={self._cluster.engine_cpus:g} and "
                 f"cluster.engine_gpus={self._cluster.engine_gpus:g} were not free on any node within "
@@ -242,20 +192,10 @@ class Replicas:
                 "the same command goes on."
             )
 
-    def _is_there(self, reference: Any) -> bool:
-        return bool(self._ray.wait([reference], timeout=0)[0])
-
     def _admit(self, seconds: float) -> None:
-        """Take in the replicas that are ready in time.
-
-        Raises:
-            PerturnError: If one cannot load the model, or differs from the others.
-        """
-        if not self._coming:
-            return
-        ready, _ = self._ray.wait([one.opened for one in self._coming], timeout=seconds)
-        for replica in [one for one in self._coming if one.opened in ready]:
-            found, name = self._hear(replica, replica.identity), self._hear(replica, replica.opened)
+        """Take in the replicas that are ready in time; it is an error if one differs from the others."""
+        for replica in self._connection.started(self._coming, seconds):
+            found, name = self._hear(replica, replica.identity), self._hear(replica, replica.started)
             if found is None or name is None:
                 self._coming.remove(replica)
                 continue
@@ -270,50 +210,40 @@ class Replicas:
             self._living.append(replica)
 
     def _hear(self, replica: _Replica, reply: Any) -> Any:
-        """Wait for a reply; None if the replica is lost.
-
-        Raises:
-            PerturnError: What the replica's own code raised.
-        """
+        """Wait for a reply; None if the replica is lost. What its own code raised is raised here."""
         try:
-            return self._ray.get(reply)
-        except self._losses as error:
-            inner = cause(self._ray, error)
-            if isinstance(inner, PerturnError):
-                raise inner from error
-            if inner is not None:
+            return self._connection.get(reply)
+        except Lost as error:
+            if isinstance(error.cause, PerturnError):
+                raise error.cause from error
+            if error.cause is not None:
                 raise RunError(
-                    f"replica {replica.number} of the policy failed: {last_line(inner)}"
+                    f"replica {replica.number} of the policy failed: {last_line(error.cause)}"
                 ) from error
             self._lose(replica, error)
             return None
 
-    def _lose(self, replica: _Replica, error: Exception) -> None:
-        """Give a replica up and start another.
-
-        Raises:
-            RunError: If one after the other is lost.
-        """
+    def _lose(self, replica: _Replica, error: Lost) -> None:
+        """Give a replica up and start another, unless one after the other is lost."""
         if replica.gone:
             return
         replica.gone = True
         self._living = [one for one in self._living if one is not replica]
         self._homes = {key: home for key, home in self._homes.items() if home is not replica}
-        self._lost, self._why = self._lost + 1, error
+        self._lost, self._why = self._lost + 1, str(error)
         if self._lost > _LOSSES_IN_A_ROW:
             raise RunError(
-                f"{self._lost} replicas of the policy were lost in a row, the last one with {last_line(error)}; does "
+                f"{self._lost} replicas of the policy were lost in a row, the last one with {error}; does "
                 "the model fit into the memory of a node?"
             ) from error
-        _logger.warning("replica %d of the policy was lost: %s", replica.number, last_line(error))
-        with suppress(*self._losses):
-            self._ray.kill(replica.server)
+        _logger.warning("replica %d of the policy was lost: %s", replica.number, error)
+        self._connection.end(replica)
         self._start()
 
 
-def _send(ray: Any, model: str) -> dict[str, Any]:
+def _send(connection: Connection, model: str) -> dict[str, Any]:
     """The files of a model folder in Ray's object store, by name: nodes need share no disk. Nothing for a Hub id."""
     if not Path(model).is_dir():
         return {}
     files = [file for file in sorted(Path(model).iterdir()) if file.suffix in _MODEL_FILES]
-    return {file.name: ray.put(np.fromfile(file, dtype=np.uint8)) for file in files}
+    return {file.name: connection.put(np.fromfile(file, dtype=np.uint8)) for file in files}

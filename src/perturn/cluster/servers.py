@@ -32,7 +32,8 @@ class WorldServer:
 
     def __init__(self, section: Section, limits: Worlds) -> None:
         self._section, self._limits = section, limits
-        self._slots: dict[int, _Slot] = {}
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._worlds: dict[int, PlainWorld] = {}
 
     def identity(self) -> str:
         """Which perturn is here."""
@@ -56,33 +57,21 @@ class WorldServer:
 
     def call(self, slot: int, method: str, *arguments: Any) -> Reply:
         """Call a method of the world in a slot; there is a world in each slot that is called."""
-        return self._slots.setdefault(slot, _Slot(self._make)).call(method, *arguments)
+        thread = self._threads.setdefault(slot, ThreadPoolExecutor(1))
+        return thread.submit(_reply, partial(self._call, slot, method, *arguments)).result()
 
     def close(self, slot: int) -> Reply:
         """Close the world in a slot, and free the slot."""
-        return self._slots.pop(slot, _Slot(self._make)).close()
-
-
-class _Slot:
-    """A thread, and the world in it."""
-
-    def __init__(self, make: Callable[[], Environment]) -> None:
-        self._make = make
-        self._world: PlainWorld | None = None
-        self._thread = ThreadPoolExecutor(1)
-
-    def call(self, method: str, *arguments: Any) -> Reply:
-        return self._thread.submit(_reply, partial(self._call, method, *arguments)).result()
-
-    def close(self) -> Reply:
-        reply = {"value": None} if self._world is None else self.call("close")
-        self._thread.shutdown(wait=False)
+        reply = self.call(slot, "close") if slot in self._worlds else {"value": None}
+        self._worlds.pop(slot, None)
+        if thread := self._threads.pop(slot, None):
+            thread.shutdown(wait=False)
         return reply
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        if self._world is None:
-            self._world = PlainWorld(self._make())
-        return getattr(self._world, method)(*arguments)
+    def _call(self, slot: int, method: str, *arguments: Any) -> Any:
+        if slot not in self._worlds:
+            self._worlds[slot] = PlainWorld(self._make())
+        return getattr(self._worlds[slot], method)(*arguments)
 
 
 def _reply(work: Callable[[], Any]) -> Reply:
@@ -102,16 +91,10 @@ class EngineServer:
     def open(
         self, serve: Callable[[str], Engine], model: str, files: dict[str, Any], name: str | None = None
     ) -> str:
-        """Load the policy.
-
-        Args:
-            serve: Makes the engine of a model.
-            model: What the model is called where no files are sent.
-            files: Its files, by name, as references to arrays of bytes.
-            name: Identity of the policy; None: the one that `serve` gives it.
+        """Load the policy: by the name of its model, or from files; these are references to bytes, by name.
 
         Returns:
-            Identity of the policy.
+            Identity of the policy: the given name, or the one that `serve` gives it.
         """
         with _folder_of(files) as folder:
             self._engine = serve(folder if files else model)

@@ -9,23 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any
 
-from perturn.cluster.connect import (
-    Node,
-    cause,
-    check_identity,
-    connect,
-    last_line,
-    losses,
-    nodes,
-    on_node,
-    reached,
-)
+from perturn.cluster.connect import Connection, Lost, Node, Server, check_identity, last_line
 from perturn.cluster.servers import WorldServer
 from perturn.envs.process import observation_of, plain_task, value_of
 from perturn.errors import BystanderLost, ConfigError, EnvironmentFailure, PerturnError, RunError
@@ -40,15 +28,10 @@ _GRACE_S = 60.0
 
 
 @dataclass(eq=False)
-class _Server:
-    """The server of a node's worlds."""
+class _Server(Server):
+    """The server of a node's worlds; its first call starts one."""
 
     node: Node
-    actor: Any
-    identity: Any
-    """Reference to its identity: it is there once the server runs."""
-    started: Any
-    """Reference to what its first world says of itself."""
     capacity: int = 0
     """Worlds that may live there at a time."""
     open: int = 0
@@ -88,8 +71,7 @@ class ClusterWorlds:
         Raises:
             ConfigError: If there is no cluster, no node has room, or a node has another version of something.
         """
-        self.ray = connect(cluster)
-        self.losses = losses(self.ray)
+        self.connection = Connection(cluster)
         self.patience = 2 * limits.start_seconds + limits.step_seconds + _GRACE_S
         self._cluster, self._most = cluster, most
         self._numbers = count()
@@ -99,14 +81,12 @@ class ClusterWorlds:
         self._refused: set[str] = set()
         self._waited = False
         self.facts: dict[str, Any] = {}
-        actor = self.ray.remote(WorldServer)
-        self._serve = partial(actor.options, num_cpus=cluster.world_cpus, max_concurrency=most + 2)
         self._arguments = json.loads(json.dumps(_everywhere(section), default=str)), limits
         try:
             self._first()
         except BaseException:
             for server in (*self._living.values(), *self._coming):
-                self._end(server)
+                self.connection.end(server)
             raise
 
     def __call__(self) -> ClusterWorld:
@@ -145,48 +125,33 @@ class ClusterWorlds:
         with self._lock:
             server.open -= 1
 
-    def lose(self, server: _Server, error: Exception) -> None:
+    def lose(self, server: _Server, error: Lost) -> None:
         """Give a server up; its node gets another if it lives."""
         with self._lock:
             if self._living.get(server.node.id) is server:
                 del self._living[server.node.id]
-                _logger.warning("%s lost its worlds: %s", server.node, last_line(error))
-        self._end(server)
-
-    def _end(self, server: _Server) -> None:
-        with suppress(*self.losses):
-            self.ray.kill(server.actor)
+                _logger.warning("%s lost its worlds: %s", server.node, error)
+        self.connection.end(server)
 
     def _first(self) -> None:
         """Wait for all nodes; the first to refuse, or to differ, stops the run before it begins."""
+        cpus = self._cluster.world_cpus
+        self.connection.require_node(f"cluster.world_cpus={cpus:g} CPUs", cpus)
         self._ask()
-        if not self._coming:
-            seen = ", ".join(f"{node.host}: {node.cpus:g}" for node in nodes(self.ray)) or "none has any"
-            raise ConfigError(
-                f"no node of the cluster has cluster.world_cpus={self._cluster.world_cpus:g} CPUs ({seen})."
-            )
         until = time.monotonic() + self._cluster.wait_seconds
-        while self._coming and (time.monotonic() < until or self._starting()):
+        while self.connection.are_coming(self._coming, until):
             self._admit(0.5, strict=True)
         for server in self._coming:
             _logger.warning("%s has no room for worlds yet; going on without it", server.node)
         if not self._living:
             raise ConfigError(
-                f"no node of the cluster had room for worlds (cluster.world_cpus={self._cluster.world_cpus:g}) "
-                f"within {self._cluster.wait_seconds:g} s; free some, lower it, or raise cluster.wait_seconds."
+                f"no node of the cluster had room for worlds (cluster.world_cpus={cpus:g}) within "
+                f"{self._cluster.wait_seconds:g} s; free some, lower it, or raise cluster.wait_seconds."
             )
 
-    def _starting(self) -> bool:
-        """Whether some server runs whose first world has yet to start."""
-        return bool(self.ray.wait([server.identity for server in self._coming], timeout=0)[0])
-
     def _look(self, seconds: float) -> None:
-        """Take in nodes that are new or back.
-
-        Raises:
-            RunError: If the cluster is gone.
-        """
-        with reached(self.ray):
+        """Take in nodes that are new or back, waited for so long."""
+        with self.connection.reached():
             self._ask()
         if self._coming:
             self._admit(seconds, strict=False)
@@ -196,34 +161,29 @@ class ClusterWorlds:
     def _ask(self) -> None:
         """Ask for a server on each node that has none."""
         taken = self._living.keys() | {server.node.id for server in self._coming} | self._refused
-        for node in nodes(self.ray):
+        for node in self.connection.nodes():
             if node.id not in taken and node.cpus >= self._cluster.world_cpus:
-                actor = self._serve(scheduling_strategy=on_node(node)).remote(*self._arguments)
+                actor = self.connection.actor(
+                    WorldServer,
+                    *self._arguments,
+                    node=node,
+                    num_cpus=self._cluster.world_cpus,
+                    max_concurrency=self._most + 2,
+                )
                 identity, started = actor.identity.remote(), actor.start.remote(self._most)
-                self._coming.append(_Server(node, actor, identity, started))
+                self._coming.append(_Server(actor, identity, started, node))
 
     def _admit(self, seconds: float, strict: bool) -> None:
-        """Take in the servers that are ready in time.
-
-        Args:
-            seconds: How long to wait.
-            strict: Whether one that cannot be used is an error, rather than left out with a warning.
-        """
-        ready, _ = self.ray.wait([server.started for server in self._coming], timeout=seconds)
-        for server in [server for server in self._coming if server.started in ready]:
+        """Take in the servers that are ready in time; one that cannot be used is left out, or an error if `strict`."""
+        for server in self.connection.started(self._coming, seconds):
             self._coming.remove(server)
             try:
-                check_identity(str(server.node), self.ray.get(server.identity))
+                check_identity(str(server.node), self.connection.get(server.identity))
                 self._note_facts(server)
-            except self.losses as error:
-                reason = cause(self.ray, error)
-                if reason is None:  # it died again
-                    continue
-                self._refuse(
-                    server,
-                    ConfigError(f"{server.node} cannot load perturn {last_line(reason)}; install it there."),
-                    strict,
-                )
+            except Lost as error:
+                if error.cause is not None:  # else it died again
+                    said = f"{server.node} cannot load perturn {last_line(error.cause)}; install it there."
+                    self._refuse(server, ConfigError(said), strict)
             except PerturnError as error:
                 self._refuse(server, error, strict)
             else:
@@ -232,7 +192,7 @@ class ClusterWorlds:
     def _note_facts(self, server: _Server) -> None:
         """Note what its first world says, in which all nodes should agree."""
         try:
-            facts = value_of(self.ray.get(server.started))
+            facts = value_of(self.connection.get(server.started))
         except PerturnError as error:
             raise type(error)(f"{server.node}: {error}") from error
         server.capacity = facts.pop("capacity")
@@ -244,7 +204,7 @@ class ClusterWorlds:
 
     def _refuse(self, server: _Server, error: Exception, strict: bool) -> None:
         self._refused.add(server.node.id)
-        self._end(server)
+        self.connection.end(server)
         if strict:
             raise error
         _logger.warning("left out: %s", error)
@@ -313,16 +273,12 @@ class ClusterWorld:
         return value_of(self._get(server.actor.call.remote(number, method, *arguments), method))
 
     def _get(self, reply: Any, what: str) -> Any:
-        """Wait for a reply.
-
-        Raises:
-            BystanderLost: If the node is gone.
-        """
+        """Wait for a reply; one that does not come is an episode lost, through no action of its own."""
         assert self._slot is not None
         server, _ = self._slot
         try:
-            return self._worlds.ray.get(reply, timeout=self._worlds.patience)
-        except self._worlds.losses as error:
+            return self._worlds.connection.get(reply, self._worlds.patience)
+        except Lost as error:
             self._slot = None
             self._worlds.lose(server, error)
-            raise BystanderLost(f"{server.node} was lost in {what}: {last_line(error)}") from error
+            raise BystanderLost(f"{server.node} was lost in {what}: {error}") from error

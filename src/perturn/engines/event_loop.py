@@ -15,8 +15,9 @@ class EventLoop:
     """Runs coroutines behind a caller that needs no loop, or may have one as in a notebook."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -33,16 +34,10 @@ class EventLoop:
             raise
 
     def close(self) -> None:
-        """End the thread."""
-        self.run(self._leave())
+        """Cancel what is under way, and end the thread and its helpers."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
-    async def _leave(self) -> None:
-        """Let what was cancelled end, and helper threads too."""
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
+    def _serve(self) -> None:
+        with self._runner:  # its end cancels what is left
+            self._loop.run_forever()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from perturn.errors import ConfigError
 from perturn.types import Action, Engine, Prompt
 
 
@@ -84,3 +86,13 @@ class EngineSettings(Protocol):
         Raises:
             PerturnError: If it cannot be served.
         """
+
+
+def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
+    """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
+
+    Raises:
+        ConfigError: If it is missing.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(f'{who} needs {package}; run: pip install "perturn[{extra}]"{otherwise}')

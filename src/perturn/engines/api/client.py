@@ -1,4 +1,4 @@
-"""An HTTP client that holds a server to limits: all of an answer within a time, and within a size.
+"""An HTTP client that keeps a pace, and holds a server to limits: all of an answer within a time and a size.
 
 The official client's own timeout is one of each read, which a server that sends a byte at a time never meets.
 """
@@ -6,7 +6,8 @@ The official client's own timeout is one of each read, which a server that sends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -23,15 +24,17 @@ class OversizedAnswer(Exception):
 class LimitedClient(openai.DefaultAsyncHttpxClient):
     """The official client's HTTP client, within limits."""
 
-    def __init__(self, seconds: float, pace: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, seconds: float, per_minute: float | None) -> None:
         """Make a client.
 
         Args:
             seconds: Limit for each request, from its sending to the last byte of its answer.
-            pace: Waits for a request's turn, which does not count.
+            per_minute: Requests sent in a minute at most, evenly spaced; the wait for that does not count.
         """
         super().__init__(headers={"Accept-Encoding": "identity"}, event_hooks={"response": [_bound]})
-        self._seconds, self._pace = seconds, pace
+        self._seconds = seconds
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request and read its answer.
@@ -40,7 +43,10 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
             ReadTimeout: If that takes too long; the official client sends it again.
             OversizedAnswer: If the answer is too long.
         """
-        await self._pace()
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._gap
+        await asyncio.sleep(turn - now)
         try:
             async with asyncio.timeout(self._seconds):
                 return await super().send(request, **options)

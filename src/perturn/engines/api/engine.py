@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
+
 from perturn.engines.api.chat import read_call, to_chat
+from perturn.engines.api.client import LimitedClient, OversizedAnswer
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
-from perturn.engines.api.settings import ApiSettings, require_openai
+from perturn.engines.api.settings import ApiSettings
 from perturn.engines.event_loop import EventLoop
 from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
 from perturn.types import Action, Prompt, Sampling
@@ -48,13 +50,8 @@ class ApiEngine:
             ledger: File of what was spent and answered, read first if it is there. None: in memory alone.
 
         Raises:
-            ConfigError: If the client library or the key is missing.
+            ConfigError: If the key is missing.
         """
-        require_openai()
-        import openai
-
-        from perturn.engines.api.client import LimitedClient, OversizedAnswer
-
         self.name = f"{model}@{settings.host}"
         self._model, self._settings = model, settings
         self._stop = list(stop if settings.stop is None else settings.stop)
@@ -62,14 +59,12 @@ class ApiEngine:
         self._ledger = Ledger(ledger)
         self._free = asyncio.Semaphore(settings.concurrency)
         self._unanswered = 0
-        self._openai, self._oversized = openai, OversizedAnswer
-        pace = _Pace(settings.requests_per_minute)
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=settings.base_url,
             timeout=settings.timeout,
             max_retries=settings.max_retries,
-            http_client=LimitedClient(settings.timeout, pace.wait),
+            http_client=LimitedClient(settings.timeout, settings.requests_per_minute),
         )
         self._loop: EventLoop | None = EventLoop("perturn-api")
 
@@ -101,27 +96,20 @@ class ApiEngine:
         ends: list[PerturnError] = []
         answers = await asyncio.gather(*(self._answer(prompt, sampling, ends) for prompt in prompts))
         if ends:  # what a budget says is said anew, with what was still under way
-            raise BudgetError(self._budget_message()) if isinstance(ends[0], BudgetError) else ends[0]
+            raise (self._spent_budget() if isinstance(ends[0], BudgetError) else None) or ends[0]
         return [answer for answer in answers if answer is not None]
 
     async def _answer(
         self, prompt: Prompt, sampling: Sampling, ends: list[PerturnError]
     ) -> Action | EngineFailure | None:
-        """The answer to one prompt.
+        """The answer to one prompt; None where that, or another one in this list, must end the run.
 
-        Args:
-            prompt: What to answer.
-            sampling: How.
-            ends: Grows by what must end the run, and the answer is None; no request is sent after that, but those
-                under way are answered, since they are paid for.
+        No request is sent after that, but those under way are answered, since they are paid for.
         """
         body = self._body(prompt, sampling)
-        identity = json.dumps(
-            [prompt.conversation, prompt.seed, self._settings.base_url, body], sort_keys=True
-        )
-        digest = hashlib.sha256(identity.encode()).hexdigest()
-        known = self._ledger.find(digest)
-        if known is not None:
+        identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        if (known := self._ledger.answers.get(digest)) is not None:
             return _action(known)
         async with self._free:
             if ends:
@@ -133,16 +121,16 @@ class ApiEngine:
                 return None
 
     async def _ask(self, body: dict[str, Any], digest: str) -> Action | EngineFailure:
-        if self._budget_is_spent():
-            raise BudgetError(self._budget_message())
+        if spent := self._spent_budget():
+            raise spent
         messages = body.pop("messages")
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
                 model=self._model, messages=messages, extra_body=body
             )
-        except self._openai.OpenAIError as error:
+        except openai.OpenAIError as error:
             return self._failure(error)
-        except self._oversized as error:
+        except OversizedAnswer as error:
             return self._unanswerable(f"the answer was not read: {error}")
         return self._read(raw.http_response.content, digest)
 
@@ -180,8 +168,7 @@ class ApiEngine:
                 f"({completion.get('usage')!r:.100}), so no budget can be kept; "
                 "remove engine.max_tokens_total and engine.max_cost."
             )
-        prompt_tokens, completion_tokens = usage or (0, 0)
-        self._ledger.add(digest, answer, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        self._ledger.add(digest, answer, *(usage or (0, 0)))
         if answer is None:
             return EngineFailure(f"{self.name}: the server's content filter cut the answer.")
         return _action(answer)
@@ -198,59 +185,58 @@ class ApiEngine:
         return cleaned
 
     def _failure(self, error: Exception) -> EngineFailure:
-        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all.
-
-        Raises:
-            PerturnError: If no other prompt would fare better.
-        """
+        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all."""
         status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
         settings, said = self._settings, self._said(error)
-        host, retries = settings.host, settings.max_retries
-        fatal: PerturnError
-        if status in (401, 403):
-            source = (
-                f"environment variable {settings.api_key_env}"
-                if settings.api_key_env
-                else "engine.api_key_env"
-            )
-            fatal = ConfigError(f"{host} refuses the key ({status}: {said}); check {source}.")
-        elif status == 404:
-            fatal = ConfigError(
-                f"{host} has no model {self._model!r} ({status}: {said}); check model.name and engine.base_url."
-            )
-        elif status in (400, 422) and code in _UNSUPPORTED:
-            fatal = ConfigError(
+        host, retries, key = settings.host, settings.max_retries, settings.api_key_env
+        unreached = isinstance(error, openai.APIConnectionError) and not isinstance(
+            error, openai.APITimeoutError
+        )
+        concern_all: tuple[tuple[bool, type[PerturnError], str], ...] = (
+            (
+                status in (401, 403),
+                ConfigError,
+                f"{host} refuses the key ({status}: {said}); check "
+                f"{f'environment variable {key}' if key else 'engine.api_key_env'}.",
+            ),
+            (
+                status == 404,
+                ConfigError,
+                f"{host} has no model {self._model!r} ({status}: {said}); check model.name and engine.base_url.",
+            ),
+            (
+                status in (400, 422) and code in _UNSUPPORTED,
+                ConfigError,
                 f"{host} does not take a parameter of ours ({status}: {said}); leave it out or replace it with "
-                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024}, or engine.stop=[]."
-            )
-        elif status == 402 or code == "insufficient_quota":
-            fatal = RunError(
-                f"the account at {host} has no credit left ({status}: {said}); add some, then go on."
-            )
-        elif status == 429:
-            fatal = RunError(
+                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024}, or engine.stop=[].",
+            ),
+            (
+                status == 402 or code == "insufficient_quota",
+                RunError,
+                f"the account at {host} has no credit left ({status}: {said}); add some, then go on.",
+            ),
+            (
+                status == 429,
+                RunError,
                 f"{host} still limits the rate after {retries} retries ({status}: {said}); set "
-                "engine.requests_per_minute or lower engine.concurrency, then run the same command to go on."
-            )
-        elif status is not None and status < 500 and status not in (408, 409):
-            return EngineFailure(f"{self.name} refused the prompt ({status}: {said}).")
-        elif isinstance(error, self._openai.APIConnectionError) and not isinstance(
-            error, self._openai.APITimeoutError
-        ):
-            fatal = RunError(
+                "engine.requests_per_minute or lower engine.concurrency, then run the same command to go on.",
+            ),
+            (
+                unreached,
+                RunError,
                 f"{host} cannot be reached ({said}, {retries} retries); check engine.base_url and the network, "
-                "then run the same command to go on."
-            )
-        else:
-            return self._unanswerable(f"{said} after {retries} retries")
-        raise fatal from None
+                "then run the same command to go on.",
+            ),
+        )
+        for applies, kind, text in concern_all:
+            if applies:
+                raise kind(text) from None
+        if status is not None and status < 500 and status not in (408, 409):
+            return EngineFailure(f"{self.name} refused the prompt ({status}: {said}).")
+        return self._unanswerable(f"{said} after {retries} retries")
 
     def _unanswerable(self, what: str) -> EngineFailure:
-        """The failure of a prompt that got no answer, as long as others do.
-
-        Raises:
-            RunError: If several in a row got none: the server is at fault, and the episodes shall not suffer.
-        """
+        """The failure of a prompt that got no answer; if several in a row get none, the server is at fault."""
         self._unanswered += 1
         if self._unanswered >= _OUTAGE:
             raise RunError(
@@ -271,46 +257,26 @@ class ApiEngine:
             return text
         return text.replace(self._key, "[API key]")
 
-    def _budget_is_spent(self) -> bool:
-        return any(spent >= limit for _, spent, limit in self._budgets())
-
-    def _budgets(self) -> list[tuple[str, float, float]]:
-        """Name, spent and limit of each budget there is."""
+    def _spent_budget(self) -> BudgetError | None:
+        """The error of the budgets that are spent, with all that is counted by now."""
         settings, ledger = self._settings, self._ledger
         cost = settings.cost(ledger.prompt_tokens, ledger.completion_tokens)
-        budgets = (
-            ("max_tokens_total", ledger.tokens, settings.max_tokens_total),
-            ("max_cost", cost, settings.max_cost),
-        )
-        return [(name, spent, limit) for name, spent, limit in budgets if limit is not None]
-
-    def _budget_message(self) -> str:
         over = [
             (f"{spent:.10g} of engine.{name}={limit:.10g}", f"engine.{name}={2 * max(spent, limit):.10g}")
-            for name, spent, limit in self._budgets()
-            if spent >= limit
+            for name, spent, limit in (
+                ("max_tokens_total", ledger.tokens, settings.max_tokens_total),
+                ("max_cost", cost, settings.max_cost),
+            )
+            if limit is not None and spent >= limit
         ]
+        if not over:
+            return None
         facts, raised = (" and ".join(part) for part in zip(*over, strict=True))
-        return (
-            f"the budget is spent: {facts} after {self._ledger.requests} requests; what was answered is kept, and "
+        return BudgetError(
+            f"the budget is spent: {facts} after {ledger.requests} requests; what was answered is kept, and "
             f"the same command with a higher limit goes on, such as {raised}."
         )
 
 
 def _action(answer: dict[str, Any]) -> Action:
     return Action(answer["text"], ended=answer["ended"], tool_calls=tuple(answer["tool_calls"]))
-
-
-class _Pace:
-    """Spaces requests evenly."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        self._gap = 60 / per_minute if per_minute else 0.0
-        self._next = 0.0
-
-    async def wait(self) -> None:
-        """Wait for a request's turn."""
-        now = time.monotonic()
-        turn = max(now, self._next)
-        self._next = turn + self._gap
-        await asyncio.sleep(turn - now)

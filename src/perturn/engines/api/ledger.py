@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
+from perturn.engines.api.completion import Tokens
 from perturn.errors import RunError
 from perturn.io.growing import GrowingFile
 from perturn.io.reading import check_shape, complete_lines, parse_object
 
 _REMEDY = "Remove the line, whose cost is then forgotten."
-_Tokens = Annotated[int, Field(ge=0)]
 
 
 class _Answer(TypedDict):
@@ -29,13 +28,13 @@ class _Answer(TypedDict):
 
 class _Line(TypedDict):
     request: str
-    prompt_tokens: _Tokens
-    completion_tokens: _Tokens
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
     answer: _Answer | None
 
 
 class Ledger:
-    """Tokens spent, and answers by the digest of their request; in memory alone if there is no file."""
+    """Tokens spent and answers bought; in memory alone if there is no file."""
 
     def __init__(self, path: Path | None) -> None:
         """Open the file, making it if there is none; a line that a kill cut short is dropped.
@@ -44,7 +43,8 @@ class Ledger:
             RunError: If another process has it open, or it cannot be read or written.
         """
         self.requests = self.prompt_tokens = self.completion_tokens = 0
-        self._answers: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
+        """By the digest of their request."""
         self._file: GrowingFile | None = None
         if path is not None:
             self._file = GrowingFile(path, RunError, lambda: self._read(path))
@@ -60,12 +60,8 @@ class Ledger:
         """Tokens spent, of prompts and completions together."""
         return self.prompt_tokens + self.completion_tokens
 
-    def find(self, digest: str) -> dict[str, Any] | None:
-        """The answer to a request, if it was paid for before."""
-        return self._answers.get(digest)
-
     def add(
-        self, digest: str, answer: dict[str, Any] | None, *, prompt_tokens: int, completion_tokens: int
+        self, digest: str, answer: dict[str, Any] | None, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Count a request, and keep its answer if it has one that can be used.
 
@@ -93,4 +89,4 @@ class Ledger:
         self.completion_tokens += line["completion_tokens"]
         self.requests += 1
         if line["answer"] is not None:
-            self._answers[line["request"]] = line["answer"]
+            self.answers[line["request"]] = line["answer"]

@@ -6,12 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
-from perturn.engines.protocol import Serving
+from perturn.engines.protocol import Serving, require
 from perturn.errors import ConfigError
 from perturn.table import locate
 from perturn.types import Engine
@@ -78,13 +77,14 @@ class ApiSettings:
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """See that library and key are there, and that the key does not stand in the recipe; nothing is sent."""
-        require_openai()
+        require("openai", "engine api", "api")
         key = self.read_key()
         if key and len(key) >= self.SECRET_LENGTH and key in recipe:
             raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
 
     def open(self, serving: Serving) -> Engine:
         """Ask the server for answers, and keep what was bought in the run's folder."""
+        require("openai", "engine api", "api")
         ledger = serving.folder / "api.jsonl" if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
             serving.model, self, stop=serving.stop, ledger=ledger
@@ -121,13 +121,3 @@ class ApiSettings:
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6
-
-
-def require_openai() -> None:
-    """Refuse to go on without the client library.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
-    if find_spec("openai") is None:
-        raise ConfigError('engine api needs openai; run: pip install "perturn[api]"')

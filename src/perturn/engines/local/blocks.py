@@ -6,6 +6,7 @@ One call then attends for all of them, which is what counts when each has one ne
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from weakref import WeakSet
 
 from torch import Tensor
@@ -26,12 +27,7 @@ class Block:
     """Buffers of several conversations, each of which has a slot in them."""
 
     def __init__(self, slots: int, capacity: int) -> None:
-        """An empty block.
-
-        Args:
-            slots: Conversations that it holds.
-            capacity: Tokens of each.
-        """
+        """An empty block for so many conversations, each of so many tokens."""
         self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [slots, key heads, capacity, features]."""
@@ -42,7 +38,7 @@ class Block:
     @property
     def slot_bytes(self) -> int:
         """Memory of one slot."""
-        return sum(each.nbytes for pair in self.layers.values() for each in pair) // self._slots
+        return sum(each.nbytes for each in chain(*self.layers.values())) // self._slots
 
     @property
     def token_bytes(self) -> int:
@@ -55,7 +51,7 @@ class Block:
         self.free.remove(index)
         if index == self._ever:
             self._ever += 1
-            for each in (buffer for pair in self.layers.values() for buffer in pair):
+            for each in chain(*self.layers.values()):
                 each[index] = 0.0
         return Slot(self, index)
 
@@ -87,20 +83,14 @@ class Blocks:
     """All blocks that somebody holds a slot of, by size."""
 
     def __init__(self, slots: int) -> None:
-        """Nothing yet.
-
-        Args:
-            slots: Conversations of a block.
-        """
+        """Nothing yet; a block will hold so many conversations."""
         self._slots = slots
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
         """A slot for so many tokens, in the block where most conversations are already."""
         capacity = capacity_for(tokens)
-        open_ = [block for block in self._blocks[capacity] if block.free]
-        block = min(open_, key=lambda block: len(block.free), default=None)
-        if block is None:
-            block = Block(self._slots, capacity)
-            self._blocks[capacity].add(block)
+        unfilled = [block for block in self._blocks[capacity] if block.free]
+        block = min(unfilled, key=lambda block: len(block.free), default=None) or Block(self._slots, capacity)
+        self._blocks[capacity].add(block)
         return block.take()

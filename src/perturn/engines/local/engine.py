@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from perturn.engines.local.blocks import Blocks, capacity_for
-from perturn.engines.local.history import NAME, History, Span, attending
+from perturn.engines.local.history import NAME, History, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
 from perturn.engines.protocol import Tokens
-from perturn.errors import EngineFailure, ModelError, RunError
+from perturn.engines.streaming import answer_all, context_full, refuse_update
+from perturn.errors import EngineFailure, ModelError
 from perturn.memory import return_waste
 from perturn.rope import steady_length
 from perturn.types import Action, Prompt, Sampling
@@ -50,6 +51,11 @@ class _Row:
     history: History
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.ids) + len(self.answer)
 
     @property
     def fresh(self) -> list[int]:
@@ -98,14 +104,13 @@ class LocalEngine:
         self._token_bytes = 0
         self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
-        words = _check_words(model)
-        alone = [self._alone(ids) for ids in words]
+        alone = _words_alone(model)
         self._attention = model.config._attn_implementation
         self._pack = pack
         self._unpack = pack_linears(model) if pack else _nothing
         model.set_attn_implementation(NAME)
         try:
-            self._compare(words, alone)
+            self._compare(alone)
         except BaseException:
             self.close()
             raise
@@ -124,21 +129,19 @@ class LocalEngine:
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Feed the model once; returns the prompts that are answered with that, and their answers."""
-        ended, self._refused = self._refused, []
         self._admit()
-        if self._running:
-            ended += self._pass()
+        ended = self._pass() if self._running else []
         for row in ended:
-            self._keep(row)
-        return [(row.prompt, self._answer(row)) for row in ended]
+            if row.history.nbytes <= self._budget:  # for the conversation's next turn
+                self._kept[row.prompt.conversation] = row.history
+        refused, self._refused = self._refused, []
+        return [(row.prompt, context_full(len(row.ids), self._limit)) for row in refused] + [
+            (row.prompt, self._tokens.action(row.answer, row.logprobs)) for row in ended
+        ]
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered."""
-        self.submit(prompts, sampling)
-        answers: dict[int, Action | EngineFailure] = {}
-        while len(answers) < len(prompts):
-            answers |= {id(prompt): answer for prompt, answer in self.advance()}
-        return [answers[id(prompt)] for prompt in prompts]
+        return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str) -> None:
         """Serve other weights of the same model from now on.
@@ -150,8 +153,7 @@ class LocalEngine:
         Raises:
             RunError: If prompts are being answered.
         """
-        if busy := len(self._waiting) + len(self._running):
-            raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
+        refuse_update(len(self._waiting) + len(self._running))
         other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
         self._unpack()
         self._model.load_state_dict(other.state_dict())
@@ -195,55 +197,39 @@ class LocalEngine:
             if left > 0:
                 parts.append((row, row.fresh[:left]))
                 left -= len(parts[-1][1])
-        ready = [
-            row for row, part in parts if len(row.history.ids) + len(part) == len(row.ids) + len(row.answer)
-        ]
-        logits = self._forward(parts, [row in ready for row, _ in parts])
+        ready, logits = self._forward(parts)
         self._sample(ready, logits)
-        ended = [row for row in ready if self._has_ended(row)]
+        ended = [row for row in ready if row.answer[-1] == self._tokens.end_id or row.length >= row.longest]
         self._running = [row for row in self._running if row not in ended]
         return ended
 
     @torch.inference_mode()
-    def _forward(self, parts: list[tuple[_Row, list[int]]], wanted: list[bool]) -> Tensor:
-        """Feed new tokens.
-
-        Args:
-            parts: Rows and their new tokens.
-            wanted: Of which rows the next token is to be chosen.
-
-        Returns:
-            Logits of the next token, float32 [wanted rows, vocabulary].
-        """
+    def _forward(self, parts: Sequence[tuple[_Row, list[int]]]) -> tuple[list[_Row], Tensor]:
+        """Feed rows some tokens; those that have fed all, and their next tokens' logits, float32 [rows, vocabulary]."""
         ids: list[int] = []
         positions: list[int] = []
-        last: list[int] = []
-        for (row, part), want in zip(parts, wanted, strict=True):
-            old = len(row.history.ids)
+        ready: dict[int, _Row] = {}
+        for row, part in parts:
+            stop = len(row.history.ids) + len(part)
             ids += part
-            positions += range(old, old + len(part))
-            last += [len(ids) - 1] if want else []
+            positions += range(stop - len(part), stop)
+            if stop == row.length:
+                ready[len(ids) - 1] = row
         device = self._model.device
-        with attending([Span(row.history, len(part)) for row, part in parts], device):
+        with attending([(row.history, len(part)) for row, part in parts], device):
             logits = self._model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=torch.tensor([positions], device=device),
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # not read
                 use_cache=False,
-                logits_to_keep=torch.tensor(last, dtype=torch.long, device=device),
+                logits_to_keep=torch.tensor([*ready], dtype=torch.long, device=device),
             ).logits[0]
         for row, part in parts:
             row.history.ids += part
-        found: Tensor = logits.float()
-        return found
+        return [*ready.values()], logits.float()
 
     def _sample(self, rows: list[_Row], logits: Tensor) -> None:
-        """Lengthen each answer by one token.
-
-        Args:
-            rows: Whose answers.
-            logits: Of the next token [rows, vocabulary].
-        """
+        """Lengthen each answer by one token, from its logits [rows, vocabulary]."""
         logprobs = logits.log_softmax(-1)
         for sampling in {row.sampling for row in rows}:
             indices = [index for index, row in enumerate(rows) if row.sampling == sampling]
@@ -253,44 +239,14 @@ class LocalEngine:
                 rows[index].answer.append(token)
                 rows[index].logprobs.append(logprob)
 
-    def _has_ended(self, row: _Row) -> bool:
-        return row.answer[-1] == self._tokens.end_id or len(row.ids) + len(row.answer) >= row.longest
-
-    def _keep(self, row: _Row) -> None:
-        """Keep what was computed for the conversation's next turn; evicted when others need the room."""
-        if row.history.ids and row.history.nbytes <= self._budget:
-            self._kept[row.prompt.conversation] = row.history
-
-    def _answer(self, row: _Row) -> Action | EngineFailure:
-        if row.answer:
-            return self._tokens.action(row.answer, row.logprobs)
-        return EngineFailure(
-            f"the conversation has {len(row.ids)} tokens, which leaves no room for an answer in the model's "
-            f"{self._limit}; lower the turn limit or take a model with a longer context."
-        )
-
-    @torch.inference_mode()
-    def _alone(self, ids: list[int]) -> Tensor:
-        """Log-probabilities of the token after these, as the model computes them itself [vocabulary]."""
-        inputs = torch.tensor([ids], device=self._model.device)
-        found: Tensor = self._model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)
-        return found
-
-    def _compare(self, words: Sequence[list[int]], alone: Sequence[Tensor]) -> None:
-        """Feed a few tokens in two conversations and two passes; learns what a token takes.
-
-        Args:
-            words: Tokens of each conversation.
-            alone: What the model gave for them before it was changed.
-
-        Raises:
-            ModelError: If the log-probabilities differ by more than rounding.
-        """
+    def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
+        """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
-        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids in words]
-        self._forward([(row, row.ids[:_CHECK]) for row in rows], [False, True])
-        found = self._forward([(row, row.fresh) for row in rows], [True, True]).log_softmax(-1)
-        difference = float((found - torch.stack(list(alone))).abs().mean(-1).max())
+        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
+        self._forward([(row, row.ids[:_CHECK]) for row in rows])
+        _, logits = self._forward([(row, row.fresh) for row in rows])
+        expected = torch.stack([logprobs for _, logprobs in alone])
+        difference = float((logits.log_softmax(-1) - expected).abs().mean(-1).max())
         if not difference <= _TOLERANCE.get(self._model.dtype, 0.0):
             raise ModelError(
                 f"{type(self._model).__name__} gives other log-probabilities with kept keys and values than alone (by "
@@ -303,11 +259,16 @@ def _nothing() -> None:
     """Undo nothing."""
 
 
-def _check_words(model: Any) -> list[list[int]]:
-    """Tokens of two conversations to compare on."""
+@torch.inference_mode()
+def _words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
+    """Tokens of two conversations, and the log-probabilities of the next one that the model itself gives."""
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
-    return [words, words[5:]]
+    found = []
+    for ids in (words, words[5:]):
+        inputs = torch.tensor([ids], device=model.device)
+        found.append((ids, model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)))
+    return found
 
 
 def check_layers(model: Any) -> None:

@@ -9,10 +9,11 @@ call; any other attends alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -50,152 +51,131 @@ class History:
         """Memory that is held."""
         return self.slot.block.slot_bytes if self.slot else 0
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for so many tokens."""
+    def reserve(self, tokens: int) -> Slot:
+        """A slot with room for so many tokens, to which what is held has moved."""
         old = self.slot
         if old is not None and tokens <= old.block.capacity:
-            return
-        self.slot = self.blocks.take(tokens)
+            return old
+        self.slot = new = self.blocks.take(tokens)
         if old is not None:
-            _copy(old, self.slot, len(self.ids))
-
-
-def _copy(old: Slot, new: Slot, tokens: int) -> None:
-    for layer, pair in old.block.layers.items():
-        for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
-            buffer[new.index, :, :tokens] = held[old.index, :, :tokens]
+            kept = len(self.ids)
+            for layer, pair in old.block.layers.items():
+                for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
+                    buffer[new.index, :, :kept] = held[old.index, :, :kept]
+        return new
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class _Span:
     """The new tokens of one conversation in a batch."""
 
-    history: History
+    row: int
+    """Of the first of them in the batch."""
+    old: int
+    """Tokens that are held already."""
     new: int
+    slot: Slot
+
+    @property
+    def total(self) -> int:
+        return self.old + self.new
 
 
-_PARTS: ContextVar[_Parts] = ContextVar("parts")
+_PARTS: ContextVar[tuple[list[_Alone | _Together], Tensor | None]] = ContextVar("parts")
+"""The parts of a batch that attend, and the index of each row of the batch among their rows; None: the same."""
 
 
 @contextmanager
-def attending(spans: Sequence[Span], device: torch.device) -> Iterator[None]:
+def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Iterator[None]:
     """Within, a model whose attention is ours reads one row of tokens as the new tokens of several conversations.
 
     Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
+
+    Args:
+        batch: The conversations, and how many new tokens each has.
+        device: To compute on.
     """
-    for span in spans:
-        span.history.reserve(len(span.history.ids) + span.new)
-    token = _PARTS.set(_Parts(spans, device))
+    spans: list[_Span] = []
+    for history, new in batch:
+        row, old = spans[-1].row + spans[-1].new if spans else 0, len(history.ids)
+        spans.append(_Span(row, old, new, history.reserve(old + new)))
+    parts = _divide(spans, device)
+    rows = [row for part in parts for row in part.rows]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    same = order == [*range(len(rows))]
+    token = _PARTS.set((parts, None if same else torch.tensor(order, device=device)))
     try:
         yield
     finally:
         _PARTS.reset(token)
 
 
-class _Parts:
-    """A batch's conversations, in the parts that attend."""
-
-    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
-        by_block: defaultdict[Block, list[tuple[int, Span]]] = defaultdict(list)
-        self.parts: list[_Alone | _Together] = []
-        first = 0
-        for span in spans:
-            assert span.history.slot is not None
-            if span.new == 1:
-                by_block[span.history.slot.block].append((first, span))
-            else:
-                self.parts.append(_Alone(first, span, device))
-            first += span.new
-        for block, members in by_block.items():
-            self.parts += [_Together(block, run, device) for run in _runs(block, members)]
-        rows = [row for part in self.parts for row in part.rows]
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        self.order = None if order == [*range(len(rows))] else torch.tensor(order, device=device)
-        """Index of each row of the batch among the parts' rows; None: the same."""
+def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
+    """The parts that attend in one call each: several tokens of a conversation, or one token of each of several."""
+    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > 1]
+    by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
+    for span in spans:
+        if span.new == 1:
+            by_block[span.slot.block].append(span)
+    for block, members in by_block.items():
+        parts += [_Together(block, run, device) for run in _runs(block, members)]
+    return parts
 
 
-def _runs(block: Block, members: list[tuple[int, Span]]) -> list[list[tuple[int, Span]]]:
-    """A block's rows by slot, divided where reading what lies between takes longer than another call.
-
-    Args:
-        block: Whose slots they are.
-        members: Each row of the batch, and its conversation.
-    """
-    ordered = sorted(members, key=lambda member: _index(member[1]))
-    unread = max(len(span.history.ids) for _, span in members) * block.token_bytes
+def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
+    """A block's conversations by slot, divided where reading what lies between takes longer than another call."""
+    ordered = sorted(members, key=lambda span: span.slot.index)
+    unread = max(span.old for span in members) * block.token_bytes
     runs = [ordered[:1]]
     for before, after in pairwise(ordered):
-        if (_index(after[1]) - _index(before[1]) - 1) * unread > _CALL_BYTES:
+        if (after.slot.index - before.slot.index - 1) * unread > _CALL_BYTES:
             runs.append([])
         runs[-1].append(after)
     return runs
 
 
-def _index(span: Span) -> int:
-    assert span.history.slot is not None
-    return span.history.slot.index
+def _masks(
+    last: Sequence[int], tokens: int, device: torch.device
+) -> Callable[[int | None, torch.dtype], Tensor]:
+    """Makes masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
+    ends = torch.tensor(last, device=device)[:, None]
 
+    @cache
+    def mask(window: int | None, dtype: torch.dtype) -> Tensor:
+        key = torch.arange(tokens, device=device)
+        hidden = key > ends
+        if window is not None:
+            hidden |= key <= ends - window
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
-class _Masks:
-    """Attention masks of the rows, made once for all layers of a pass with the same window."""
-
-    def __init__(self, last: list[int], tokens: int, device: torch.device) -> None:
-        """The rows.
-
-        Args:
-            last: Position of the last token that each row sees.
-            tokens: That there are.
-            device: To compute on.
-        """
-        self._last = torch.tensor(last, device=device)[:, None]
-        self._tokens = tokens
-        self._by_window: dict[int | None, Tensor] = {}
-
-    def of(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where a token is seen, else minus infinity [rows, tokens].
-
-        Args:
-            window: How many tokens a row sees at most; None: all.
-            dtype: Of the scores.
-        """
-        if window not in self._by_window:
-            key = torch.arange(self._tokens, device=self._last.device)
-            hidden = key > self._last
-            if window is not None:
-                hidden |= key <= self._last - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._by_window[window] = mask.masked_fill_(hidden, -torch.inf)
-        return self._by_window[window]
+    return mask
 
 
 class _Alone:
     """One conversation with several new tokens."""
 
-    def __init__(self, first: int, span: Span, device: torch.device) -> None:
-        self.rows = range(first, first + span.new)
-        self._slot = span.history.slot
-        self._old = len(span.history.ids)
-        total = self._old + span.new
-        self._masks = _Masks(list(range(self._old, total)), total, device)
+    def __init__(self, span: _Span, device: torch.device) -> None:
+        self.rows: Sequence[int] = range(span.row, span.row + span.new)
+        self._span = span
+        self._mask = _masks(range(span.old, span.total), span.total, device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
     ) -> Tensor:
         """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
-        assert self._slot is not None
-        new, total = len(self.rows), self._old + len(self.rows)
-        query, key, value = (each.narrow(2, self.rows.start, new) for each in (query, key, value))
-        held = [each[self._slot.index] for each in self._slot.block.open(layer, key, value)]
+        span, total = self._span, self._span.total
+        query, key, value = (each.narrow(2, span.row, span.new) for each in (query, key, value))
+        held = [each[span.slot.index] for each in span.slot.block.open(layer, key, value)]
         for kept, fresh in zip(held, (key, value), strict=True):
-            kept[:, self._old : total] = fresh[0]
-        keys, values = (each[:, None, :total] for each in held)
+            kept[:, span.old : total] = fresh[0]
         heads, key_heads = query.shape[1], key.shape[1]
-        causal = new == total and (window is None or total <= window)
+        keys, values = (each[:, None, :total].expand(-1, heads // key_heads, -1, -1) for each in held)
+        causal = span.old == 0 and (window is None or total <= window)
         found = F.scaled_dot_product_attention(
             query[0].unflatten(0, (key_heads, -1)),
-            keys.expand(-1, heads // key_heads, -1, -1),
-            values.expand(-1, heads // key_heads, -1, -1),
-            attn_mask=None if causal else self._masks.of(window, query.dtype),
+            keys,
+            values,
+            attn_mask=None if causal else self._mask(window, query.dtype),
             is_causal=causal,
             scale=scaling,
         )
@@ -205,23 +185,22 @@ class _Alone:
 class _Together:
     """Conversations of one block with one new token each, by slot."""
 
-    def __init__(self, block: Block, members: list[tuple[int, Span]], device: torch.device) -> None:
-        self.rows = [row for row, _ in members]
+    def __init__(self, block: Block, members: list[_Span], device: torch.device) -> None:
+        self.rows: Sequence[int] = [span.row for span in members]
         self._block = block
-        slots = [_index(span) for _, span in members]
-        lengths = [len(span.history.ids) for _, span in members]
+        slots, lengths = [span.slot.index for span in members], [span.old for span in members]
         self._first, self._count = slots[0], slots[-1] - slots[0] + 1
         self._longest = max(lengths) + 1
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
         # What lies between them and has no new token asks for a token too: the first of them, of its first key.
         asks, last = [self.rows[0]] * self._count, [0] * self._count
-        for row, slot, length in zip(self.rows, slots, lengths, strict=True):
-            asks[slot - self._first], last[slot - self._first] = row, length
+        for span in members:
+            asks[span.slot.index - self._first], last[span.slot.index - self._first] = span.row, span.old
         self._asks, self._slots, self._new, self._lengths = (
             torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
         self._order = None if asks == self.rows else self._slots - self._first
-        self._masks = _Masks(last, self._rounded, device)
+        self._mask = _masks(last, self._rounded, device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
@@ -235,7 +214,7 @@ class _Together:
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
-        mask = self._masks.of(window, query.dtype)[:, None, None, :tokens]
+        mask = self._mask(window, query.dtype)[:, None, None, :tokens]
         how = _by_products if products else F.scaled_dot_product_attention
         found = how(asking, keys, values, attn_mask=mask, scale=scaling).flatten(1, 2)
         return found if self._order is None else found.index_select(0, self._order)
@@ -258,29 +237,23 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features].
-
-    Raises:
-        ModelError: If the layer asks for something that is not computed here.
-    """
+    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if asked:
         raise ModelError(
             f"the local engine does not serve {type(module).__name__}: it asks for {', '.join(asked)}."
         )
-    parts = _PARTS.get(None)
-    if parts is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
+    attending_now = _PARTS.get(None)
+    if attending_now is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    parts, order = attending_now
     layer: Any = module.layer_idx
-    found = [part.attend(query, key, value, layer, scaling, sliding_window) for part in parts.parts]
+    found = [part.attend(query, key, value, layer, scaling, sliding_window) for part in parts]
     output = found[0] if len(found) == 1 else torch.cat(found)
-    return (output if parts.order is None else output.index_select(0, parts.order))[None], None
+    return (output if order is None else output.index_select(0, order))[None], None
 
 
 AttentionInterface.register(NAME, _attend)

@@ -27,6 +27,14 @@ class Backend(Protocol):
     limit: int
     """Longest sequence in tokens."""
 
+    async def open(self, model: str, version: str) -> None:
+        """Be ready to answer by a model, whose weights are labelled with the version.
+
+        Raises:
+            RunError: If that fails.
+        """
+        ...
+
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
         """Continue a prompt.
 

@@ -7,22 +7,24 @@ other weights meanwhile ends the run and does not spoil it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
+from perturn.engines.streaming import answer_all, context_full, home_of, refuse_update
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.process import InProcess, require_vllm
 from perturn.engines.vllm.servers import Servers
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import EngineFailure, RunError
 from perturn.types import Action, Prompt, Sampling
+
+_Future = Future[Sampled | EngineFailure]
 
 _MOMENT = 0.005
 """Seconds that `advance` waits for a first answer."""
@@ -60,27 +62,26 @@ class VllmEngine:
         self.reused_tokens = 0
         """Tokens of prompts that were answered whose keys and values were there already."""
         self._tokens = tokens
-        self._open: set[Future[Any]] = set()
-        self._answered: SimpleQueue[tuple[Prompt, Future[Any]]] = SimpleQueue()
+        self._open: dict[_Future, Prompt] = {}
+        self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
-        if not settings.servers:
-            require_vllm()
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
         try:
-            start = _start(_absolute(model), settings, name, dtype, settings.context or context)
+            start = _start(_absolute(model), settings, name, dtype, settings.context or context, steady)
             self._backend: Backend = self._loop.run(start)
-            if steady is not None and self._backend.limit > steady:
-                self._loop.run(self._backend.close())
-                raise _longer(self._backend.limit, steady)
         except BaseException:
             self._loop.close()
             raise
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on; `advance` hands out their answers."""
+        loop = self._running()
         for prompt in prompts:
-            future = self._start(prompt, sampling)
-            future.add_done_callback(partial(_put, self._answered, prompt))
+            home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
+            wanted = _params(prompt, sampling, self._tokens.end_id)
+            future = loop.start(_ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted))
+            self._open[future] = prompt
+            future.add_done_callback(self._done.put)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Wait for a moment; the prompts that were answered, and their answers.
@@ -88,14 +89,13 @@ class VllmEngine:
         Raises:
             RunError: If vLLM can answer no more.
         """
-        found: list[tuple[Prompt, Future[Any]]] = []
-        try:
-            found.append(self._answered.get(timeout=_MOMENT))
+        done: list[_Future] = []
+        with suppress(Empty):
+            done.append(self._done.get(timeout=_MOMENT))
             while True:
-                found.append(self._answered.get_nowait())
-        except Empty:
-            pass
-        return [(prompt, self._answer(future)) for prompt, future in found]
+                done.append(self._done.get_nowait())
+        asked = [(self._open.pop(future), future) for future in done if future in self._open]
+        return [(prompt, self._answer(future.result())) for prompt, future in asked]
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered.
@@ -103,12 +103,10 @@ class VllmEngine:
         Raises:
             RunError: If vLLM can answer no more.
         """
-        futures = [self._start(prompt, sampling) for prompt in prompts]
         try:
-            return [self._answer(future) for future in futures]
+            return answer_all(self, prompts, sampling)
         except BaseException:
-            for future in futures:
-                future.cancel()
+            self._drop()
             raise
 
     def update_weights(self, folder: str | Path, name: str) -> None:
@@ -121,10 +119,7 @@ class VllmEngine:
         Raises:
             RunError: If prompts are being answered, or the weights cannot be read.
         """
-        if self._open:
-            raise RunError(
-                f"{len(self._open)} prompts are being answered; update weights between the batches."
-            )
+        refuse_update(len(self._open))
         self._running().run(self._backend.load(_absolute(str(folder)), name))
         self.name = name
 
@@ -136,8 +131,7 @@ class VllmEngine:
         """End what was started."""
         if self._loop is not None:
             loop, self._loop = self._loop, None
-            for future in list(self._open):
-                future.cancel()
+            self._drop()
             try:
                 loop.run(self._backend.close())
             finally:
@@ -148,37 +142,13 @@ class VllmEngine:
             raise RunError(f"engine {self.name} is closed; make another.")
         return self._loop
 
-    def _start(self, prompt: Prompt, sampling: Sampling) -> Future[Any]:
-        """Begin an answer: `Sampled` tokens, or the failure of the prompt."""
-        loop = self._running()
-        ids, limit = self._tokens.prompt_ids(prompt), self._backend.limit
-        if len(ids) >= limit:
-            full: Future[Any] = Future()
-            full.set_result(
-                EngineFailure(
-                    f"the conversation has {len(ids)} tokens, which leaves no room for an answer in the model's "
-                    f"{limit}; lower the turn limit or take a model with a longer context."
-                )
-            )
-            return full
-        most = min(sampling.max_new_tokens, limit - len(ids))
-        wanted = sampling_params(prompt, sampling, most, self._tokens.end_id)
-        future = loop.start(_ask(self._backend, self._home(prompt.conversation), ids, wanted))
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
-        return future
+    def _drop(self) -> None:
+        """Give up what is being answered."""
+        for future in self._open:
+            future.cancel()
+        self._open.clear()
 
-    def _home(self, conversation: str) -> int:
-        """The replica of a conversation: at first the one that has the fewest."""
-        if conversation not in self._homes:
-            held = Counter(self._homes.values())
-            self._homes[conversation] = min(range(self._backend.replicas), key=lambda one: held[one])
-        return self._homes[conversation]
-
-    def _answer(self, future: Future[Any]) -> Action | EngineFailure:
-        """The finished answer to a prompt."""
-        found: Sampled | EngineFailure = future.result()
-        self._open.discard(future)
+    def _answer(self, found: Sampled | EngineFailure) -> Action | EngineFailure:
         if isinstance(found, EngineFailure):
             return found
         if strange := found.versions - {self.name}:
@@ -190,23 +160,14 @@ class VllmEngine:
         return self._tokens.action(found.ids, found.logprobs)
 
 
-def sampling_params(prompt: Prompt, sampling: Sampling, most: int, end_id: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`.
-
-    The model's own list of ends and its default decoding are left aside, as in the other engines.
-
-    Args:
-        prompt: Whose seed draws the tokens.
-        sampling: How to decode.
-        most: Most tokens of the answer.
-        end_id: The token that ends a turn; if it is negative, none does.
-    """
+def _params(prompt: Prompt, sampling: Sampling, end_id: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`; the model's own ends and default decoding are left aside."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "max_tokens": most,
+        "max_tokens": sampling.max_new_tokens,
         "seed": prompt.seed % 2**63,
-        "stop_token_ids": [end_id] if end_id >= 0 else [],
+        "stop_token_ids": [end_id] if end_id >= 0 else [],  # negative: none ends a turn
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }
@@ -228,47 +189,44 @@ def check_vllm(settings: VllmSettings) -> None:
         loop.close()
 
 
-def _longer(limit: int, steady: int) -> RunError:
-    return RunError(
-        f"vLLM has a context of {limit} tokens, but beyond {steady} the model encodes positions in another way, in "
-        f"which vLLM would then encode all; set engine.context, or --max-model-len of the servers, to {steady} or less."
-    )
-
-
 async def _meet(settings: VllmSettings) -> None:
     servers = Servers(settings)
     try:
-        await servers.open()
+        await servers.meet()
     finally:
         await servers.close()
 
 
-async def _start(model: str, settings: VllmSettings, name: str, dtype: str, context: int | None) -> Backend:
-    if not settings.servers:
-        vllm = InProcess(model, settings, dtype, context)
-        await vllm.label(name)
-        return vllm
-    servers = Servers(settings)
+async def _start(
+    model: str, settings: VllmSettings, name: str, dtype: str, context: int | None, steady: int | None
+) -> Backend:
+    backend = Servers(settings) if settings.servers else InProcess(model, settings, dtype, context)
     try:
-        await servers.open()
-        await servers.load(model, name)
+        await backend.open(model, name)
+        if steady is not None and backend.limit > steady:
+            raise RunError(
+                f"vLLM has a context of {backend.limit} tokens, but beyond {steady} the model encodes positions in "
+                "another way, in which vLLM would then encode all; set engine.context, or --max-model-len of the "
+                f"servers, to {steady} or less."
+            )
     except BaseException:
-        await servers.close()
+        await backend.close()
         raise
-    return servers
+    return backend
 
 
 async def _ask(
     backend: Backend, replica: int, ids: list[int], sampling: dict[str, Any]
 ) -> Sampled | EngineFailure:
+    left = backend.limit - len(ids)
+    if left <= 0:
+        return context_full(len(ids), backend.limit)
     try:
-        return await backend.answer(replica, ids, sampling)
+        return await backend.answer(
+            replica, ids, sampling | {"max_tokens": min(sampling["max_tokens"], left)}
+        )
     except EngineFailure as error:
         return error
-
-
-def _put(queue: SimpleQueue[tuple[Prompt, Future[Any]]], prompt: Prompt, future: Future[Any]) -> None:
-    queue.put((prompt, future))
 
 
 def _absolute(model: str) -> str:

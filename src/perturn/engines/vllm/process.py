@@ -6,14 +6,14 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
+from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.watch import Watch
 from perturn.engines.vllm.worker import EXTENSION, METHOD
-from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.errors import EngineFailure, RunError
 
 _CPU_GIGABYTES = 2.0
 """Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
@@ -22,15 +22,8 @@ _CPU_BLOCK = 32
 
 
 def require_vllm() -> None:
-    """Refuse to go on without vLLM.
-
-    Raises:
-        ConfigError: If it is missing.
-    """
-    if find_spec("vllm") is None:
-        raise ConfigError(
-            'engine vllm needs vllm; run: pip install "perturn[vllm]", or name running servers with engine.servers.'
-        )
+    """Refuse to go on without vLLM."""
+    require("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 
 
 class InProcess:
@@ -39,15 +32,10 @@ class InProcess:
     def __init__(self, model: str, settings: VllmSettings, dtype: str, context: int | None) -> None:
         """Start it, in a running event loop.
 
-        Args:
-            model: Folder or Hub id.
-            settings: Of the engine.
-            dtype: float32 or bfloat16.
-            context: Longest sequence in tokens; None: the model's own limit.
-
         Raises:
-            RunError: If it cannot start.
+            PerturnError: If vLLM is missing, or cannot start.
         """
+        require_vllm()
         self.replicas = settings.replicas
         self._numbers = itertools.count()
         self._watch = Watch()
@@ -68,6 +56,10 @@ class InProcess:
         self._watch.started()
         self._vllm, self._dead = vllm, exceptions.EngineDeadError
         self.limit = int(self._llm.model_config.max_model_len)
+
+    async def open(self, model: str, version: str) -> None:
+        """Label what comes with the version of the weights it was started with."""
+        await self._llm.update_weight_version(version)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
         """Continue a prompt."""
@@ -107,10 +99,6 @@ class InProcess:
             raise RunError(
                 f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
             ) from error
-
-    async def label(self, version: str) -> None:
-        """Label what comes with the version of the weights it was started with."""
-        await self._llm.update_weight_version(version)
 
     async def close(self) -> None:
         """End it and its processes."""

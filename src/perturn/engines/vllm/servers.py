@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
+from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
-from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.errors import EngineFailure, RunError
 
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
@@ -32,8 +32,7 @@ class Servers:
         Raises:
             ConfigError: If the client library is missing.
         """
-        if find_spec("openai") is None:
-            raise ConfigError('engine.servers needs openai; run: pip install "perturn[api]"')
+        require("openai", "engine.servers", "api")
         import openai
 
         self.replicas = len(settings.servers)
@@ -49,7 +48,12 @@ class Servers:
             for address in settings.servers
         ]
 
-    async def open(self) -> None:
+    async def open(self, model: str, version: str) -> None:
+        """Meet the servers, and give them the weights of a model."""
+        await self.meet()
+        await self.load(model, version)
+
+    async def meet(self) -> None:
         """Ask what they serve.
 
         Raises:
@@ -119,12 +123,7 @@ class Servers:
     async def _ask(
         self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
     ) -> Any:
-        """One request.
-
-        Raises:
-            EngineFailure: If the server refuses the prompt.
-            RunError: If it cannot answer.
-        """
+        """One request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
         client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
         send = getattr(client, method)
         try:

@@ -1,0 +1,49 @@
+"""Parts that engines which take prompts on while they answer others have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+from perturn.errors import EngineFailure, RunError
+from perturn.types import Action, Prompt, Sampling, StreamingEngine
+
+Home = TypeVar("Home")
+
+
+def answer_all(
+    engine: StreamingEngine, prompts: Sequence[Prompt], sampling: Sampling
+) -> list[Action | EngineFailure]:
+    """`generate` of an engine: one action a prompt, when all are answered."""
+    engine.submit(prompts, sampling)
+    answers: dict[int, Action | EngineFailure] = {}
+    while any(id(prompt) not in answers for prompt in prompts):
+        answers |= {id(prompt): answer for prompt, answer in engine.advance()}
+    return [answers[id(prompt)] for prompt in prompts]
+
+
+def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home]) -> Home:
+    """The replica that a conversation stays with: at first the one that has the fewest."""
+    if conversation not in homes:
+        held = Counter(homes.values())
+        homes[conversation] = min(replicas, key=held.__getitem__)
+    return homes[conversation]
+
+
+def context_full(tokens: int, limit: int) -> EngineFailure:
+    """The failure of a prompt that fills the context."""
+    return EngineFailure(
+        f"the conversation has {tokens} tokens, which leaves no room for an answer in the model's {limit}; lower the "
+        "turn limit or take a model with a longer context."
+    )
+
+
+def refuse_update(busy: int) -> None:
+    """See that so many prompts, which are being answered, are none.
+
+    Raises:
+        RunError: Otherwise: half an answer would be of either policy.
+    """
+    if busy:
+        raise RunError(f"{busy} prompts are being answered; update weights between the batches.")
