@@ -14,6 +14,7 @@ from perturn.audit.rows import read_each
 from perturn.audit.view import recipe_of, view_of
 from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
+from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
@@ -43,7 +44,8 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
     recipe = recipe_of(data)
     if recipe:
         max_length = max_length or recipe.model.max_length
-    parts, pairing = (_run_parts(data, recipe), _pairing(data, recipe)) if recipe else ({"rows": data}, None)
+    run = RunPaths(data)
+    parts, pairing = (_run_parts(run), _pairing(run, recipe)) if recipe else ({"rows": data}, None)
     found: dict[str, Any] = {
         "data": str(data),
         "model": model,
@@ -69,7 +71,7 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
     if pairing is not None:
         found["pairing"] = pairing
     if recipe:
-        found |= {"tasks": _tasks(data)} | ({"weights": weights} if (weights := _weights(data)) else {})
+        found |= {"tasks": _tasks(run)} | ({"weights": weights} if (weights := _weights(run)) else {})
     return found
 
 
@@ -191,18 +193,18 @@ def _context(model: str) -> int | None:
     return int(limit) if limit else None
 
 
-def _run_parts(run: Path, recipe: Recipe) -> dict[str, Path]:
+def _run_parts(run: RunPaths) -> dict[str, Path]:
     """Expert trajectories and pairs that the run trains on, as far as they are there."""
-    parts = {"expert": run / "trajectories" / "expert.jsonl", "pairs": run / "pairs.jsonl"}
+    parts = {"expert": run.trajectories("expert"), "pairs": run.pairs()}
     found = {name: file for name, file in parts.items() if file.is_file()}
     if not found:
-        raise DataError(f"{run} has no data yet; run: perturn collect {run}")
+        raise DataError(f"{run.folder} has no data yet; run: perturn collect {run.folder}")
     return found
 
 
-def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
+def _pairing(run: RunPaths, recipe: Recipe) -> dict[str, int] | None:
     """Number of explored trajectories by outcome of pairing, under the recipe's settings."""
-    files = [run / "trajectories" / f"{name}.jsonl" for name in ("expert", "explore")]
+    files = [run.trajectories(stage) for stage in ("expert", "explore")]
     if recipe.pair is None or not all(file.is_file() for file in files):
         return None
     experts, explored = (list(read_trajectories(file)) for file in files)
@@ -215,16 +217,16 @@ def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
     return dict(reasons)
 
 
-def _tasks(run: Path) -> dict[str, int]:
+def _tasks(run: RunPaths) -> dict[str, int]:
     """Expert episodes that SFT leaves out, and evaluated tasks that were trained on."""
     seen: dict[str, set[str]] = {"train": set(), "evaluate": set()}
     unsuccessful = 0
     for name in ("expert", "explore"):
-        file = run / "trajectories" / f"{name}.jsonl"
+        file = run.trajectories(name)
         for one in read_trajectories(file) if file.is_file() else ():
             seen["train"].add(one.task.id)
             unsuccessful += name == "expert" and not succeeded(one)
-    for file in (run / "evaluation").glob("*.jsonl"):
+    for file in run.evaluated(()).values():
         seen["evaluate"] |= {one.task.id for one in read_trajectories(file)}
     return {
         "unsuccessful_expert": unsuccessful,
@@ -232,9 +234,9 @@ def _tasks(run: Path) -> dict[str, int]:
     }
 
 
-def _weights(run: Path) -> dict[str, dict[str, float]] | None:
+def _weights(run: RunPaths) -> dict[str, dict[str, float]] | None:
     """Turn weights and confidences that the alignment has recorded, by side."""
-    file = run / "metrics" / "confidence.jsonl"
+    file = run.confidence()
     if not file.is_file():
         return None
     rows = read_sides(file, Confidences)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
@@ -53,8 +54,8 @@ def view_of(data: Path, model: str, loss_name: str | None = None, max_length: in
 
 def recipe_of(data: Path) -> Recipe | None:
     """The recipe of a run folder, if it is one."""
-    file = data / "recipe.yaml"
-    return read_recipe(file) if data.is_dir() and file.is_file() else None
+    paths = RunPaths(data)
+    return read_recipe(paths.recipe) if paths.is_run else None
 
 
 def model_of(data: Path, model: str | None) -> str:
@@ -65,7 +66,7 @@ def model_of(data: Path, model: str | None) -> str:
     """
     recipe = recipe_of(data)
     if recipe is not None:
-        trained = data / "checkpoints" / "sft"
+        trained = RunPaths(data).checkpoint("sft")
         return model or (str(trained) if (trained / "config.json").is_file() else recipe.model.name)
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")

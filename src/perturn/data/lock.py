@@ -18,11 +18,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from perturn.data.paths import RunPaths
 from perturn.errors import InUseError
 from perturn.io.writing import storage_error, write_whole
-
-LOCK, HOLDER = ".lock", ".holder"
-"""Files of a run folder: what is locked, and who has it."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Error numbers of file systems without locks."""
@@ -43,20 +41,19 @@ class RunLock:
             InUseError: If another process has it.
             StorageError: If the folder cannot be written.
         """
-        self._holder = folder / HOLDER
+        paths = RunPaths(folder)
+        self._holder = paths.holder
         self._lock: FileLock | None = None
         if os.environ.get("RANK", "0") != "0":
             return
-        lock = FileLock(
-            folder / LOCK, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False
-        )
+        lock = FileLock(paths.lock, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False)
         try:
             lock.acquire()
         except Timeout as error:
-            raise InUseError(_in_use(folder)) from error
+            raise InUseError(_in_use(paths)) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise storage_error(folder / LOCK, error) from error
+                raise storage_error(paths.lock, error) from error
             _log.warning("%s: no lock (%s); see that nothing else writes in this folder.", folder, error)
             return
         self._lock = lock
@@ -79,15 +76,15 @@ class RunLock:
             self._lock = None
 
 
-def _in_use(folder: Path) -> str:
+def _in_use(paths: RunPaths) -> str:
     """Who has the folder, and what to do."""
     try:
-        facts: dict[str, Any] = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))
         who = f"process {facts['pid']} on {facts['host']} has been at work in it since {since}"
     except (OSError, ValueError, KeyError, TypeError):  # it has just come, or goes
         who = "another process is at work in it"
     return (
-        f"{folder} is in use: {who}; wait for its end, or stop it. `perturn watch {folder}` shows it; "
+        f"{paths.folder} is in use: {who}; wait for its end, or stop it. `perturn watch {paths.folder}` shows it; "
         "name=... makes another run."
     )

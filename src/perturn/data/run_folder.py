@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 
 from perturn.bounds import efforts
-from perturn.data.lock import HOLDER, LOCK, RunLock
+from perturn.data.lock import RunLock
+from perturn.data.paths import RunPaths, begun, is_data
 from perturn.data.provenance import commit, hardware, versions
-from perturn.data.seals import SHARED, own_digest, read_manifest, seal, without_removed
+from perturn.data.seals import own_digest, read_manifest, seal, without_removed
 from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
@@ -29,10 +30,8 @@ from perturn.tables import table
 
 _log = logging.getLogger(__name__)
 
-PROGRESS = "progress.json"
-"""File of a run folder in which the running stage says who works at what."""
 HEARTBEAT_SECONDS = 5.0
-"""How often that file is touched while a stage runs."""
+"""How often `progress.json` is touched while a stage runs."""
 
 
 class Run:
@@ -46,6 +45,7 @@ class Run:
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
+        self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
         """The stages that this call will do, for those who watch it."""
         self._pulse: _Pulse | None = None
@@ -65,11 +65,11 @@ class Run:
         """Make what is missing, and read the manifest; the folder is ours."""
         refuse_other(self.recipe)  # what another process made while we asked for the lock
         remove_strays(self.folder)
-        if not is_run(self.folder):
-            write_whole(self.folder / "recipe.yaml", to_yaml(self.recipe))
+        if not self.paths.is_run:
+            write_whole(self.paths.recipe, to_yaml(self.recipe))
         with writing(self.folder):
-            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
-                (self.folder / name).mkdir(exist_ok=True)
+            for folder in self.paths.folders:
+                folder.mkdir(exist_ok=True)
         self.manifest = read_manifest(self.folder) or {
             "recipe": self.recipe.name,
             "seed": self.recipe.seed,
@@ -93,36 +93,6 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def trajectories(self, name: str) -> Path:
-        """File of the trajectories of a stage, such as `expert` or `explore`."""
-        return self.folder / "trajectories" / f"{name}.jsonl"
-
-    def pairs(self, mark: str = "") -> Path:
-        """File of the preference pairs of an iteration."""
-        return self.folder / f"pairs{mark}.jsonl"
-
-    def checkpoint(self, name: str) -> Path:
-        """Folder of a trained policy."""
-        return self.folder / "checkpoints" / name
-
-    def metrics(self, name: str, kind: str = "jsonl") -> Path:
-        """File of the metrics of a stage, such as `align`, or of the facts of a training, such as `confidence`."""
-        return self.folder / "metrics" / f"{name}.{kind}"
-
-    def evaluation(self, policy: str) -> Path:
-        """File of a policy's episodes on the evaluation panel."""
-        return self.folder / "evaluation" / f"{policy}.jsonl"
-
-    @property
-    def stamp(self) -> Path:
-        """File of the protocol that scores were made under."""
-        return self.folder / "evaluation" / "protocol.json"
-
-    @property
-    def tasks(self) -> Path:
-        """File of the panels."""
-        return self.folder / "tasks.json"
 
     def is_done(self, stage: str) -> bool:
         """Whether a stage has run to its end."""
@@ -150,7 +120,7 @@ class Run:
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
-        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.planned)
+        self._pulse = pulse = _Pulse(self.paths.progress, name, self.planned)
         memory = _PeakMemory(also=pulse.beat)
 
         def end(ended: str, error: str = "") -> None:
@@ -181,33 +151,28 @@ class Run:
         """Files that a stage will write are nobody's to rely on until it ends."""
         files = self.manifest["files"].items()
         kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
-        kept |= seal(self.folder, [self.folder / "recipe.yaml"], None)
+        kept |= seal(self.folder, [self.paths.recipe], None)
         self._write_manifest({**self.manifest, "files": kept})
 
     def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
         """Write down how a stage ended, and seal its files if it is done."""
         files = dict(self.manifest["files"])
         if entry["done"]:
-            shared = [self.folder / file for file in SHARED]
-            files |= seal(self.folder, makes, stage) | seal(self.folder, shared, None)
-        data = {Path(file).name: one["sha256"] for file, one in files.items() if _is_data(file)}
+            files |= seal(self.folder, makes, stage) | seal(self.folder, self.paths.shared, None)
+        data = {Path(file).name: one["sha256"] for file, one in files.items() if is_data(file)}
         stages = {**self.manifest["stages"], stage: entry}
         self._write_manifest({**self.manifest, "data": data, "stages": stages, "files": files})
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         whole = {**manifest, "sha256": own_digest(manifest)}
-        write_whole(self.folder / "manifest.json", json.dumps(whole, indent=2) + "\n")
+        write_whole(self.paths.manifest, json.dumps(whole, indent=2) + "\n")
         self.manifest = whole
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
         """Say what the running stage works towards: so many lines of a file, of which some are there already."""
         if self._pulse:
-            where = str(file.relative_to(self.folder))
+            where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
-
-
-def _is_data(file: str) -> bool:
-    return file.startswith(("pairs", "trajectories/"))
 
 
 def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -220,13 +185,10 @@ def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     path = user_path(path, "recipe or run folder")
     if not path.is_dir():
         return read_recipe(path, overrides)
-    if not is_run(path):
-        raise RunError(
-            f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
-        )
+    recorded = begun(path).recipe
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
     own = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
-    return read_recipe(path / "recipe.yaml", [*own, *overrides])
+    return read_recipe(recorded, [*own, *overrides])
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -240,20 +202,16 @@ def read_stages(folder: Path) -> dict[str, Any]:
     return dict(manifest["stages"]) if manifest else {}
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a run was begun in the folder."""
-    return (folder / "recipe.yaml").is_file()
-
-
 def refuse_other(recipe: Recipe) -> None:
     """Refuse a folder that another recipe, or something else, made.
 
     Raises:
         RunError: Naming the first key that differs.
     """
-    folder = run_folder(recipe)
-    if is_run(folder):
-        theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
+    paths = RunPaths(run_folder(recipe))
+    folder = paths.folder
+    if paths.is_run:
+        theirs = _flat(dataclasses.asdict(read_recipe(paths.recipe)))
         ours = _flat(dataclasses.asdict(recipe))
         may_differ = _may_differ(recipe)
         for key in sorted(theirs.keys() | ours.keys()):
@@ -262,8 +220,8 @@ def refuse_other(recipe: Recipe) -> None:
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
-    elif folder.is_dir() and not all(_is_ours(each) for each in folder.iterdir()):
-        raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+    elif folder.is_dir() and not all(_is_ours(each, paths) for each in folder.iterdir()):
+        raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
@@ -282,9 +240,9 @@ def _and_sections(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: Path, paths: RunPaths) -> bool:
     """Whether a file is what a run leaves that was killed before it had a recipe."""
-    return path.name in (LOCK, HOLDER) or is_stray(path)
+    return path in (paths.lock, paths.holder) or is_stray(path)
 
 
 class _Pulse:

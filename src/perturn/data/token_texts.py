@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from perturn.data.run_files import read_note
-from perturn.data.run_folder import Run
 from perturn.io.writing import write_whole
 
 
-def note_tokens(run: Run, ids: Iterable[int], tokenizer: Any) -> None:
-    """Keep the text of each token id that occurs in `tokens.json`, so that a reader needs no tokenizer.
+def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
+    """Keep the text of each token id that occurs.
 
     Args:
-        run: The run.
+        file: Of the texts.
         ids: Token ids; those that are noted already are left as they are.
         tokenizer: That of the run's policies.
     """
-    file = run.folder / "tokens.json"
     noted: dict[str, str] = read_note(file, dict[str, str]) or {}
     missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
     if not missing:
         return
-    anchor = tokenizer.encode("a", add_special_tokens=False)[
-        -1
-    ]  # alone, some tokenizers drop a leading space
+    anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token may lose a leading space
     before = tokenizer.decode([anchor])
     for token in missing:
         noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)

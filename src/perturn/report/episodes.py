@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from perturn.data.outcomes import failed, score, succeeded
@@ -81,13 +82,13 @@ class Catalogue:
         set_of = _noted(run, sets, notes)
         found: dict[tuple[str, str, int], int] = {}
         for key, trajectories in sets.items():
-            self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
+            self._sets.append({"run": len(self._runs) - 1, "name": key, "label": _label(run, key)})
             for one in trajectories:
                 found[key, *one.key] = self._put(one, one.sample, notes[key].get(one.key, Notes()))
         self._put_pairs(run, found, set_of)
         aligned = aligned_policy(run.evaluation)
         if aligned is not None and "sft" in run.evaluation:
-            self._compare.append((f"{name}/evaluation/sft", f"{name}/evaluation/{aligned}"))
+            self._compare.append((f"{name}/{run.evaluated('sft')}", f"{name}/{run.evaluated(aligned)}"))
 
     def pieces(self, compare: Sequence[tuple[str, str]] = ()) -> list[Piece]:
         """The index first, then the episodes, their tokens and the texts of the tokens.
@@ -150,8 +151,8 @@ class Catalogue:
         for side in ("chosen", "rejected"):
             missing = [index for index in range(len(run.pairs)) if (index, side) not in set_of]
             if missing:
-                name = f"pairs/{side}"
-                self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label_of_set(name)})
+                label = f"{side} side, cut or not stored elsewhere"
+                self._sets.append({"run": len(self._runs) - 1, "name": f"pairs/{side}", "label": label})
             for index in missing:
                 trajectory = getattr(run.pairs[index], side)
                 sides[index, side] = self._put(trajectory, index, _side_notes(run, index, side))
@@ -167,18 +168,19 @@ class Catalogue:
 
 def sets_of(run: RecordedRun) -> dict[str, list[Trajectory]]:
     """The sets of episodes of a run by their path in its folder, evaluations first."""
-    sets = {f"evaluation/{name}": run.evaluation[name] for name in reversed(run.evaluation)}
-    sets |= {"trajectories/explore": run.explored, "trajectories/expert": run.expert}
+    sets = {run.evaluated(policy): run.evaluation[policy] for policy in reversed(run.evaluation)}
+    sets |= {_stored(run, "explore"): run.explored, _stored(run, "expert"): run.expert}
     return {key: items for key, items in sets.items() if items}
 
 
-def label_of_set(key: str) -> str:
+def _stored(run: RecordedRun, stage: str) -> str:
+    return run.paths.label(run.paths.trajectories(stage))
+
+
+def _label(run: RecordedRun, key: str) -> str:
     """Name of a set for the reader."""
-    folder, _, name = key.partition("/")
-    known = {"trajectories/expert": "expert", "trajectories/explore": "exploration"}
-    if folder == "pairs":
-        return f"{name} side, cut or not stored elsewhere"
-    return known.get(key, f"{name}, evaluated")
+    known = {_stored(run, "expert"): "expert", _stored(run, "explore"): "exploration"}
+    return known.get(key, f"{PurePath(key).name}, evaluated")
 
 
 def _noted(
@@ -189,7 +191,7 @@ def _noted(
     """Put what the alignment wrote about the pairs to the episodes they were made of; where each side is."""
     set_of: dict[tuple[int, str], str] = {}
     stored = {key: {one.key: one for one in items} for key, items in sets.items()}
-    for side, key in (("chosen", "trajectories/expert"), ("rejected", "trajectories/explore")):
+    for side, key in (("chosen", _stored(run, "expert")), ("rejected", _stored(run, "explore"))):
         for index, pair in enumerate(run.pairs):
             trajectory: Trajectory = getattr(pair, side)
             if stored.get(key, {}).get(trajectory.key) == trajectory:

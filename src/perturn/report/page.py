@@ -92,7 +92,7 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
     """Name of each run on the page: that of its folder, with a number where two have the same."""
     names: list[str] = []
     for run in runs:
-        name, number = run.path.resolve().name, 2
+        name, number = run.paths.folder.resolve().name, 2
         wanted = name
         while wanted in names:
             wanted, number = f"{name}-{number}", number + 1
@@ -127,7 +127,12 @@ def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, A
         "recipe_name": run.manifest.get("recipe") or name,
         "notes": run.notes,
         "policies": [
-            {**row, "invalid_interval": _invalid(run.evaluation[row["name"]])} for row in summary["policies"]
+            row
+            | {
+                "set": f"{name}/{run.evaluated(row['name'])}",
+                "invalid_interval": _invalid(run.evaluation[row["name"]]),
+            }
+            for row in summary["policies"]
         ],
         "sentence": text.comparison_sentences(summary["comparison"]),
         "seconds": summary["seconds"],

@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 
+from perturn.data.paths import begun
 from perturn.data.run_files import Manifest, Progress, parse_settings, read_note, section
-from perturn.data.run_folder import HEARTBEAT_SECONDS, PROGRESS, is_run
+from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.errors import RunError
 from perturn.io.reading import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
@@ -100,28 +101,24 @@ class Watcher:
         Raises:
             RunError: If there is none.
         """
-        if not is_run(folder):
-            raise RunError(
-                f"{str(folder)!r} is no run folder: it has no recipe.yaml; give the folder of a run."
-            )
-        self.folder = folder
-        file = folder / "recipe.yaml"
-        self._recipe = parse_settings(read_text(file, RunError), str(file))
+        self._paths = begun(folder)
+        recipe = self._paths.recipe
+        self._recipe = parse_settings(read_text(recipe, RunError), str(recipe))
         self._episodes: dict[Path, Tail[Episode]] = {}
         self._metrics: dict[Path, Tail[dict[str, float]]] = {}
 
     def look(self) -> State:
         """The run as it is now."""
-        manifest = read_note(self.folder / "manifest.json", Manifest) or {}
-        progress = read_note(self.folder / PROGRESS, Progress) or {}
+        manifest = read_note(self._paths.manifest, Manifest) or {}
+        progress = read_note(self._paths.progress, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
         now = self._current(progress) if progress else None
         stages = self._stages(done, progress, now)
         scores = {policy: tail.look() for policy, tail in self._evaluations(list(done)).items()}
         metrics = {stage: self._rows(stage) for stage in ("sft", "align") if self._rows(stage)}
-        state, says = _verdict(self.folder, stages, now, progress)
+        state, says = _verdict(self._paths.folder, stages, now, progress)
         return State(
-            run=str(self.folder),
+            run=str(self._paths.folder),
             state=state,
             says=says,
             stages=stages,
@@ -136,7 +133,7 @@ class Watcher:
 
     def _silence(self) -> float:
         try:
-            return max(0.0, time.time() - (self.folder / PROGRESS).stat().st_mtime)
+            return max(0.0, time.time() - self._paths.progress.stat().st_mtime)
         except OSError:
             return 0.0
 
@@ -157,11 +154,11 @@ class Watcher:
 
     def _count(self, file: str) -> int:
         """Complete lines of a file of the run, each of which is an item."""
-        tail: Tail[Any] = self._tail(self.folder / file)
+        tail: Tail[Any] = self._tail(self._paths.folder / file)
         return len(tail.look())
 
     def _tail(self, file: Path) -> Tail[Any]:
-        if file.parent.name == "metrics":
+        if file.parent == self._paths.metrics("").parent:
             return self._metrics.setdefault(file, Tail(file, read_metrics))
         return self._episodes.setdefault(file, Tail(file, read_episode))
 
@@ -197,17 +194,14 @@ class Watcher:
 
     def _evaluations(self, order: list[str]) -> dict[str, Tail[Episode]]:
         """Evaluated policies in the order in which the run made them."""
-        files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
-        known = ["base", "sft", *(stage.removeprefix("evaluate-") for stage in order)]
-        names = [name for name in dict.fromkeys(known) if name in files]
-        return {name: self._tail(files[name]) for name in [*names, *(set(files) - set(names))]}
+        return {policy: self._tail(file) for policy, file in self._paths.evaluated(order).items()}
 
     def _rows(self, stage: str) -> list[dict[str, float]]:
-        return list(self._tail(self.folder / "metrics" / f"{stage}.jsonl").look())
+        return list(self._tail(self._paths.metrics(stage)).look())
 
     def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
-        explored: list[Episode] = self._tail(self.folder / "trajectories" / "explore.jsonl").look()
-        expert: list[Episode] = self._tail(self.folder / "trajectories" / "expert.jsonl").look()
+        explored: list[Episode] = self._tail(self._paths.trajectories("explore")).look()
+        expert: list[Episode] = self._tail(self._paths.trajectories("expert")).look()
         groups: dict[str, list[float]] = defaultdict(list)
         for one in explored:
             if not one.failed:

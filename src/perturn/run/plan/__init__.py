@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perturn.audit.rows import read_rows
+from perturn.data.paths import RunPaths
 from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.io.reading import user_path
@@ -143,7 +144,7 @@ def _training_cost(
     rows, what = panels.sft, "episodes"
     if on_pairs:
         own = recipe.pair and recipe.pair.file
-        file = user_path(own, "pair.file") if own else run_folder(recipe) / "pairs.jsonl"
+        file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs()
         rows = sum(1 for _ in read_rows(file)) if file.is_file() else round(KEPT * panels.explore)
         what = "pairs" if file.is_file() else "pairs (assumed)"
     tokens = trained_tokens(panels, rows, on_pairs)
