@@ -190,11 +190,3 @@ def parse_settings(text: str, where: str) -> Mapping[str, Any]:
     """
     settings = parse_yaml(text, where, RunError)
     return settings if isinstance(settings, Mapping) else {}
-
-
-def section(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """A section of settings, such as `explore.sampling`; empty where there is none."""
-    for name in names:
-        found = settings.get(name)
-        settings = found if isinstance(found, Mapping) else {}
-    return settings
