@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,11 @@ class Run:
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
         self._pulse = pulse = _Pulse(self.paths.progress, name, self.planned)
-        memory = _PeakMemory(also=pulse.beat)
 
         def end(ended: str, error: str = "") -> None:
             entry = {
                 "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
-                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
+                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), pulse.stop()), 2),
                 "counts": counts,
                 "done": ended == "done",
             }
@@ -137,13 +136,11 @@ class Run:
             yield counts
         except BaseException as failure:
             stopped = not isinstance(failure, Exception)  # Ctrl-C
+            error = "" if stopped else f"{type(failure).__name__}: {told(failure)}"
             try:
-                end(
-                    "stopped" if stopped else "failed",
-                    "" if stopped else f"{type(failure).__name__}: {told(failure)}",
-                )
-            except StorageError as error:  # what stopped the stage is the news
-                _log.warning("%s", error)
+                end("stopped" if stopped else "failed", error)
+            except StorageError as second:  # what stopped the stage is the news
+                _log.warning("%s", second)
             raise
         end("done")
 
@@ -196,12 +193,6 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.output) / recipe.name
 
 
-def read_stages(folder: Path) -> dict[str, Any]:
-    """The stages in the manifest of a run folder; empty if there is none."""
-    manifest = read_manifest(folder)
-    return dict(manifest["stages"]) if manifest else {}
-
-
 def refuse_other(recipe: Recipe) -> None:
     """Refuse a folder that another recipe, or something else, made.
 
@@ -220,7 +211,9 @@ def refuse_other(recipe: Recipe) -> None:
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
-    elif folder.is_dir() and not all(_is_ours(each, paths) for each in folder.iterdir()):
+        return
+    left = (paths.lock, paths.holder)  # by a run that was killed before it had a recipe
+    if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
 
 
@@ -240,13 +233,8 @@ def _and_sections(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _is_ours(path: Path, paths: RunPaths) -> bool:
-    """Whether a file is what a run leaves that was killed before it had a recipe."""
-    return path in (paths.lock, paths.holder) or is_stray(path)
-
-
 class _Pulse:
-    """Writer of `progress.json`, the running stage's account of itself; the age of that file is its sign of life."""
+    """The running stage's account of itself in `progress.json`, whose age is its sign of life; and its memory."""
 
     def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
         self._file = file
@@ -259,6 +247,10 @@ class _Pulse:
             "began": time.time(),
         }
         self.note()
+        self._peak = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
 
     def note(self, **facts: Any) -> None:
         """Add facts and write all of them."""
@@ -266,39 +258,18 @@ class _Pulse:
         write_whole(self._file, json.dumps(self._facts) + "\n")
         self._last = time.monotonic()
 
-    def beat(self) -> None:
-        """Show that the process is alive, every few seconds."""
-        if time.monotonic() - self._last > HEARTBEAT_SECONDS:
-            self._last = time.monotonic()
-            with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
-                os.utime(self._file)
-
-
-class _PeakMemory:
-    """Samples the memory of this process and its children in the background."""
-
-    def __init__(self, every: float = 0.5, also: Callable[[], None] = lambda: None) -> None:
-        """Begin.
-
-        Args:
-            every: Seconds between samples.
-            also: Called at each sample.
-        """
-        self._peak = 0
-        self._also = also
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
-        self._thread.start()
-
-    def _watch(self, every: float) -> None:
+    def _beat(self) -> None:
         while True:
             self._peak = max(self._peak, memory_in_use())
-            self._also()
-            if self._stop.wait(every):
+            if time.monotonic() - self._last > HEARTBEAT_SECONDS:
+                self._last = time.monotonic()
+                with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
+                    os.utime(self._file)
+            if self._stop.wait(0.5):
                 return
 
     def stop(self) -> float:
-        """Peak so far, in GB."""
+        """Stop the signs of life; the most memory that this process and its children had, in GB."""
         self._stop.set()
         self._thread.join()
         return self._peak / 1e9
@@ -321,9 +292,6 @@ def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{where}.{key}" if where else str(key)
-        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: _listed(value)}
+        value = list(value) if isinstance(value, tuple) else value
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
     return flat
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
