@@ -155,7 +155,7 @@ def report(
 
 def _print_summary(file: Path) -> None:
     """The headline table of a finished run."""
-    from perturn.report.protocol import protocol_line
+    from perturn.report.text import protocol_line
 
     summary = json.loads(file.read_text(encoding="utf-8"))
     stamp = summary["protocol"] or {}
