@@ -19,8 +19,7 @@ _FADED = {"chosen": "rgba(59, 130, 196, 0.18)", "rejected": "rgba(207, 92, 54, 0
 POLICIES = {"base": "#98a1ab", "sft": "#5fa8d3"}
 OTHERS = ["#e0982c", "#6a9f58", "#a06cb0", "#cf5c36"]
 _LINES = [SIDES["chosen"], *OTHERS]
-_WEIGHTS = ["#9fb0c0", "#e0982c"]
-"""Of the lowest weight and of the highest."""
+_WEIGHTS = ["#9fb0c0", "#e0982c"]  # the lowest, the highest
 _GREY = "#7a828c"
 _DOTTED = {"dash": "dot", "width": 1.4, "color": _GREY}
 MOST_POINTS = 2000
@@ -64,7 +63,6 @@ def score_by_kind(
 ) -> go.Figure:
     """Average score of each policy on each kind of task: grouped bars with their intervals."""
     figure = go.Figure()
-    colors = policy_colors(policies)
     for policy in policies:
         cells = {kind: row[policy] for kind, row in by_kind.items() if policy in row}
         means = [cell["mean_score"] for cell in cells.values()]
@@ -75,7 +73,7 @@ def score_by_kind(
             y=[plain(kind) or "(no kind)" for kind in cells],
             customdata=[[cell["n"]] for cell in cells.values()],
             hovertemplate="%{x:.3f}, n = %{customdata[0]}",
-            marker_color=colors[policy],
+            marker_color=policy_colors(policies)[policy],
             error_x=_reach(means, [cell["interval"] for cell in cells.values()])
             | {"color": _GREY, "thickness": 1.6},
         )
@@ -281,7 +279,6 @@ def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.F
         The figure; None if there is no episode.
     """
     figure = go.Figure()
-    colors = policy_colors(lengths)
     for policy, episodes in lengths.items():
         groups = _length_groups(episodes)
         rates = [rate_interval(sum(ok for _, ok in group), len(group)) for group in groups]
@@ -294,7 +291,7 @@ def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.F
             customdata=[[_span(group), len(group)] for group in groups],
             mode="lines+markers",
             marker_size=8,
-            line={"color": colors[policy], "width": 1.2, "dash": "dot"},
+            line={"color": policy_colors(lengths)[policy], "width": 1.2, "dash": "dot"},
             hovertemplate="%{customdata[0]} turns: %{y:.1%} of %{customdata[1]}",
         )
     if not any(len(trace.x) for trace in figure.data):
@@ -367,8 +364,7 @@ def _reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> di
 def _weight_color(weight: float, levels: Sequence[float]) -> str:
     spread = levels[-1] - levels[0]
     share = (weight - levels[0]) / spread if spread else float(weight >= 1)
-    color: str = sample_colorscale(_WEIGHTS, [share])[0]
-    return color
+    return str(sample_colorscale(_WEIGHTS, [share])[0])
 
 
 def _numbers(side: Mapping[str, Any], values: Sequence[Any]) -> Sequence[int]:
