@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.data.outcomes import failed, score, succeeded
-from perturn.report.folder import RecordedRun, aligned_policy
+from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.turns import body, clip, message_text, tokens
 from perturn.types import Trajectory
@@ -91,9 +91,9 @@ class Catalogue:
                 numbers[side, index] = self._put(one, index, _noted(run, index, side))
         for index in range(len(run.pairs)):
             self._pairs.append([len(self._runs) - 1, *(numbers[found[side, index]] for side in homes)])
-        aligned = aligned_policy(run.evaluation)
-        if aligned is not None and "sft" in run.evaluation:
-            self._compare.append((f"{name}/{run.evaluated('sft')}", f"{name}/{run.evaluated(aligned)}"))
+        if run.compared:
+            a, b = (f"{name}/{run.evaluated(policy)}" for policy in run.compared)
+            self._compare.append((b, a))
 
     def _begin_set(self, name: str, label: str) -> None:
         self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label})

@@ -65,6 +65,12 @@ class RecordedRun:
         stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
         return stages
 
+    @property
+    def compared(self) -> tuple[str, str] | None:
+        """The last policy beyond base and SFT, and `sft`; None if either was not evaluated."""
+        last = aligned_policy(self.evaluation)
+        return (last, "sft") if last is not None and "sft" in self.evaluation else None
+
     def evaluated(self, policy: str) -> str:
         """The set of a policy's evaluated episodes, as the page's links name it."""
         return self.paths.label(self.paths.evaluation(policy))
@@ -85,10 +91,12 @@ def read_run(path: Path) -> RecordedRun:
     if not path.is_dir():
         raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
     manifest = read_manifest(path) or {}
-    refuse_damage(path, _sealed(manifest))
+    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
+    finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
+    refuse_damage(path, finished)  # of shared files, and of what a running stage writes, nothing is said
     paths = RunPaths(path)
-    files = paths.evaluated(manifest.get("stages") or {})
-    evaluation = {policy: rows for policy, file in files.items() if (rows := _trajectories(file))}
+    evaluated = paths.evaluated(manifest.get("stages") or {})
+    evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
     notes = _missing(paths, evaluation)
     pairs = read_pairs(paths.pairs()) if paths.pairs().exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
@@ -121,12 +129,6 @@ def read_run(path: Path) -> RecordedRun:
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
     )
-
-
-def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seals of the files that a report reads and that no running stage may be writing."""
-    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
-    return {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:

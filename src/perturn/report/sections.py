@@ -12,7 +12,7 @@ from plotly.io import to_json
 from perturn.data.outcomes import score, succeeded
 from perturn.report import figures
 from perturn.report.figures import Chart
-from perturn.report.folder import RecordedRun, Row, aligned_policy
+from perturn.report.folder import RecordedRun, Row
 from perturn.report.summary import scores_by_task
 
 _SFT = (
@@ -103,14 +103,6 @@ def sections(
     }
 
 
-def pair_shown(run: RecordedRun) -> int | None:
-    """The first pair whose rejected side has turns of more than one weight; failing that, the first pair."""
-    if not run.pairs:
-        return None
-    mixed = (i for i, row in enumerate(run.confidence) if len(set(row["rejected"]["weight"])) > 1)
-    return next(mixed, 0)
-
-
 def script_json(text: str) -> Markup:
     """JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
     for character in "<>&\u2028\u2029":
@@ -137,21 +129,23 @@ def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     """Of each run, its last policy against SFT, task by task."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
-        aligned = aligned_policy(run.evaluation)
-        if aligned is None or "sft" not in run.evaluation:
-            continue
-        a, b = (scores_by_task(run.evaluation[policy]) for policy in (aligned, "sft"))
-        title = f"{_of(name, runs)}{aligned} less sft, task by task"
-        caption = "Each bar is a task; those without a bar tie."
-        drawn += _drawn(f"tasks-{index}", title, caption, figures.task_differences(a, b))
+        if run.compared:
+            a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
+            title = f"{_of(name, runs)}{run.compared[0]} less sft, task by task"
+            caption = "Each bar is a task; those without a bar tie."
+            drawn += _drawn(f"tasks-{index}", title, caption, figures.task_differences(a, b))
     return drawn
 
 
 def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
-    index = pair_shown(run)
-    if index is None or not run.confidence:
+    rows, pivot = run.confidence, run.pivot
+    if not rows:
         return []
-    rows, pair, pivot = run.confidence, run.pairs[index], run.pivot
+    mixed = (i for i, row in enumerate(rows) if len(set(row["rejected"]["weight"])) > 1)
+    index = next(
+        mixed, 0
+    )  # the pair whose episodes are shown: one with turns of several weights, if there is
+    pair = run.pairs[index]
     dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
     mean = f"Mean of {len(rows)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
     drawn = []

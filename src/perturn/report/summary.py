@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.data.outcomes import failed, score, succeeded
-from perturn.report.folder import RecordedRun, aligned_policy
+from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
 from perturn.types import Trajectory
@@ -15,9 +15,10 @@ from perturn.types import Trajectory
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     return {
         "policies": [_policy(name, trajectories) for name, trajectories in run.evaluation.items()],
-        "comparison": _comparison(run.evaluation),
+        "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
         "by_kind": _by_kind(run.evaluation),
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
@@ -129,15 +130,6 @@ def _policy(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "invalid_rate": sum(not turn.valid for turn in turns) / len(turns) if turns else None,
         "failed": sum(map(failed, trajectories)),
     }
-
-
-def _comparison(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, Any] | None:
-    """The last policy against SFT; None if either is absent or they share no task."""
-    last = aligned_policy(evaluation)
-    if last is None or "sft" not in evaluation:
-        return None
-    result = compare(evaluation[last], evaluation["sft"])
-    return None if result is None else comparison_row(result, last, "sft")
 
 
 def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
