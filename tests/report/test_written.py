@@ -2,7 +2,7 @@
 
 import json
 
-from perturn.data.token_texts import note_tokens
+from perturn.data.run_files import note_tokens
 
 
 def test_the_text_of_each_token_is_noted_once(tokenizer, tmp_path):

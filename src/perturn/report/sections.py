@@ -57,9 +57,7 @@ _DENSITY = (
         "Clamped", ("clamped",), "Log-ratios that met their limit. Above 0, the loss is not the one written."
     ),
     Chart(
-        "Turn weights",
-        ("weight/chosen", "weight/rejected"),
-        "Mean weight of a turn, as the credit wrote it.",
+        "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."
     ),
 )
 

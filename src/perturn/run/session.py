@@ -11,9 +11,9 @@ from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.outcomes import failed, succeeded
+from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
-from perturn.data.token_texts import note_tokens
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count

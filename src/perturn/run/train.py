@@ -16,9 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.outcomes import succeeded
+from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.data.token_texts import note_tokens
 from perturn.errors import RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
