@@ -40,7 +40,7 @@ def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
         "b": b,
         "n": result.n,
         "mean_difference": result.mean_difference,
-        "interval": [_finite(result.low), _finite(result.high)],
+        "interval": _ends(result),
         "p_value": result.p_value,
         "mcnemar_p_value": result.mcnemar_p_value,
         "wins": result.wins,
@@ -69,34 +69,26 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """For each signal, how many episodes of each set show it; a set without the signal counts 0."""
-    found = {name: [signals_of(item) for item in items] for name, items in sets.items()}
+    """For each signal, the share of each set's episodes that show it, and success with and without it."""
+    found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
+    all_found = [each for episodes in found.values() for each in episodes]
     return [
         {
             "name": signal,
             "counts": {
-                name: sum(signal in each for each in signals) / len(signals)
-                for name, signals in found.items()
-                if signals
+                name: sum(signal in signals for _, signals in episodes) / len(episodes)
+                for name, episodes in found.items()
+                if episodes
             },
-            "with": _success_rate(sets, found, signal, True),
-            "without": _success_rate(sets, found, signal, False),
+            "with": _success_rate([ok for ok, signals in all_found if signal in signals]),
+            "without": _success_rate([ok for ok, signals in all_found if signal not in signals]),
         }
         for signal in SIGNALS
     ]
 
 
-def _success_rate(
-    sets: Mapping[str, Sequence[Trajectory]], found: Mapping[str, list[list[str]]], signal: str, shows: bool
-) -> Estimate | None:
-    """Success of the episodes that show a signal, or of those that do not; None if there is none."""
-    picked = [
-        succeeded(item)
-        for name, items in sets.items()
-        for item, signals in zip(items, found[name], strict=True)
-        if (signal in signals) is shows
-    ]
-    return rate_interval(sum(picked), len(picked)) if picked else None
+def _success_rate(successes: Sequence[bool]) -> Estimate | None:
+    return rate_interval(sum(successes), len(successes)) if successes else None
 
 
 def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
@@ -153,9 +145,5 @@ def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
     return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
 
 
-def _ends(estimate: Estimate) -> list[float | None]:
-    return [_finite(estimate.low), _finite(estimate.high)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _ends(found: Estimate | PairedComparison) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in (found.low, found.high)]
