@@ -117,16 +117,16 @@ def run(tmp_path, tiny_folder):
         played("no", task="t/2", reward=0.0),
     ]
     for name, rows in (("expert", experts), ("explore", explored)):
-        with TrajectoryStore(run.trajectories(name)) as store:
+        with TrajectoryStore(run.paths.trajectories(name)) as store:
             for row in rows:
                 store.append(row)
-    write_pairs(run.pairs(), [PreferencePair(experts[0], explored[0])])
-    with TrajectoryStore(run.evaluation("sft")) as store:
+    write_pairs(run.paths.pairs(), [PreferencePair(experts[0], explored[0])])
+    with TrajectoryStore(run.paths.evaluation("sft")) as store:
         store.append(played("go", task="t/1"))
         store.append(played("go", task="t/9"))
     side = {"confidence": [0.95], "weight": [0.2]}
     row = {"chosen": side, "rejected": {"confidence": [0.5], "weight": [1.0]}}
-    run.metrics("confidence").write_text(json.dumps(row) + "\n")
+    run.paths.metrics("confidence").write_text(json.dumps(row) + "\n")
     return run
 
 

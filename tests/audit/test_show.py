@@ -174,7 +174,7 @@ def run(tmp_path, tiny_folder):
     run = Run(parse(Recipe, data))
     chosen = played("Action: go", "Action: take it", tools=({"name": "look"},))
     rejected = played("Action: go", "Action: no", tools=({"name": "look"},), reward=0.0)
-    write_pairs(run.pairs(), [PreferencePair(chosen, rejected)])
+    write_pairs(run.paths.pairs(), [PreferencePair(chosen, rejected)])
     return run.folder
 
 

@@ -44,7 +44,7 @@ def evaluated(recipe, folder, *overrides):
     """Evaluate the base policy; its trajectories by task, without log-probabilities, and those."""
     run = open_run(recipe, [f"output={folder}", *overrides], "evaluate")
     run_stages(run, "evaluate")
-    found = {one.task.id: trajectory_to_dict(one) for one in read_trajectories(run.evaluation("base"))}
+    found = {one.task.id: trajectory_to_dict(one) for one in read_trajectories(run.paths.evaluation("base"))}
     logprobs = {key: [turn["action"].pop("logprobs") for turn in one["turns"]] for key, one in found.items()}
     return found, logprobs
 
@@ -77,7 +77,7 @@ def test_a_cluster_shows_tasks_by_its_expert(nodes, recipe, tmp_path):
 
     run_stages(run, "collect")
 
-    found = list(read_trajectories(run.trajectories("expert")))
+    found = list(read_trajectories(run.paths.trajectories("expert")))
     assert sorted(one.task.id for one in found) == [f"guess/{n}" for n in range(1, 9)]
     assert all(one.success for one in found)
 

@@ -1,7 +1,8 @@
 """One definition of what an episode counts as."""
 
-from perturn.audit.check import _tasks
+from perturn.audit.check import _run_facts
 from perturn.data.outcomes import failed, score, succeeded
+from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.report.folder import read_run
 from perturn.report.summary import set_rows
@@ -43,4 +44,4 @@ def test_everybody_who_counts_counts_alike(tmp_path):
     assert (played["episodes"], played["success"], played["failed"]) == (2, 1, 1)
     assert (shown["n"], shown["success"], shown["score"], shown["failed"]) == (2, 0.5, 0.5, 1)
     assert (watched.success, watched.score, watched.failed) == (False, 0.0, True)
-    assert _tasks(tmp_path)["unsuccessful_expert"] == 1
+    assert _run_facts(RunPaths(tmp_path), None)["tasks"]["unsuccessful_expert"] == 1

@@ -204,9 +204,9 @@ def test_a_stage_that_raised_is_not_done_and_its_time_is_added_to_the_next(recip
 def test_the_manifest_says_what_the_run_was_made_with(recipe):
     """Commit (none outside a checkout), versions, hardware, seed, and a hash of the data."""
     run = Run(recipe)
-    run.trajectories("expert").write_text("{}\n")
+    run.paths.trajectories("expert").write_text("{}\n")
 
-    with run.stage("expert", run.trajectories("expert")):
+    with run.stage("expert", run.paths.trajectories("expert")):
         pass
 
     manifest = json.loads((run.folder / "manifest.json").read_text())
@@ -214,7 +214,7 @@ def test_the_manifest_says_what_the_run_was_made_with(recipe):
     assert {"python", "perturn", "torch", "transformers"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cores"] >= 1
     assert manifest["seed"] == recipe.seed
-    assert manifest["data"] == {"expert.jsonl": file_digest(run.trajectories("expert"))}
+    assert manifest["data"] == {"expert.jsonl": file_digest(run.paths.trajectories("expert"))}
 
 
 @pytest.mark.parametrize("content", ['{"stages": {"sft"', "[]", "{}", '{"stages": []}', "\x00"])

@@ -61,18 +61,19 @@ def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
 
     assert first.stdout.endswith("trajectories/expert.jsonl: 4 imported, 0 there before\n")
     assert second.stdout.endswith("trajectories/expert.jsonl: 0 imported, 4 there before\n")
-    experts = list(read_trajectories(run.trajectories("expert")))
+    experts = list(read_trajectories(run.paths.trajectories("expert")))
     assert [(one.success, one.protocol, one.policy) for one in experts] == [
         (True, "hotpotqa-react-react", "recorded")
     ] * 4
     assert experts[0].prompt[1]["content"].startswith("Question: Which river")
-    pairs = read_pairs(run.pairs())
+    pairs = read_pairs(run.paths.pairs())
     assert [pair.chosen for pair in pairs] == [
         one for one in experts if one.task.id in {p.chosen.task.id for p in pairs}
     ]
     assert len(pairs) == 2
     assert all(
-        one.environment.startswith("hotpotqa-1-f1-best-") for one in read_trajectories(run.evaluation("base"))
+        one.environment.startswith("hotpotqa-1-f1-best-")
+        for one in read_trajectories(run.paths.evaluation("base"))
     )
 
 
@@ -100,8 +101,8 @@ def test_webshop_is_taught_by_its_buyer(words, shop):
 
     run_stages(run)
 
-    experts = list(read_trajectories(run.trajectories("expert")))
+    experts = list(read_trajectories(run.paths.trajectories("expert")))
     assert [(one.success, one.protocol) for one in experts] == [(True, "webshop-eto-react")] * 4
-    assert len(read_pairs(run.pairs())) == 4
+    assert len(read_pairs(run.paths.pairs())) == 4
     with pytest.raises(ConfigError, match="environment 'webshop' reads no episodes of others"):
         import_expert(run, Path("fireact.json"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.report.turns import LONGEST, Notes, body, by_turn, clip, notes_of_side, split_action, tokens
+from perturn.report.turns import LONGEST, body, by_turn, clip, split_action, tokens
 from perturn.types import Action, Task, Trajectory, Turn
 
 
@@ -46,20 +46,20 @@ def _trajectory(*actions):
 def test_tokens_of_the_reference_come_before_those_of_the_policy():
     """-0.5 nats are 500 thousandths below 0; a turn without tokens has None."""
     one = _trajectory(Action("a", (3, 4), (-0.25, 0.0)), Action("b"))
-    notes = notes_of_side(None, {"ids": [7, 8], "turn": [1, 1], "logprobs": [-0.5, -0.0004]}, 2)
+    noted = {"ids": [7, 8], "turn": [1, 1], "logprobs": [-0.5, -0.0004]}
 
-    assert tokens(one, Notes()) == {"by": "policy", "turns": [[[3, 4], [250, 0]], None]}
-    assert tokens(one, notes) == {"by": "reference", "turns": [None, [[7, 8], [500, 0]]]}
-    assert tokens(_trajectory(Action("b")), Notes()) is None
+    assert tokens(one, {}) == {"by": "policy", "turns": [[[3, 4], [250, 0]], None]}
+    assert tokens(one, noted) == {"by": "reference", "turns": [None, [[7, 8], [500, 0]]]}
+    assert tokens(_trajectory(Action("b")), {}) is None
 
 
 def test_confidence_is_the_policys_own_where_the_reference_is_silent():
     """exp((-0.25 + 0)/2) = 0.8825."""
     one = _trajectory(Action("a", (3, 4), (-0.25, 0.0)), Action("b"))
 
-    assert body(one, 0, Notes())["confidence"] == [0.8825, None]
-    assert body(one, 0, Notes())["by"] == "policy"
-    known = body(one, 0, Notes(confidence=(0.5, 1.0000001)))
+    assert body(one, 0, {})["confidence"] == [0.8825, None]
+    assert body(one, 0, {})["by"] == "policy"
+    known = body(one, 0, {"confidence": [0.5, 1.0000001]})
     assert (known["confidence"], known["by"]) == ([0.5, 1.0], "reference")
 
 
@@ -68,7 +68,7 @@ def test_native_calls_parts_and_roles_are_kept():
     parts = [{"type": "text", "text": "found"}, {"type": "image", "id": 3}]
     turn = Turn(({"role": "tool", "content": parts},), Action("", tool_calls=(call,)), valid=False)
 
-    shown = body(Trajectory(Task("t"), (turn,)), 0, Notes())["turns"][0]
+    shown = body(Trajectory(Task("t"), (turn,)), 0, {})["turns"][0]
 
     assert shown == {
         "o": '[tool] found\n{"type": "image", "id": 3}',

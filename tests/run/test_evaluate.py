@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.report.protocol import protocol_line
+from perturn.report.text import protocol_line
 from perturn.run.evaluate import _departures
 from perturn.types import EpisodeProtocol, Sampling
 

@@ -414,8 +414,8 @@ def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
     for name in ("stopped", "lora"):
         words = [f"name={name}", "align.lora.rank=2", "align.learning_rate=0.01"]
         run = runs[name] = open_run(here / "tiny.yaml", words)
-        shutil.copytree(whole[0] / "checkpoints" / "sft", run.checkpoint("sft"))
-        shutil.copy(whole[0] / "pairs.jsonl", run.pairs())
+        shutil.copytree(whole[0] / "checkpoints" / "sft", run.paths.checkpoint("sft"))
+        shutil.copy(whole[0] / "pairs.jsonl", run.paths.pairs())
         torch.manual_seed(0)
         if name == "stopped":
             monkeypatch.setattr(train._Progress, "on_step_begin", interrupt_after(3), raising=False)
@@ -428,12 +428,12 @@ def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
         run_stages(run, names=["align"])
 
     weights, others, before = (
-        load_file(run.checkpoint(name) / "model.safetensors")
+        load_file(run.paths.checkpoint(name) / "model.safetensors")
         for run, name in [(runs["stopped"], "tlm-dre"), (runs["lora"], "tlm-dre"), (runs["lora"], "sft")]
     )
     changed = {name.split(".")[-2] for name in weights if not weights[name].equal(before[name])}
-    assert losses(runs["stopped"].metrics("align")) == pytest.approx(
-        losses(runs["lora"].metrics("align")), abs=1e-4
+    assert losses(runs["stopped"].paths.metrics("align")) == pytest.approx(
+        losses(runs["lora"].paths.metrics("align")), abs=1e-4
     )
     assert_close(weights, others)
     assert {"q_proj", "down_proj"} <= changed

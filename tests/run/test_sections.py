@@ -43,10 +43,14 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
     run_stages(run)
 
     assert list(run.manifest["stages"]) == ["pair", "align"]
-    assert [pair.chosen.turns[0].action.text for pair in read_pairs(run.pairs())] == ["go 0", "go 1", "go 2"]
-    assert (run.checkpoint("tlm-dre") / "config.json").is_file()
-    assert len(run.metrics("confidence").read_text().splitlines()) == 3
-    assert not run.tasks.exists()
+    assert [pair.chosen.turns[0].action.text for pair in read_pairs(run.paths.pairs())] == [
+        "go 0",
+        "go 1",
+        "go 2",
+    ]
+    assert (run.paths.checkpoint("tlm-dre") / "config.json").is_file()
+    assert len(run.paths.metrics("confidence").read_text().splitlines()) == 3
+    assert not run.paths.tasks.exists()
 
 
 def test_expert_episodes_of_a_file_are_taught_without_an_environment(start, tmp_path):
@@ -59,7 +63,7 @@ def test_expert_episodes_of_a_file_are_taught_without_an_environment(start, tmp_
 
     assert list(run.manifest["stages"]) == ["expert", "sft"]
     assert run.manifest["stages"]["sft"]["counts"]["examples"] == 3
-    assert all(one.success for one in read_trajectories(run.trajectories("expert")))
+    assert all(one.success for one in read_trajectories(run.paths.trajectories("expert")))
 
 
 def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_path):
@@ -71,7 +75,7 @@ def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_
     run = start({"align": align, "pair": pair, "credit": {"name": "discount"}})
 
     run_stages(run)
-    (row,) = map(json.loads, run.metrics("confidence").read_text().splitlines())
+    (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
 
     assert row["chosen"]["weight"] == pytest.approx([1.0, 0.411765], abs=1e-6)
     assert row["rejected"]["weight"] == [1.0]

@@ -108,10 +108,10 @@ def trained(folder, tiny_folder, tracker):
     run = open_run(file, [f"output={folder}", f"report_to=[{tracker}]"])
     run_stages(run, "collect")
     run_stages(run, "train")
-    experts = list(read_trajectories(run.trajectories("expert")))
+    experts = list(read_trajectories(run.paths.trajectories("expert")))
     turn = replace(experts[0].turns[0], action=Action("12"))
     write_pairs(
-        run.pairs(), [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]]
+        run.paths.pairs(), [PreferencePair(one, replace(one, turns=(turn,), sample=1)) for one in experts[:4]]
     )
     run_stages(run, names=["align"])
     return run
@@ -137,7 +137,7 @@ def test_values_are_those_of_the_run_folder(tiny_folder, own_environment, tmp_pa
 
     assert set(found) == {"tracked-sft", "tracked-tlm-dre"}
     for stage, name in (("sft", "tracked-sft"), ("align", "tracked-tlm-dre")):
-        rows = [json.loads(line) for line in run.metrics(stage).read_text().splitlines()]
+        rows = [json.loads(line) for line in run.paths.metrics(stage).read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2]
         for row in rows:
             for key, value in row.items():
@@ -148,7 +148,7 @@ def test_values_are_those_of_the_run_folder(tiny_folder, own_environment, tmp_pa
 def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
     """Killed at step 3 with a checkpoint at step 1: steps 2 and 3 of the first call are gone."""
     for done, values in ((0, {1: 1.0, 2: 2.0, 3: 3.0}), (1, {2: 20.0})):
-        with open_trackers(["tensorboard"], tmp_path, "run", "sft", done) as (callback,):
+        with open_trackers(["tensorboard"], tmp_path / "tracking", "run", "sft", done) as (callback,):
             for step, value in values.items():
                 callback.tb_writer.add_scalar("loss", value, step)
 

@@ -42,14 +42,16 @@ def folder(tmp_path, own_environment, tiny_folder):
     }
     with Run(parse(Recipe, data)) as run:
         write_whole(run.folder / "tokens.json", '{"1": "a"}\n')
-        with run.stage("expert", run.trajectories("expert")) as counts:
-            run.trajectories("expert").write_text(json.dumps(trajectory_to_dict(episode("t/0", 1.0))) + "\n")
+        with run.stage("expert", run.paths.trajectories("expert")) as counts:
+            run.paths.trajectories("expert").write_text(
+                json.dumps(trajectory_to_dict(episode("t/0", 1.0))) + "\n"
+            )
             counts["episodes"] = 1
-        with run.stage("sft", run.checkpoint("sft")):
-            write_whole(run.checkpoint("sft") / "model.safetensors", "weights")
+        with run.stage("sft", run.paths.checkpoint("sft")):
+            write_whole(run.paths.checkpoint("sft") / "model.safetensors", "weights")
         for policy, reward in (("base", 0.0), ("sft", 1.0)):
-            with run.stage(f"evaluate-{policy}", run.evaluation(policy)) as counts:
-                with TrajectoryStore(run.evaluation(policy)) as store:
+            with run.stage(f"evaluate-{policy}", run.paths.evaluation(policy)) as counts:
+                with TrajectoryStore(run.paths.evaluation(policy)) as store:
                     for number in range(6):
                         store.append(episode(f"t/{number}", reward))
                 counts["episodes"] = 6
@@ -226,7 +228,7 @@ def test_what_a_running_stage_writes_is_not_damage(folder):
     """Its own file and those that stages share change under it; after a kill the next call goes on."""
 
     def stop(run):
-        with run.stage("evaluate-tlm-dre", run.evaluation("tlm-dre")):
+        with run.stage("evaluate-tlm-dre", run.paths.evaluation("tlm-dre")):
             write_whole(folder / "tokens.json", '{"1": "b"}\n')
             raise KeyboardInterrupt
 

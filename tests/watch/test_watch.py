@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from perturn.cli import main
-from perturn.data.run_folder import PROGRESS, Run, run_folder
+from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
 from perturn.settings.recipe import Recipe, parse, to_yaml
 from perturn.watch import Watcher, render
@@ -35,7 +35,7 @@ from perturn.data.run_folder import Run
 run = Run(read_recipe(Path(sys.argv[1])))
 run.planned = ["expert", "explore"]
 with run.stage("expert"):
-    run.expect(run.trajectories("expert"), total=10, done=1)
+    run.expect(run.paths.trajectories("expert"), total=10, done=1)
     print("working", flush=True)
     time.sleep(600)
 """
@@ -72,9 +72,11 @@ def fill(run):
     for stage in run.planned:
         with run.stage(stage) as counts:
             counts["episodes"] = 2
-    run.evaluation("base").write_text(episode("t/0", 0.0) + episode("t/1", 1.0, "failed"))
-    run.evaluation("sft").write_text(episode("t/0", 1.0) + episode("t/1", 0.5))
-    run.metrics("align").write_text(json.dumps({"step": 1, "loss": 0.5, "clamped": 0.0, "other": 3}) + "\n")
+    run.paths.evaluation("base").write_text(episode("t/0", 0.0) + episode("t/1", 1.0, "failed"))
+    run.paths.evaluation("sft").write_text(episode("t/0", 1.0) + episode("t/1", 0.5))
+    run.paths.metrics("align").write_text(
+        json.dumps({"step": 1, "loss": 0.5, "clamped": 0.0, "other": 3}) + "\n"
+    )
 
 
 def shown(state):
@@ -185,10 +187,10 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
 def test_a_process_id_that_is_used_again_is_not_the_run(run):
     """Ours is alive, but it began at another time."""
     with run.stage("expert"):
-        facts = json.loads((run.folder / PROGRESS).read_text())
+        facts = json.loads(run.paths.progress.read_text())
         states = []
         for change in ({}, {"process_started": facts["process_started"] - 100}):
-            (run.folder / PROGRESS).write_text(json.dumps(facts | change))
+            run.paths.progress.write_text(json.dumps(facts | change))
             states.append(Watcher(run.folder).look().state)
 
     assert states == ["running", "died"]
@@ -197,7 +199,7 @@ def test_a_process_id_that_is_used_again_is_not_the_run(run):
 def test_on_another_machine_silence_decides(run):
     """Its process cannot be seen; a minute without a sign of life is death."""
     with run.stage("expert"):
-        file = run.folder / PROGRESS
+        file = run.paths.progress
         facts = json.loads(file.read_text())
         states = []
         for age in (30, 90):
@@ -225,7 +227,7 @@ def test_how_a_stage_ended_is_told(run, error, state):
 def test_a_working_stage_shows_signs_of_life(run, monkeypatch):
     """Its file is touched again and again."""
     monkeypatch.setattr("perturn.data.run_folder.HEARTBEAT_SECONDS", 0.0)
-    file = run.folder / PROGRESS
+    file = run.paths.progress
     with run.stage("expert"):
         os.utime(file, (0, 0))
         until = time.monotonic() + 30
@@ -238,8 +240,8 @@ def test_a_working_stage_shows_signs_of_life(run, monkeypatch):
 def test_alarms_are_fed_from_the_files(run):
     """Groups of one score, log-ratios beyond half of the recipe's clamp, and sampled tokens without surprise."""
     groups = "".join(episode(f"t/{i}", 1.0, sample=k, logprob=-0.001) for i in range(10) for k in (0, 1))
-    run.trajectories("explore").write_text(groups)
-    run.metrics("align").write_text(json.dumps({"step": 1, "log_ratio/chosen": 2.5}) + "\n")
+    run.paths.trajectories("explore").write_text(groups)
+    run.paths.metrics("align").write_text(json.dumps({"step": 1, "log_ratio/chosen": 2.5}) + "\n")
 
     state = Watcher(run.folder).look()
 
@@ -254,7 +256,7 @@ def test_alarms_are_fed_from_the_files(run):
 
 def test_a_folder_that_is_no_run_and_a_file_that_is_no_jsonl_are_refused(run, tmp_path):
     """One line that says where."""
-    run.evaluation("base").write_text("{}\n")
+    run.paths.evaluation("base").write_text("{}\n")
 
     with pytest.raises(RunError, match=r"base\.jsonl:1: not a row of this file"):
         Watcher(run.folder).look()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from perturn.audit.rows import read_each
-from perturn.audit.view import recipe_of, view_of
+from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
+from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
-from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.settings.recipe import Recipe
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.settings.recipe import Pair
 from perturn.types import Action, PreferencePair, Trajectory
 
 Row = Trajectory | PreferencePair
@@ -39,38 +40,39 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
     Raises:
         PerturnError: If nothing can be read, or there is no such model.
     """
-    context = _context(model)
-    recipe = recipe_of(data)
+    context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    run, recipe = RunPaths(data), recipe_of(data)
+    parts = {"rows": data}
     if recipe:
         max_length = max_length or recipe.model.max_length
-    parts, pairing = (_run_parts(data, recipe), _pairing(data, recipe)) if recipe else ({"rows": data}, None)
+        parts = {"expert": run.trajectories("expert"), "pairs": run.pairs()}
+        parts = {name: file for name, file in parts.items() if file.is_file()}
+        if not parts:
+            raise DataError(f"{data} has no data yet; run: perturn collect {data}")
+    template: dict[str, Any] = {"problems": [], "control_tokens": [], "not_as_sampled": 0}
     found: dict[str, Any] = {
         "data": str(data),
         "model": model,
         "max_length": max_length,
-        "context": context,
+        "context": context or None,
         "parts": {},
         "refused": [],
-        "template": {"problems": [], "control_tokens": [], "not_as_sampled": 0},
+        "template": template,
     }
     try:
         view = view_of(data, model, max_length=max_length)
     except ModelError as error:
-        found["template"]["problems"].append(str(error))
+        template["problems"].append(str(error))
         return found
     for name, file in parts.items():
-        part = _Part(name, view.renderer, view.max_length or context, view.shared_prefix)
+        part = _Part(name, view, view.max_length or context or None)
         for number, row in read_each(file):
             part.add(number, row)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
-        found["template"]["control_tokens"] += part.control_tokens[:_EXAMPLES]
-        found["template"]["not_as_sampled"] += part.not_as_sampled
-    if pairing is not None:
-        found["pairing"] = pairing
-    if recipe:
-        found |= {"tasks": _tasks(data)} | ({"weights": weights} if (weights := _weights(data)) else {})
-    return found
+        template["control_tokens"] += part.control_tokens[:_EXAMPLES]
+        template["not_as_sampled"] += part.not_as_sampled
+    return found | (_run_facts(run, recipe.pair) if recipe else {})
 
 
 @dataclass
@@ -78,9 +80,8 @@ class _Part:
     """One file's rows, as training would see them."""
 
     name: str
-    renderer: Renderer
+    view: View
     limit: int | None
-    shared_prefix: str
     examples: list[Example] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -93,15 +94,15 @@ class _Part:
             if isinstance(row, DataError):
                 raise row
             self._check_text(number, row)
-            self.examples.append(encode_example(row, self.renderer, self.limit, self.shared_prefix))
+            self.examples.append(encode_example(row, self.view.renderer, self.limit, self.view.shared_prefix))
             self.numbers.append(number)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})
 
     def _check_text(self, number: int, row: Row) -> None:
         """Look for text that the tokenizer reads as control tokens, and for actions that are not what was sampled."""
-        special = {token for token in self.renderer.tokenizer.all_special_tokens if token.strip()}
-        for side in _sides(row):
+        special = {token for token in self.view.tokenizer.all_special_tokens if token.strip()}
+        for side in (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected):
             for index, turn in enumerate(side.turns):
                 found = [token for token in special if token in turn.observation_text]
                 if found:
@@ -114,7 +115,7 @@ class _Part:
         """Whether an action's text is what its token ids say."""
         if action.token_ids is None or action.tool_calls:
             return True
-        text = self.renderer.tokenizer.decode(list(action.token_ids), skip_special_tokens=True)
+        text = self.view.tokenizer.decode(list(action.token_ids), skip_special_tokens=True)
         return bool(text.strip() == action.text.strip())
 
     def summary(self) -> dict[str, Any]:
@@ -128,14 +129,11 @@ class _Part:
         return {
             "rows": len(self.examples) + len(self.refused),
             "usable": len(self.examples),
-            "trajectories": len(sides),
-            "turns": sum(side.turns for side in sides),
-            "tokens": sum(len(side.ids) for side in sides),
-            "loss_tokens": sum(turn != NO_TURN for side in sides for turn in side.turn),
+            **totals(self.examples),
             "lengths": {
                 "tokens": _spread([len(side.ids) for side in sides]),
                 "turns": _spread([side.turns for side in sides]),
-                "tokens_of_a_turn": _spread(_turn_lengths(self.examples)),
+                "tokens_of_a_turn": _spread([n for side in sides for n in _turn_lengths(side)]),
             },
             "duplicates": self._duplicates(),
             "cut": {
@@ -162,19 +160,9 @@ class _Part:
         }
 
 
-def _sides(row: Row) -> Iterator[Trajectory]:
-    yield from (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected)
-
-
-def _turn_lengths(examples: Sequence[Example]) -> list[int]:
+def _turn_lengths(side: Encoded) -> Iterable[int]:
     """Loss tokens of every turn."""
-    return [
-        count
-        for example in examples
-        for side in example.sides
-        for turn, count in Counter(side.turn).items()
-        if turn != NO_TURN
-    ]
+    return Counter(turn for turn in side.turn if turn != NO_TURN).values()
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
@@ -185,67 +173,42 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
     return {name: float(np.quantile(values, at)) for name, at in points.items()}
 
 
-def _context(model: str) -> int | None:
-    """Longest sequence the model was made for; its weights are not read."""
-    limit = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
+def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
+    """What a run says of its data beyond the rows.
 
-
-def _run_parts(run: Path, recipe: Recipe) -> dict[str, Path]:
-    """Expert trajectories and pairs that the run trains on, as far as they are there."""
-    parts = {"expert": run / "trajectories" / "expert.jsonl", "pairs": run / "pairs.jsonl"}
-    found = {name: file for name, file in parts.items() if file.is_file()}
-    if not found:
-        raise DataError(f"{run} has no data yet; run: perturn collect {run}")
-    return found
-
-
-def _pairing(run: Path, recipe: Recipe) -> dict[str, int] | None:
-    """Number of explored trajectories by outcome of pairing, under the recipe's settings."""
-    files = [run / "trajectories" / f"{name}.jsonl" for name in ("expert", "explore")]
-    if recipe.pair is None or not all(file.is_file() for file in files):
-        return None
-    experts, explored = (list(read_trajectories(file)) for file in files)
-    _, reasons = pair_with_expert(
-        [one for one in experts if succeeded(one)],
-        sorted(explored, key=lambda one: one.key),
-        recipe.pair.threshold,
-        max_extra_turns=recipe.pair.max_extra_turns,
-    )
-    return dict(reasons)
-
-
-def _tasks(run: Path) -> dict[str, int]:
-    """Expert episodes that SFT leaves out, and evaluated tasks that were trained on."""
-    seen: dict[str, set[str]] = {"train": set(), "evaluate": set()}
-    unsuccessful = 0
-    for name in ("expert", "explore"):
-        file = run / "trajectories" / f"{name}.jsonl"
-        for one in read_trajectories(file) if file.is_file() else ():
-            seen["train"].add(one.task.id)
-            unsuccessful += name == "expert" and not succeeded(one)
-    for file in (run / "evaluation").glob("*.jsonl"):
-        seen["evaluate"] |= {one.task.id for one in read_trajectories(file)}
-    return {
-        "unsuccessful_expert": unsuccessful,
-        "evaluated_and_trained": len(seen["train"] & seen["evaluate"]),
+    Returns:
+        `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs and has both files.
+        `tasks`: expert episodes that nobody is taught, and evaluated tasks that were trained on.
+        `weights`: turn weights and confidences that the alignment has recorded, by side.
+    """
+    facts: dict[str, Any] = {}
+    files = [run.trajectories(stage) for stage in ("expert", "explore")]
+    experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
+    taught = [one for one in experts if succeeded(one)]
+    if pair is not None and all(file.is_file() for file in files):
+        _, reasons = pair_with_expert(
+            taught,
+            sorted(explored, key=lambda one: one.key),
+            pair.threshold,
+            max_extra_turns=pair.max_extra_turns,
+        )
+        facts["pairing"] = dict(reasons)
+    trained = {one.task.id for one in (*experts, *explored)}
+    evaluated = {one.task.id for file in run.evaluated(()).values() for one in read_trajectories(file)}
+    facts["tasks"] = {
+        "unsuccessful_expert": len(experts) - len(taught),
+        "evaluated_and_trained": len(trained & evaluated),
     }
+    if rows := read_sides(run.confidence(), Confidences):
+        facts["weights"] = {side: _weights([row[side] for row in rows]) for side in ("chosen", "rejected")}
+    return facts
 
 
-def _weights(run: Path) -> dict[str, dict[str, float]] | None:
-    """Turn weights and confidences that the alignment has recorded, by side."""
-    file = run / "metrics" / "confidence.jsonl"
-    if not file.is_file():
-        return None
-    rows = read_sides(file, Confidences)
-    found = {}
-    for side in ("chosen", "rejected"):
-        weights = [weight for row in rows for weight in row[side]["weight"]]
-        confidences = [value for row in rows for value in row[side]["confidence"]]
-        found[side] = {
-            "turns": len(weights),
-            "mean_confidence": float(np.mean(confidences)),
-            "mean_weight": float(np.mean(weights)),
-            "highest_weight_share": float(np.mean(np.isclose(weights, max(weights)))),
-        }
-    return found
+def _weights(sides: Sequence[Any]) -> dict[str, float]:
+    weights = [weight for side in sides for weight in side["weight"]]
+    return {
+        "turns": len(weights),
+        "mean_confidence": float(np.mean([value for side in sides for value in side["confidence"]])),
+        "mean_weight": float(np.mean(weights)),
+        "highest_weight_share": float(np.mean(np.isclose(weights, max(weights)))),
+    }

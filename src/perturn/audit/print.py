@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -25,48 +26,59 @@ _OUTCOMES = {
 
 def print_audit(found: dict[str, Any], console: Console) -> None:
     """Print what `audit` found, the worst last."""
-    console.print(
+    say = partial(console.print, soft_wrap=True, markup=False)
+    say(
         f"{found['data']} for {found['model']}, max_length {found['max_length'] or 'not set'}, "
-        f"context {found['context'] or 'unknown'}",
-        soft_wrap=True,
+        f"context {found['context'] or 'unknown'}"
     )
     for name, part in found["parts"].items():
         _print_part(name, part, console)
     for side, weights in found.get("weights", {}).items():
-        console.print(
+        say(
             f"weights, {side}: {weights['turns']} turns, mean confidence {weights['mean_confidence']:.2f}, mean "
-            f"weight {weights['mean_weight']:.2f}, {weights['highest_weight_share']:.0%} at the highest",
-            soft_wrap=True,
+            f"weight {weights['mean_weight']:.2f}, {weights['highest_weight_share']:.0%} at the highest"
         )
-    if "tasks" in found:
-        tasks = found["tasks"]
-        console.print(
+    if tasks := found.get("tasks"):
+        say(
             f"expert episodes without success, which nobody is taught: {tasks['unsuccessful_expert']}; "
             f"evaluated tasks that are trained on too: {tasks['evaluated_and_trained']}",
             style="red" if tasks["evaluated_and_trained"] else None,
-            soft_wrap=True,
         )
     if "pairing" in found:
-        console.print("explored trajectories, under the recipe's pair settings:")
+        say("explored trajectories, under the recipe's pair settings:")
         for reason, count in found["pairing"].items():
             if count:
-                console.print(f"  {count:6d}  {_OUTCOMES.get(reason, reason)}")
-    _print_template(found["template"], console)
+                say(f"  {count:6d}  {_OUTCOMES.get(reason, reason)}")
+    template = found["template"]
+    for problem in template["problems"]:
+        say(f"chat template: {problem}", style="red")
+    for entry in template["control_tokens"]:
+        say(
+            f"control tokens: {entry['part']}, line {entry['row']}, turn {entry['turn']}: the observation holds "
+            f"{', '.join(entry['tokens'])}, which the tokenizer does not read as text",
+            style="yellow",
+        )
+    if template["not_as_sampled"]:
+        say(
+            f"actions whose text is not what their token ids say: {template['not_as_sampled']} "
+            "(training takes the ids)",
+            style="yellow",
+        )
     refused = found["refused"]
-    console.print(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
+    say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
     for row in refused[:_SHOWN]:
-        console.print(f"  {row['part']}, line {row['row']}: {row['reason']}", markup=False, soft_wrap=True)
+        say(f"  {row['part']}, line {row['row']}: {row['reason']}")
     if len(refused) > _SHOWN:
-        console.print(f"  and {len(refused) - _SHOWN} more (--json lists all)")
+        say(f"  and {len(refused) - _SHOWN} more (--json lists all)")
 
 
 def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
+    say = partial(console.print, soft_wrap=True, markup=False)
     share = part["loss_tokens"] / max(part["tokens"], 1)
-    console.print(
+    say(
         f"{name}: {part['rows']} rows, {part['usable']} usable, {part['trajectories']} trajectories, {part['turns']} "
         f"turns; {part['tokens']} tokens, {part['loss_tokens']} carry loss ({share:.1%})",
         style="bold",
-        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
     for column in ("  length in", "min", "median", "p90", "p99", "max"):
@@ -80,32 +92,9 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     console.print(table)
     cut, same = part["cut"], part["duplicates"]
     where = f", such as in line {', '.join(map(str, cut['rows']))}" if cut["rows"] else ""
-    console.print(
+    say(
         f"  cut at {cut['limit']} tokens: {cut['turns']} turns, from the end of {cut['trajectories']} "
-        f"trajectories{where}",
-        soft_wrap=True,
+        f"trajectories{where}"
     )
     lines = f", such as {', '.join(f'{a} and {b}' for a, b in same['examples'])}" if same["examples"] else ""
-    console.print(
-        f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}",
-        soft_wrap=True,
-    )
-
-
-def _print_template(template: dict[str, Any], console: Console) -> None:
-    for problem in template["problems"]:
-        console.print(f"chat template: {problem}", style="red", markup=False, soft_wrap=True)
-    for entry in template["control_tokens"]:
-        console.print(
-            f"control tokens: {entry['part']}, line {entry['row']}, turn {entry['turn']}: the observation holds "
-            f"{', '.join(entry['tokens'])}, which the tokenizer does not read as text",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
-    if template["not_as_sampled"]:
-        console.print(
-            f"actions whose text is not what their token ids say: {template['not_as_sampled']} "
-            "(training takes the ids)",
-            style="yellow",
-        )
+    say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths
 from perturn.data.store import pair_from_dict, read_pairs, read_trajectories, trajectory_from_dict
 from perturn.data.trl import from_trl
 from perturn.errors import DataError
@@ -20,7 +21,7 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
         DataError: Naming file and line.
     """
     if data.is_dir():
-        data = data / "pairs.jsonl"
+        data = RunPaths(data).pairs()
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
         yield from read_trajectories(data)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perturn.audit.rows import read_rows
-from perturn.audit.view import View, view_of
+from perturn.audit.view import View, totals, view_of
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -33,8 +33,9 @@ def inspect_json(
     view = view_of(data, model, max_length=max_length)
     for example in islice(_encoded(data, view), limit):
         sides = {"chosen": example.chosen, "rejected": example.rejected}
-        tokenizer = view.renderer.tokenizer
-        yield json.dumps({name: _tokens(side, tokenizer) if side else [] for name, side in sides.items()})
+        yield json.dumps(
+            {name: _tokens(side, view.tokenizer) if side else [] for name, side in sides.items()}
+        )
 
 
 def _encoded(data: Path, view: View) -> Iterator[Example]:
@@ -92,7 +93,7 @@ def inspect(
     for number, (example, weights) in enumerate(zip(examples, weighed, strict=False)):
         for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
             console.rule(f"row {number} {name}")
-            console.print(_coloured(side, of_turns, view.renderer.tokenizer))
+            console.print(_coloured(side, of_turns, view.tokenizer))
     _legend(console)
     _totals(console, examples)
 
@@ -132,12 +133,12 @@ def _legend(console: Console) -> None:
 
 
 def _totals(console: Console, examples: list[Example]) -> None:
-    found = [side for example in examples for side in example.sides]
-    tokens = sum(len(side.ids) for side in found)
-    carrying = sum(turn != NO_TURN for side in found for turn in side.turn)
+    found = totals(examples)
+    sides = [side for example in examples for side in example.sides]
     console.print(
-        f"{len(examples)} rows, {len(found)} trajectories, {sum(side.turns for side in found)} turns; "
-        f"{tokens} tokens, {carrying} carry loss ({carrying / max(tokens, 1):.1%}); "
-        f"longest {max((len(side.ids) for side in found), default=0)} tokens; "
-        f"{sum(side.dropped_turns for side in found)} turns dropped by the length limit"
+        f"{len(examples)} rows, {found['trajectories']} trajectories, {found['turns']} turns; "
+        f"{found['tokens']} tokens, {found['loss_tokens']} carry loss "
+        f"({found['loss_tokens'] / max(found['tokens'], 1):.1%}); "
+        f"longest {max((len(side.ids) for side in sides), default=0)} tokens; "
+        f"{sum(side.dropped_turns for side in sides)} turns dropped by the length limit"
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError
+from perturn.policy.examples import Example
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Renderer
+from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
 
 
@@ -24,6 +27,11 @@ class View:
     """Name and settings of the loss whose weights are shown."""
     credit: dict[str, Any] | None
     """Name and settings of what weighs; None: the loss's own."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """That of the model."""
+        return self.renderer.tokenizer
 
 
 def view_of(data: Path, model: str, loss_name: str | None = None, max_length: int | None = None) -> View:
@@ -53,8 +61,8 @@ def view_of(data: Path, model: str, loss_name: str | None = None, max_length: in
 
 def recipe_of(data: Path) -> Recipe | None:
     """The recipe of a run folder, if it is one."""
-    file = data / "recipe.yaml"
-    return read_recipe(file) if data.is_dir() and file.is_file() else None
+    paths = RunPaths(data)
+    return read_recipe(paths.recipe) if paths.is_run else None
 
 
 def model_of(data: Path, model: str | None) -> str:
@@ -65,8 +73,19 @@ def model_of(data: Path, model: str | None) -> str:
     """
     recipe = recipe_of(data)
     if recipe is not None:
-        trained = data / "checkpoints" / "sft"
+        trained = RunPaths(data).checkpoint("sft")
         return model or (str(trained) if (trained / "config.json").is_file() else recipe.model.name)
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
     return model
+
+
+def totals(examples: Sequence[Example]) -> dict[str, int]:
+    """Counts over all sides of all rows."""
+    sides = [side for example in examples for side in example.sides]
+    return {
+        "trajectories": len(sides),
+        "turns": sum(side.turns for side in sides),
+        "tokens": sum(len(side.ids) for side in sides),
+        "loss_tokens": sum(turn != NO_TURN for side in sides for turn in side.turn),
+    }

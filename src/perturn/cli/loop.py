@@ -37,11 +37,11 @@ def run(
         run_stages(opened)
         report_file = write_report(opened.folder)
     if as_json:
-        sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
+        sys.stdout.write(opened.paths.summary.read_text(encoding="utf-8").rstrip() + "\n")
         return
-    _print_summary(opened.folder)
+    _print_summary(opened.paths.summary)
     results.print(f"report:  {report_file}", soft_wrap=True)
-    results.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
+    results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
 
 
 def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
@@ -95,7 +95,7 @@ def import_expert(
     with open_run(source, overrides or [], "collect") as run:
         counts = bring(run, file)
     results.print(
-        f"{run.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
+        f"{run.paths.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
         soft_wrap=True,
     )
 
@@ -131,7 +131,7 @@ def report(
         typer.Argument(metavar="RUN [RUN ...] [KEY=VALUE ...]", help="Folders of runs, or their recipes."),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; else report.html in the run folder.")
+        Path | None, typer.Option("--output", "-o", help="The page; else it lies in the run folder.")
     ] = None,
 ) -> None:
     """Write one page of one run or several, and the summary.json of each, from the run folders alone."""
@@ -153,11 +153,11 @@ def report(
     results.print(str(write_report(*folders, output=output)), soft_wrap=True)
 
 
-def _print_summary(folder: Path) -> None:
+def _print_summary(file: Path) -> None:
     """The headline table of a finished run."""
-    from perturn.report.protocol import protocol_line
+    from perturn.report.text import protocol_line
 
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads(file.read_text(encoding="utf-8"))
     stamp = summary["protocol"] or {}
     table = Table(
         title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None

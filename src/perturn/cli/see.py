@@ -16,7 +16,7 @@ from perturn.errors import ConfigError, did_you_mean
 
 @command(
     "inspect",
-    "runs/demo/pairs.jsonl --model smollm2-135m",
+    "runs/demo --loss tlm-dpo",
     "runs/demo --check",
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",

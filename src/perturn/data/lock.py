@@ -15,11 +15,9 @@ from typing import Any
 
 from filelock import FileLock
 
+from perturn.data.paths import RunPaths
 from perturn.errors import InUseError
 from perturn.io.writing import take_lock, write_whole
-
-LOCK, HOLDER = ".lock", ".holder"
-"""Files of a run folder: what is locked, and who has it."""
 
 
 class RunLock:
@@ -36,14 +34,13 @@ class RunLock:
             InUseError: If another process has it.
             StorageError: If the folder cannot be written.
         """
-        self._holder = folder / HOLDER
+        paths = RunPaths(folder)
+        self._holder = paths.holder
         self._lock: FileLock | None = None
         if os.environ.get("RANK", "0") != "0":
             return
-        lock = FileLock(
-            folder / LOCK, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False
-        )
-        if not take_lock(folder / LOCK, lock.acquire, lambda: InUseError(_in_use(folder))):
+        lock = FileLock(paths.lock, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False)
+        if not take_lock(paths.lock, lock.acquire, lambda: InUseError(_in_use(paths))):
             return
         self._lock = lock
         if lock.lock_counter > 1:
@@ -65,15 +62,15 @@ class RunLock:
             self._lock = None
 
 
-def _in_use(folder: Path) -> str:
+def _in_use(paths: RunPaths) -> str:
     """Who has the folder, and what to do."""
     try:
-        facts: dict[str, Any] = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))
         who = f"process {facts['pid']} on {facts['host']} has been at work in it since {since}"
     except (OSError, ValueError, KeyError, TypeError):  # it has just come, or goes
         who = "another process is at work in it"
     return (
-        f"{folder} is in use: {who}; wait for its end, or stop it. `perturn watch {folder}` shows it; "
+        f"{paths.folder} is in use: {who}; wait for its end, or stop it. `perturn watch {paths.folder}` shows it; "
         "name=... makes another run."
     )

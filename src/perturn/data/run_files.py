@@ -6,7 +6,7 @@ A run folder may come from another version, another machine or another person. K
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from perturn.errors import RunError
 from perturn.io.plain import is_unicode
 from perturn.io.reading import check_shape, complete_lines, parse_json, parse_yaml, read_text
+from perturn.io.writing import write_whole
 
 REMEDY = "Restore it, or run the stage that writes it again."
 
@@ -111,7 +112,7 @@ class Loss(TypedDict):
 class Metrics(TypedDict):
     """A line of `metrics/sft.jsonl` or `metrics/align.jsonl`."""
 
-    step: NotRequired[Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]]
+    step: NotRequired[Amount]
 
 
 class Confidences(TypedDict):
@@ -127,7 +128,7 @@ class Reference(TypedDict):
 
     ids: list[Count]
     turn: list[Count]
-    logprobs: list[Annotated[float, Field(ge=-1e300, le=1e300)] | None]
+    logprobs: list[Number]
 
 
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
@@ -192,9 +193,20 @@ def parse_settings(text: str, where: str) -> Mapping[str, Any]:
     return settings if isinstance(settings, Mapping) else {}
 
 
-def section(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """A section of settings, such as `explore.sampling`; empty where there is none."""
-    for name in names:
-        found = settings.get(name)
-        settings = found if isinstance(found, Mapping) else {}
-    return settings
+def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
+    """Keep the text of each token id that occurs in a run, so that a reader needs no tokenizer.
+
+    Args:
+        file: Of the texts.
+        ids: Token ids; those that are noted already are left as they are.
+        tokenizer: That of the run's policies.
+    """
+    noted: dict[str, str] = read_note(file, dict[str, str]) or {}
+    missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
+    if not missing:
+        return
+    anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token may lose a leading space
+    before = tokenizer.decode([anchor])
+    for token in missing:
+        noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)
+    write_whole(file, json.dumps(noted, ensure_ascii=False) + "\n")

@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 
 from perturn.bounds import efforts
-from perturn.data.lock import HOLDER, LOCK, RunLock
+from perturn.data.lock import RunLock
+from perturn.data.paths import RunPaths, begun, is_data
 from perturn.data.provenance import commit, hardware, versions
-from perturn.data.seals import SHARED, own_digest, read_manifest, seal, without_removed
+from perturn.data.seals import own_digest, read_manifest, seal, without_removed
 from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
@@ -29,10 +30,8 @@ from perturn.tables import table
 
 _log = logging.getLogger(__name__)
 
-PROGRESS = "progress.json"
-"""File of a run folder in which the running stage says who works at what."""
 HEARTBEAT_SECONDS = 5.0
-"""How often that file is touched while a stage runs."""
+"""How often `progress.json` is touched while a stage runs."""
 
 
 class Run:
@@ -46,6 +45,7 @@ class Run:
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
+        self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
         """The stages that this call will do, for those who watch it."""
         self._pulse: _Pulse | None = None
@@ -65,11 +65,11 @@ class Run:
         """Make what is missing, and read the manifest; the folder is ours."""
         refuse_other(self.recipe)  # what another process made while we asked for the lock
         remove_strays(self.folder)
-        if not is_run(self.folder):
-            write_whole(self.folder / "recipe.yaml", to_yaml(self.recipe))
+        if not self.paths.is_run:
+            write_whole(self.paths.recipe, to_yaml(self.recipe))
         with writing(self.folder):
-            for name in ("trajectories", "checkpoints", "metrics", "evaluation"):
-                (self.folder / name).mkdir(exist_ok=True)
+            for folder in self.paths.folders:
+                folder.mkdir(exist_ok=True)
         self.manifest = read_manifest(self.folder) or {
             "recipe": self.recipe.name,
             "seed": self.recipe.seed,
@@ -93,36 +93,6 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def trajectories(self, name: str) -> Path:
-        """File of the trajectories of a stage, such as `expert` or `explore`."""
-        return self.folder / "trajectories" / f"{name}.jsonl"
-
-    def pairs(self, mark: str = "") -> Path:
-        """File of the preference pairs of an iteration."""
-        return self.folder / f"pairs{mark}.jsonl"
-
-    def checkpoint(self, name: str) -> Path:
-        """Folder of a trained policy."""
-        return self.folder / "checkpoints" / name
-
-    def metrics(self, name: str, kind: str = "jsonl") -> Path:
-        """File of the metrics of a stage, such as `align`, or of the facts of a training, such as `confidence`."""
-        return self.folder / "metrics" / f"{name}.{kind}"
-
-    def evaluation(self, policy: str) -> Path:
-        """File of a policy's episodes on the evaluation panel."""
-        return self.folder / "evaluation" / f"{policy}.jsonl"
-
-    @property
-    def stamp(self) -> Path:
-        """File of the protocol that scores were made under."""
-        return self.folder / "evaluation" / "protocol.json"
-
-    @property
-    def tasks(self) -> Path:
-        """File of the panels."""
-        return self.folder / "tasks.json"
 
     def is_done(self, stage: str) -> bool:
         """Whether a stage has run to its end."""
@@ -150,13 +120,12 @@ class Run:
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
-        self._pulse = pulse = _Pulse(self.folder / PROGRESS, name, self.planned)
-        memory = _PeakMemory(also=pulse.beat)
+        self._pulse = pulse = _Pulse(self.paths.progress, name, self.planned)
 
         def end(ended: str, error: str = "") -> None:
             entry = {
                 "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
-                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), memory.stop()), 2),
+                "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), pulse.stop()), 2),
                 "counts": counts,
                 "done": ended == "done",
             }
@@ -167,13 +136,11 @@ class Run:
             yield counts
         except BaseException as failure:
             stopped = not isinstance(failure, Exception)  # Ctrl-C
+            error = "" if stopped else f"{type(failure).__name__}: {told(failure)}"
             try:
-                end(
-                    "stopped" if stopped else "failed",
-                    "" if stopped else f"{type(failure).__name__}: {told(failure)}",
-                )
-            except StorageError as error:  # what stopped the stage is the news
-                _log.warning("%s", error)
+                end("stopped" if stopped else "failed", error)
+            except StorageError as second:  # what stopped the stage is the news
+                _log.warning("%s", second)
             raise
         end("done")
 
@@ -181,33 +148,28 @@ class Run:
         """Files that a stage will write are nobody's to rely on until it ends."""
         files = self.manifest["files"].items()
         kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
-        kept |= seal(self.folder, [self.folder / "recipe.yaml"], None)
+        kept |= seal(self.folder, [self.paths.recipe], None)
         self._write_manifest({**self.manifest, "files": kept})
 
     def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
         """Write down how a stage ended, and seal its files if it is done."""
         files = dict(self.manifest["files"])
         if entry["done"]:
-            shared = [self.folder / file for file in SHARED]
-            files |= seal(self.folder, makes, stage) | seal(self.folder, shared, None)
-        data = {Path(file).name: one["sha256"] for file, one in files.items() if _is_data(file)}
+            files |= seal(self.folder, makes, stage) | seal(self.folder, self.paths.shared, None)
+        data = {Path(file).name: one["sha256"] for file, one in files.items() if is_data(file)}
         stages = {**self.manifest["stages"], stage: entry}
         self._write_manifest({**self.manifest, "data": data, "stages": stages, "files": files})
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         whole = {**manifest, "sha256": own_digest(manifest)}
-        write_whole(self.folder / "manifest.json", json.dumps(whole, indent=2) + "\n")
+        write_whole(self.paths.manifest, json.dumps(whole, indent=2) + "\n")
         self.manifest = whole
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
         """Say what the running stage works towards: so many lines of a file, of which some are there already."""
         if self._pulse:
-            where = str(file.relative_to(self.folder))
+            where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
-
-
-def _is_data(file: str) -> bool:
-    return file.startswith(("pairs", "trajectories/"))
 
 
 def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -220,29 +182,15 @@ def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     path = user_path(path, "recipe or run folder")
     if not path.is_dir():
         return read_recipe(path, overrides)
-    if not is_run(path):
-        raise RunError(
-            f"{str(path)!r} is no run folder: it has no recipe.yaml; give a recipe or a run folder."
-        )
+    recorded = begun(path).recipe
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
     own = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
-    return read_recipe(path / "recipe.yaml", [*own, *overrides])
+    return read_recipe(recorded, [*own, *overrides])
 
 
 def run_folder(recipe: Recipe) -> Path:
     """Where a recipe's run lies."""
     return Path(recipe.output) / recipe.name
-
-
-def read_stages(folder: Path) -> dict[str, Any]:
-    """The stages in the manifest of a run folder; empty if there is none."""
-    manifest = read_manifest(folder)
-    return dict(manifest["stages"]) if manifest else {}
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a run was begun in the folder."""
-    return (folder / "recipe.yaml").is_file()
 
 
 def refuse_other(recipe: Recipe) -> None:
@@ -251,9 +199,10 @@ def refuse_other(recipe: Recipe) -> None:
     Raises:
         RunError: Naming the first key that differs.
     """
-    folder = run_folder(recipe)
-    if is_run(folder):
-        theirs = _flat(dataclasses.asdict(read_recipe(folder / "recipe.yaml")))
+    paths = RunPaths(run_folder(recipe))
+    folder = paths.folder
+    if paths.is_run:
+        theirs = _flat(dataclasses.asdict(read_recipe(paths.recipe)))
         ours = _flat(dataclasses.asdict(recipe))
         may_differ = _may_differ(recipe)
         for key in sorted(theirs.keys() | ours.keys()):
@@ -262,8 +211,10 @@ def refuse_other(recipe: Recipe) -> None:
                     f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
-    elif folder.is_dir() and not all(_is_ours(each) for each in folder.iterdir()):
-        raise RunError(f"{folder} holds files but no recipe.yaml; choose another name (name=...).")
+        return
+    left = (paths.lock, paths.holder)  # by a run that was killed before it had a recipe
+    if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
+        raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
@@ -282,13 +233,8 @@ def _and_sections(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file is what a run leaves that was killed before it had a recipe."""
-    return path.name in (LOCK, HOLDER) or is_stray(path)
-
-
 class _Pulse:
-    """Writer of `progress.json`, the running stage's account of itself; the age of that file is its sign of life."""
+    """The running stage's account of itself in `progress.json`, whose age is its sign of life; and its memory."""
 
     def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
         self._file = file
@@ -301,6 +247,10 @@ class _Pulse:
             "began": time.time(),
         }
         self.note()
+        self._peak = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
 
     def note(self, **facts: Any) -> None:
         """Add facts and write all of them."""
@@ -308,39 +258,18 @@ class _Pulse:
         write_whole(self._file, json.dumps(self._facts) + "\n")
         self._last = time.monotonic()
 
-    def beat(self) -> None:
-        """Show that the process is alive, every few seconds."""
-        if time.monotonic() - self._last > HEARTBEAT_SECONDS:
-            self._last = time.monotonic()
-            with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
-                os.utime(self._file)
-
-
-class _PeakMemory:
-    """Samples the memory of this process and its children in the background."""
-
-    def __init__(self, every: float = 0.5, also: Callable[[], None] = lambda: None) -> None:
-        """Begin.
-
-        Args:
-            every: Seconds between samples.
-            also: Called at each sample.
-        """
-        self._peak = 0
-        self._also = also
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(every,), daemon=True)
-        self._thread.start()
-
-    def _watch(self, every: float) -> None:
+    def _beat(self) -> None:
         while True:
             self._peak = max(self._peak, memory_in_use())
-            self._also()
-            if self._stop.wait(every):
+            if time.monotonic() - self._last > HEARTBEAT_SECONDS:
+                self._last = time.monotonic()
+                with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
+                    os.utime(self._file)
+            if self._stop.wait(0.5):
                 return
 
     def stop(self) -> float:
-        """Peak so far, in GB."""
+        """Stop the signs of life; the most memory that this process and its children had, in GB."""
         self._stop.set()
         self._thread.join()
         return self._peak / 1e9
@@ -363,9 +292,6 @@ def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{where}.{key}" if where else str(key)
-        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: _listed(value)}
+        value = list(value) if isinstance(value, tuple) else value
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
     return flat
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths
 from perturn.data.run_files import Manifest, read_note
 from perturn.errors import RunError
 
 Seals = dict[str, dict[str, Any]]
 """File, as a path in the run folder, to its seal."""
-
-SHARED = ("recipe.yaml", "tasks.json", "tokens.json", "evaluation/protocol.json")
-"""Files of a run folder that belong to no stage alone."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises:
         RunError: If it is no manifest.
     """
-    manifest = read_note(folder / "manifest.json", Manifest)
+    file = RunPaths(folder).manifest
+    manifest = read_note(file, Manifest)
     if manifest is not None and "stages" not in manifest:
-        raise RunError(
-            f"{folder / 'manifest.json'} is no manifest: it has no stages; restore it or remove the run folder."
-        )
+        raise RunError(f"{file} is no manifest: it has no stages; restore it or remove the run folder.")
     return manifest and {
         **manifest,
         "stages": {name: _known(note) for name, note in manifest["stages"].items()},

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths
 from perturn.io.writing import write_whole
 from perturn.report.folder import read_run
 from perturn.report.page import page
@@ -53,7 +54,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     html = page(runs, summaries)
     for path, summary in zip(paths, summaries, strict=True):
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(path / "summary.json", text)
+        write_whole(RunPaths(path).summary, text)
     target = output or _page_path(paths)
     write_whole(target, html, errors="backslashreplace")
     return target
@@ -62,5 +63,5 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 def _page_path(paths: list[Path]) -> Path:
     """Where the page goes if nobody says."""
     if len(paths) == 1:
-        return paths[0] / "report.html"
+        return RunPaths(paths[0]).page
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"

@@ -6,31 +6,22 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from perturn.data.outcomes import failed, score, succeeded
-from perturn.report.folder import RecordedRun, aligned_policy
+from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, meaning, signals_of
-from perturn.report.turns import Notes, body, clip, message_text, notes_of_side, tokens
+from perturn.report.turns import body, clip, message_text, tokens
 from perturn.types import Trajectory
 
 PIECE = 48
 """Episodes of a piece."""
 
-_COLUMNS = (
-    "set",
-    "task",
-    "kind",
-    "sample",
-    "score",
-    "success",
-    "turns",
-    "invalid",
-    "tokens",
-    "signals",
-    "end",
-)
+_KEYS = ["set", "task", "kind", "sample", "score", "success", "turns", "invalid", "tokens", "signals", "end"]
+"""Of a row of the index."""
+_NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+"""Of an episode of which the alignment wrote nothing."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +33,6 @@ class Piece:
     """Base64 of gzip of JSON."""
 
 
-@dataclass
-class _Table:
-    """Values numbered in the order they are first met."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def add(self, value: str) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-
 class Catalogue:
     """Collects the episodes of one run after another."""
 
@@ -59,8 +40,10 @@ class Catalogue:
         """Begin with nothing."""
         self._runs: list[str] = []
         self._sets: list[dict[str, Any]] = []
-        self._tasks, self._kinds, self._prompts = _Table(), _Table(), _Table()
-        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self._tasks: dict[str, int] = {}
+        self._kinds: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._columns: dict[str, list[Any]] = {name: [] for name in _KEYS}
         self._bodies: list[dict[str, Any]] = []
         self._tokens: list[dict[str, Any] | None] = []
         self._pairs: list[list[Any]] = []
@@ -76,18 +59,44 @@ class Catalogue:
         """
         self._runs.append(name)
         self._texts.append(run.texts)
-        sets = sets_of(run)
-        notes = {key: dict[tuple[str, int], Notes]() for key in sets}
-        set_of = _noted(run, sets, notes)
-        found: dict[tuple[str, str, int], int] = {}
-        for key, trajectories in sets.items():
-            self._sets.append({"run": len(self._runs) - 1, "name": key, "label": label_of_set(key)})
-            for one in trajectories:
-                found[key, *one.key] = self._put(one, one.sample, notes[key].get(one.key, Notes()))
-        self._put_pairs(run, found, set_of)
-        aligned = aligned_policy(run.evaluation)
-        if aligned is not None and "sft" in run.evaluation:
-            self._compare.append((f"{name}/evaluation/sft", f"{name}/evaluation/{aligned}"))
+        explored, expert = (run.paths.label(run.paths.trajectories(each)) for each in ("explore", "expert"))
+        sets = {
+            run.evaluated(policy): (f"{policy}, evaluated", run.evaluation[policy])
+            for policy in reversed(run.evaluation)
+        }
+        sets |= {explored: ("exploration", run.explored), expert: ("expert", run.expert)}
+        homes = {"chosen": expert, "rejected": explored}
+        stored = {(key, one.key): one for key, (_, items) in sets.items() for one in items}
+        noted: dict[Any, Any] = {}  # about the episodes that pairs were made of, by set and key
+        found: dict[Any, Any] = {}  # where the sides of the pairs are, by side and number
+        for side, home in homes.items():
+            for index, pair in enumerate(run.pairs):
+                one = getattr(pair, side)
+                if stored.get((home, one.key)) == one:
+                    found[side, index] = home, one.key
+                    noted.setdefault((home, one.key), _noted(run, index, side))
+        numbers: dict[Any, int] = {}
+        for key, (label, items) in sets.items():
+            if items:
+                self._begin_set(key, label)
+            for one in items:
+                numbers[key, one.key] = self._put(one, one.sample, noted.get((key, one.key), _NOTHING))
+        for side in homes:
+            cut = [index for index in range(len(run.pairs)) if (side, index) not in found]
+            if cut:
+                self._begin_set(f"pairs/{side}", f"{side} side, cut or not stored elsewhere")
+            for index in cut:
+                one = getattr(run.pairs[index], side)
+                found[side, index] = side, index
+                numbers[side, index] = self._put(one, index, _noted(run, index, side))
+        for index in range(len(run.pairs)):
+            self._pairs.append([len(self._runs) - 1, *(numbers[found[side, index]] for side in homes)])
+        if run.compared:
+            a, b = (f"{name}/{run.evaluated(policy)}" for policy in run.compared)
+            self._compare.append((b, a))
+
+    def _begin_set(self, name: str, label: str) -> None:
+        self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label})
 
     def pieces(self, compare: Sequence[tuple[str, str]] = ()) -> list[Piece]:
         """The index first, then the episodes, their tokens and the texts of the tokens.
@@ -98,9 +107,9 @@ class Catalogue:
         index = {
             "runs": self._runs,
             "sets": self._sets,
-            "tasks": list(self._tasks.numbers),
-            "kinds": list(self._kinds.numbers),
-            "prompts": [json.loads(prompt) for prompt in self._prompts.numbers],
+            "tasks": list(self._tasks),
+            "kinds": list(self._kinds),
+            "prompts": [json.loads(prompt) for prompt in self._prompts],
             "signals": [{"name": name, "meaning": meaning(name)} for name in SIGNALS],
             "columns": self._columns,
             "piece": PIECE,
@@ -115,13 +124,13 @@ class Catalogue:
             *(_piece(f"texts-{i}", texts) for i, texts in enumerate(self._texts) if texts),
         ]
 
-    def _put(self, trajectory: Trajectory, sample: int, notes: Notes) -> int:
+    def _put(self, trajectory: Trajectory, sample: int, noted: tuple[Any, Any]) -> int:
         """Take in one episode of the newest set; its number."""
         signals = signals_of(trajectory)
         row = {
             "set": len(self._sets) - 1,
-            "task": self._tasks.add(trajectory.task.id),
-            "kind": self._kinds.add(trajectory.task.kind),
+            "task": _number(self._tasks, trajectory.task.id),
+            "kind": _number(self._kinds, trajectory.task.kind),
             "sample": sample,
             "score": round(score(trajectory), 4),
             "success": int(succeeded(trajectory)),
@@ -134,74 +143,23 @@ class Catalogue:
         for key, value in row.items():
             self._columns[key].append(value)
         prompt = [[message["role"], clip(message_text(message))] for message in trajectory.prompt]
-        number = self._prompts.add(json.dumps(prompt))
-        self._bodies.append(body(trajectory, number, notes))
-        self._tokens.append(tokens(trajectory, notes))
+        number = _number(self._prompts, json.dumps(prompt))
+        self._bodies.append(body(trajectory, number, noted[0]))
+        self._tokens.append(tokens(trajectory, noted[1]))
         return len(self._bodies) - 1
 
-    def _put_pairs(
-        self,
-        run: RecordedRun,
-        found: Mapping[tuple[str, str, int], int],
-        set_of: Mapping[tuple[int, str], str],
-    ) -> None:
-        """Take in the pairs; a side that is in no set, since it was cut, comes as an episode of its own."""
-        sides: dict[tuple[int, str], int] = {}
-        for side in ("chosen", "rejected"):
-            missing = [index for index in range(len(run.pairs)) if (index, side) not in set_of]
-            if missing:
-                name = f"pairs/{side}"
-                self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label_of_set(name)})
-            for index in missing:
-                trajectory = getattr(run.pairs[index], side)
-                sides[index, side] = self._put(trajectory, index, _side_notes(run, index, side))
-        for index, pair in enumerate(run.pairs):
-            numbers = [
-                sides.get((index, side), -1)
-                if (index, side) in sides
-                else found[set_of[index, side], *getattr(pair, side).key]
-                for side in ("chosen", "rejected")
-            ]
-            self._pairs.append([len(self._runs) - 1, *numbers])
+
+def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:
+    """The rows that the alignment wrote about one side of a pair: of its turns, and of its tokens."""
+    return (
+        run.confidence[index][side] if run.confidence else {},
+        run.reference[index][side] if run.reference else {},
+    )
 
 
-def sets_of(run: RecordedRun) -> dict[str, list[Trajectory]]:
-    """The sets of episodes of a run by their path in its folder, evaluations first."""
-    sets = {f"evaluation/{name}": run.evaluation[name] for name in reversed(run.evaluation)}
-    sets |= {"trajectories/explore": run.explored, "trajectories/expert": run.expert}
-    return {key: items for key, items in sets.items() if items}
-
-
-def label_of_set(key: str) -> str:
-    """Name of a set for the reader."""
-    folder, _, name = key.partition("/")
-    known = {"trajectories/expert": "expert", "trajectories/explore": "exploration"}
-    if folder == "pairs":
-        return f"{name} side, cut or not stored elsewhere"
-    return known.get(key, f"{name}, evaluated")
-
-
-def _noted(
-    run: RecordedRun,
-    sets: Mapping[str, Sequence[Trajectory]],
-    notes: Mapping[str, dict[tuple[str, int], Notes]],
-) -> dict[tuple[int, str], str]:
-    """Put what the alignment wrote about the pairs to the episodes they were made of; where each side is."""
-    set_of: dict[tuple[int, str], str] = {}
-    stored = {key: {one.key: one for one in items} for key, items in sets.items()}
-    for side, key in (("chosen", "trajectories/expert"), ("rejected", "trajectories/explore")):
-        for index, pair in enumerate(run.pairs):
-            trajectory: Trajectory = getattr(pair, side)
-            if stored.get(key, {}).get(trajectory.key) == trajectory:
-                set_of[index, side] = key
-                notes[key].setdefault(trajectory.key, _side_notes(run, index, side))
-    return set_of
-
-
-def _side_notes(run: RecordedRun, index: int, side: str) -> Notes:
-    confidence = run.confidence[index][side] if run.confidence else None
-    reference = run.reference[index][side] if run.reference else None
-    return notes_of_side(confidence, reference, len(getattr(run.pairs[index], side).turns))
+def _number(numbers: dict[str, int], value: str) -> int:
+    """The number of a value, in the order in which values are first met."""
+    return numbers.setdefault(value, len(numbers))
 
 
 def _end(trajectory: Trajectory) -> int:

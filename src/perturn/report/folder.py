@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_files import (
     Confidences,
     Loss,
@@ -27,26 +28,12 @@ from perturn.types import PreferencePair, Trajectory
 Row = dict[str, Any]
 """One line of a metrics file."""
 
-_EXPECTED = {
-    "recipe.yaml": "the recipe",
-    "manifest.json": "versions, counts and cost",
-    "trajectories/expert.jsonl": "expert trajectories",
-    "trajectories/explore.jsonl": "explored trajectories",
-    "pairs.jsonl": "preference pairs",
-    "metrics/sft.jsonl": "training curves of SFT",
-    "metrics/align.jsonl": "training curves of the alignment",
-    "metrics/confidence.jsonl": "confidence of each turn",
-    "evaluation/base.jsonl": "evaluation of the base model",
-    "evaluation/sft.jsonl": "evaluation of the SFT policy",
-    "evaluation/protocol.json": "the protocol of the evaluation",
-}
-
 
 @dataclass(frozen=True)
 class RecordedRun:
     """One run folder in memory."""
 
-    path: Path
+    paths: RunPaths
     recipe: str | None
     settings: Mapping[str, Any]
     """The recipe's settings."""
@@ -78,6 +65,16 @@ class RecordedRun:
         stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
         return stages
 
+    @property
+    def compared(self) -> tuple[str, str] | None:
+        """The last policy beyond base and SFT, and `sft`; None if either was not evaluated."""
+        last = aligned_policy(self.evaluation)
+        return (last, "sft") if last is not None and "sft" in self.evaluation else None
+
+    def evaluated(self, policy: str) -> str:
+        """The set of a policy's evaluated episodes, as the page's links name it."""
+        return self.paths.label(self.paths.evaluation(policy))
+
 
 def read_run(path: Path) -> RecordedRun:
     """Read a run folder.
@@ -94,49 +91,44 @@ def read_run(path: Path) -> RecordedRun:
     if not path.is_dir():
         raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
     manifest = read_manifest(path) or {}
-    refuse_damage(path, _sealed(manifest))
-    evaluation = _evaluation(path, manifest)
-    notes = _missing(path, evaluation)
-    if len(notes) == len(_EXPECTED) + 1:
-        raise RunError(f"{str(path)!r} holds nothing of a run, such as manifest.json or evaluation/.")
-    pairs = read_pairs(path / "pairs.jsonl") if (path / "pairs.jsonl").exists() else []
-    file = path / "recipe.yaml"
-    recipe = read_text(file, RunError) if file.exists() else None
-    settings = parse_settings(recipe or "", str(file))
-    loss = read_note(path / "metrics" / "loss.json", Loss) or {}
-    confidence = read_sides(path / "metrics" / "confidence.jsonl", Confidences)
+    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
+    finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
+    refuse_damage(path, finished)  # of shared files, and of what a running stage writes, nothing is said
+    paths = RunPaths(path)
+    evaluated = paths.evaluated(manifest.get("stages") or {})
+    evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
+    notes = _missing(paths, evaluation)
+    pairs = read_pairs(paths.pairs()) if paths.pairs().exists() else []
+    recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
+    settings = parse_settings(recipe or "", str(paths.recipe))
+    loss = read_note(paths.loss(), Loss) or {}
+    confidence = read_sides(paths.confidence(), Confidences)
     if confidence and len(confidence) != len(pairs):
         notes.append(
-            f"metrics/confidence.jsonl has {len(confidence)} rows and pairs.jsonl {len(pairs)}; "
+            f"{paths.name(paths.confidence())} has {len(confidence)} rows and {paths.pairs().name} {len(pairs)}; "
             "confidences are left out. Run the alignment again to write them anew."
         )
         confidence = []
-    reference = read_sides(path / "metrics" / "reference.jsonl", Reference)
+    reference = read_sides(paths.reference(), Reference)
     return RecordedRun(
-        path=path,
+        paths=paths,
         recipe=recipe,
         settings=settings,
         pivot=_pivot(settings, loss),
         loss=loss,
         manifest=manifest,
-        protocol=read_note(path / "evaluation" / "protocol.json", Stamp),
-        expert=_trajectories(path / "trajectories" / "expert.jsonl"),
-        explored=_trajectories(path / "trajectories" / "explore.jsonl"),
+        protocol=read_note(paths.stamp, Stamp),
+        expert=_trajectories(paths.trajectories("expert")),
+        explored=_trajectories(paths.trajectories("explore")),
         pairs=pairs,
         confidence=confidence,
-        sft=read_notes(path / "metrics" / "sft.jsonl", Metrics),
-        align=read_notes(path / "metrics" / "align.jsonl", Metrics),
+        sft=read_notes(paths.metrics("sft"), Metrics),
+        align=read_notes(paths.metrics("align"), Metrics),
         evaluation=evaluation,
         notes=notes + _panel_notes(evaluation),
         reference=reference if len(reference) == len(pairs) else [],
-        texts=read_note(path / "tokens.json", dict[str, str]) or {},
+        texts=read_note(paths.tokens, dict[str, str]) or {},
     )
-
-
-def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seals of the files that a report reads and that no running stage may be writing."""
-    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
-    return {file: one for file, one in files.items() if one["stage"] and not file.startswith("checkpoints/")}
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
@@ -145,25 +137,31 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
     return aligned[-1] if aligned else None
 
 
-def _evaluation(path: Path, manifest: Mapping[str, Any]) -> dict[str, list[Trajectory]]:
-    """Evaluated policies: base, sft, then in the order of the manifest's stages, then by name."""
-    stages = [stage.removeprefix("evaluate-") for stage in manifest.get("stages") or {}]
-    order = ["base", "sft", *(stage for stage in stages if stage not in ("base", "sft"))]
-    files = {file.stem: file for file in sorted((path / "evaluation").glob("*.jsonl"))}
-    names = [name for name in order if name in files] + [name for name in files if name not in order]
-    evaluation = {name: _trajectories(files[name]) for name in names}
-    return {name: trajectories for name, trajectories in evaluation.items() if trajectories}
+def _missing(paths: RunPaths, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    """The parts that a whole run has and this one lacks.
 
-
-def _missing(path: Path, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
-    notes = [
-        f"This run has no {what} ({name})."
-        for name, what in _EXPECTED.items()
-        if not (path / name).exists() or (path / name).stat().st_size == 0
-    ]
+    Raises:
+        RunError: If it has none.
+    """
+    expected = {
+        paths.recipe: "the recipe",
+        paths.manifest: "versions, counts and cost",
+        paths.trajectories("expert"): "expert trajectories",
+        paths.trajectories("explore"): "explored trajectories",
+        paths.pairs(): "preference pairs",
+        paths.metrics("sft"): "training curves of SFT",
+        paths.metrics("align"): "training curves of the alignment",
+        paths.confidence(): "confidence of each turn",
+        paths.evaluation("base"): "evaluation of the base model",
+        paths.evaluation("sft"): "evaluation of the SFT policy",
+        paths.stamp: "the protocol of the evaluation",
+    }
     if aligned_policy(evaluation) is None:
-        notes.append("This run has no evaluation of an aligned policy (evaluation/<loss>.jsonl).")
-    return notes
+        expected[paths.evaluation("<loss>")] = "evaluation of an aligned policy"
+    missing = [file for file in expected if not file.exists() or file.stat().st_size == 0]
+    if not evaluation and len(missing) == len(expected):
+        raise RunError(f"{str(paths.folder)!r} holds nothing of a run, such as {paths.manifest.name}.")
+    return [f"This run has no {expected[file]} ({paths.name(file)})." for file in missing]
 
 
 def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:

@@ -18,7 +18,6 @@ from plotly.offline import get_plotlyjs
 from perturn.report import figures, text
 from perturn.report.episodes import Catalogue, Piece
 from perturn.report.folder import RecordedRun
-from perturn.report.protocol import protocol_line
 from perturn.report.sections import script_json, sections
 from perturn.report.signals import meaning
 from perturn.report.summary import set_rows, signal_rows
@@ -27,7 +26,7 @@ from perturn.stats import Estimate, cluster_interval
 from perturn.types import Trajectory
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = (
+_CODE = [
     "core",
     "route",
     "data",
@@ -39,7 +38,7 @@ _SCRIPTS = (
     "list",
     "browser",
     "boot",
-)
+]
 """Files of the page's script, in the order they are joined."""
 _STYLES = ("base", "report", "episodes")
 _THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("#dde2e8", "#3a424d")}
@@ -60,7 +59,6 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
     catalogue = Catalogue()
     for run, name in zip(runs, names, strict=True):
         catalogue.add(run, name)
-    by_name = dict(zip(names, runs, strict=True))
     library, boot = get_plotlyjs(), script()
     style = "\n".join((_ASSETS / f"{name}.css").read_text(encoding="utf-8") for name in _STYLES)
     return (
@@ -70,7 +68,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
             title=" · ".join(names),
             runs=[_run(run, name, row) for run, name, row in zip(runs, names, summaries, strict=True)],
             versus=versus,
-            sections=sections(by_name, dict(zip(names, summaries, strict=True))),
+            sections=sections(dict(zip(names, runs, strict=True)), dict(zip(names, summaries, strict=True))),
             differences=settings_that_differ([flat(_settings(run)) for run in runs]),
             pieces=catalogue.pieces([each.sides for each in versus if each.row]),
             themes=script_json(json.dumps(_THEMES)),
@@ -84,7 +82,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
 
 def script() -> str:
     """The page's own script: the files of `assets/`, joined into one scope."""
-    parts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    parts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _CODE]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
@@ -92,7 +90,7 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
     """Name of each run on the page: that of its folder, with a number where two have the same."""
     names: list[str] = []
     for run in runs:
-        name, number = run.path.resolve().name, 2
+        name, number = run.paths.folder.resolve().name, 2
         wanted = name
         while wanted in names:
             wanted, number = f"{name}-{number}", number + 1
@@ -105,39 +103,52 @@ def _templates() -> Environment:
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {
-        "number": text.number,
-        "percent": text.percent,
-        "interval": text.interval,
-        "time": text.time,
-        "short": text.short,
-        "count": text.count,
-        "sentence": text.comparison_sentences,
-        "meaning": meaning,
-    }
+    own = (text.number, text.percent, text.interval, text.time, text.short, text.count, meaning)
+    environment.filters |= {function.__name__: function for function in own}
+    environment.filters["sentence"] = text.comparison_sentences
     return environment
 
 
 def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     """One run as the templates read it."""
-    evaluated = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
-    sets = evaluated | {"exploration": run.explored}
+    sets = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
+    sets = {key: items for key, items in [*sets.items(), ("exploration", run.explored)] if items}
     return {
         "name": name,
         "recipe_name": run.manifest.get("recipe") or name,
         "notes": run.notes,
         "policies": [
-            {**row, "invalid_interval": _invalid(run.evaluation[row["name"]])} for row in summary["policies"]
+            row
+            | {
+                "set": f"{name}/{run.evaluated(row['name'])}",
+                "invalid_interval": _invalid(run.evaluation[row["name"]]),
+            }
+            for row in summary["policies"]
         ],
         "sentence": text.comparison_sentences(summary["comparison"]),
         "seconds": summary["seconds"],
         "data": set_rows(run),
-        "signal_sets": [key for key, items in sets.items() if items],
-        "signals": signal_rows({key: items for key, items in sets.items() if items}),
-        "counts": _count_rows(run.stages),
-        "costs": _cost_rows(run.stages),
+        "signal_sets": list(sets),
+        "signals": signal_rows(sets),
+        "counts": [
+            {
+                "stage": stage,
+                "counts": [(key.replace("_", " "), text.count(value)) for key, value in counts.items()],
+            }
+            for stage, note in run.stages.items()
+            if (counts := note.get("counts"))
+        ],
+        "costs": [
+            {
+                "stage": stage,
+                "seconds": note.get("seconds"),
+                "memory": note.get("peak_memory_gb"),
+                "tokens": _tokens(note.get("counts") or {}),
+            }
+            for stage, note in run.stages.items()
+        ],
         "protocol": flat(run.protocol or {}),
-        "protocol_line": protocol_line(run.protocol or {}),
+        "protocol_line": text.protocol_line(run.protocol or {}),
         "provenance": flat({key: value for key, value in run.manifest.items() if key != "stages"}),
         "commit": str(run.manifest.get("commit") or ""),
         "recipe": run.recipe,
@@ -187,29 +198,6 @@ def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
     if not turns:
         return None
     return cluster_interval([float(not turn.valid) for _, turn in turns], [index for index, _ in turns])
-
-
-def _count_rows(stages: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": name,
-            "counts": [(key.replace("_", " "), text.count(value)) for key, value in stage["counts"].items()],
-        }
-        for name, stage in stages.items()
-        if stage.get("counts")
-    ]
-
-
-def _cost_rows(stages: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": name,
-            "seconds": stage.get("seconds"),
-            "memory": stage.get("peak_memory_gb"),
-            "tokens": _tokens(stage.get("counts") or {}),
-        }
-        for name, stage in stages.items()
-    ]
 
 
 def _tokens(counts: Mapping[str, Any]) -> str:

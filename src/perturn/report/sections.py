@@ -10,9 +10,9 @@ from markupsafe import Markup
 from plotly.io import to_json
 
 from perturn.data.outcomes import score, succeeded
-from perturn.report import figures, figures_turns
+from perturn.report import figures
 from perturn.report.figures import Chart
-from perturn.report.folder import RecordedRun, Row, aligned_policy
+from perturn.report.folder import RecordedRun, Row
 from perturn.report.summary import scores_by_task
 
 _SFT = (
@@ -57,12 +57,9 @@ _DENSITY = (
         "Clamped", ("clamped",), "Log-ratios that met their limit. Above 0, the loss is not the one written."
     ),
     Chart(
-        "Turn weights",
-        ("weight/chosen", "weight/rejected"),
-        "Mean weight of a turn, as the credit wrote it.",
+        "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."
     ),
 )
-_UNDRAWN = {"step", "epoch"}
 
 
 @dataclass(frozen=True)
@@ -88,30 +85,20 @@ def sections(
     """
     sft = {name: run.sft for name, run in runs.items() if run.sft}
     align = {name: run.align for name, run in runs.items() if run.align}
-    known_sft = {key for chart in _SFT for key in chart.keys}
-    known = {key for chart in (_MARGIN, *_ALIGN, *_DENSITY) for key in chart.keys}
     return {
         "kind": _by_kind(runs, summaries),
         "tasks": _differences(runs),
         "confidence": [
             each
             for number, (name, run) in enumerate(runs.items())
-            for each in _confidence(run, _of(name, len(runs)), f"-{number}" if number else "")
+            for each in _confidence(run, _of(name, runs), f"-{number}" if number else "")
         ],
         "length": _lengths(runs),
-        "sft": _curves("sft", sft, (*_SFT, *_others(sft.values(), known_sft))),
+        "sft": _curves("sft", sft, (*_SFT, *_others(sft, *_SFT))),
         "margin": _curves("margin", align, (_MARGIN,), height=320),
-        "align": _curves("align", align, (*_ALIGN, *_others(align.values(), known))),
+        "align": _curves("align", align, (*_ALIGN, *_others(align, _MARGIN, *_ALIGN, *_DENSITY))),
         "density": _curves("density", align, _DENSITY),
     }
-
-
-def pair_shown(run: RecordedRun) -> int | None:
-    """The first pair whose rejected side has turns of more than one weight; failing that, the first pair."""
-    if not run.pairs:
-        return None
-    mixed = (i for i, row in enumerate(run.confidence) if len(set(row["rejected"]["weight"])) > 1)
-    return next(mixed, 0)
 
 
 def script_json(text: str) -> Markup:
@@ -133,55 +120,43 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
             for kind, row in summary["by_kind"].items():
                 if policy in row:
                     table.setdefault(kind, {})[label] = row[policy]
-    return [_figure("kind", Chart("", ()), figures.score_by_kind(table, names))] if names else []
+    return _drawn("kind", "", "", figures.score_by_kind(table, names) if names else None)
 
 
 def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     """Of each run, its last policy against SFT, task by task."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
-        aligned = aligned_policy(run.evaluation)
-        if aligned is None or "sft" not in run.evaluation:
-            continue
-        a, b = (scores_by_task(run.evaluation[policy]) for policy in (aligned, "sft"))
-        title = f"{_of(name, len(runs))}{aligned} less sft, task by task"
-        caption = "Each bar is a task; those without a bar tie."
-        drawn += _drawn(f"tasks-{index}", Chart(title, (), caption), figures_turns.task_differences(a, b))
+        if run.compared:
+            a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
+            title = f"{_of(name, runs)}{run.compared[0]} less sft, task by task"
+            caption = "Each bar is a task; those without a bar tie."
+            drawn += _drawn(f"tasks-{index}", title, caption, figures.task_differences(a, b))
     return drawn
 
 
 def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
-    index = pair_shown(run)
-    if index is None or not run.confidence:
+    rows, pivot = run.confidence, run.pivot
+    if not rows:
         return []
-    row, pair = run.confidence[index], run.pairs[index]
-    found = []
-    for side, trajectory in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        actions = [turn.action.text for turn in trajectory.turns]
-        bars = figures_turns.confidence_bars(row[side], actions, run.pivot)
-        caption = f"Pair {index + 1}, task {trajectory.task.id}, score {score(trajectory):.2f}.{_pivot(run)}"
-        found.append(_figure(f"confidence-{side}{tail}", Chart(f"{of}One {side} episode", (), caption), bars))
-    mean = f"Mean of {len(run.pairs)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
-    spread = f"All turns of {len(run.pairs)} pairs.{_pivot(run)}"
-    charts = (
-        ("all", "Confidence by turn", mean + _pivot(run), _by_turn(run, "confidence", "mean confidence")),
-        (
-            "spread",
-            "Confidence of all turns",
-            spread,
-            figures_turns.confidence_spread(run.confidence, run.pivot),
-        ),
-        ("weight", "Weight by turn", mean, _by_turn(run, "weight", "mean weight")),
-    )
-    for key, title, caption, figure in charts:
-        found += _drawn(f"confidence-{key}{tail}", Chart(f"{of}{title}", (), caption), figure)
-    return found
-
-
-def _by_turn(run: RecordedRun, key: str, title: str) -> Any:
-    return figures_turns.values_by_turn(
-        run.confidence, key, title, run.pivot if key == "confidence" else None
-    )
+    mixed = (i for i, row in enumerate(rows) if len(set(row["rejected"]["weight"])) > 1)
+    index = next(
+        mixed, 0
+    )  # the pair whose episodes are shown: one with turns of several weights, if there is
+    pair = run.pairs[index]
+    dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
+    mean = f"Mean of {len(rows)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
+    drawn = []
+    for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)
+        shown = f"Pair {index + 1}, task {one.task.id}, score {score(one):.2f}.{dotted}"
+        drawn += _drawn(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
+    figure = figures.values_by_turn(rows, "confidence", "mean confidence", pivot)
+    drawn += _drawn(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)
+    figure, caption = figures.confidence_spread(rows, pivot), f"All turns of {len(rows)} pairs.{dotted}"
+    drawn += _drawn(f"confidence-spread{tail}", f"{of}Confidence of all turns", caption, figure)
+    figure = figures.values_by_turn(rows, "weight", "mean weight")
+    return drawn + _drawn(f"confidence-weight{tail}", f"{of}Weight by turn", mean, figure)
 
 
 def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
@@ -197,42 +172,38 @@ def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
         "Success of evaluated episodes by the turns they took, Wilson intervals. Where the environment ends "
         "an episode on success, short ones are short because they succeeded."
     )
-    chart = Chart("Length against success", (), caption)
-    return _drawn("length", chart, figures_turns.success_by_length(found))
+    return _drawn("length", "Length against success", caption, figures.success_by_length(found))
 
 
-def _of(name: str, runs: int) -> str:
-    return "" if runs == 1 else f"{name}: "
-
-
-def _pivot(run: RecordedRun) -> str:
-    return "" if run.pivot is None else f" The dotted line is the pivot, {run.pivot:g}."
+def _of(name: str, runs: Mapping[str, Any]) -> str:
+    return "" if len(runs) == 1 else f"{name}: "
 
 
 def _curves(
-    prefix: str, runs: Mapping[str, Sequence[Row]], charts: Sequence[Chart], height: int = 240
+    prefix: str, runs: Mapping[str, Sequence[Row]], charts: Iterable[Chart], height: int = 240
 ) -> list[Figure]:
-    drawn = [(chart, figures.metric_lines(runs, chart, height=height)) for chart in charts] if runs else []
     return [
-        each for i, (chart, figure) in enumerate(drawn) for each in _drawn(f"{prefix}-{i}", chart, figure)
+        each
+        for i, chart in enumerate(charts)
+        for each in _drawn(
+            f"{prefix}-{i}", chart.title, chart.caption, figures.metric_lines(runs, chart, height=height)
+        )
     ]
 
 
-def _others(runs: Iterable[Sequence[Row]], drawn: set[str]) -> Iterator[Chart]:
+def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart]:
     """A chart for whatever else was logged, one for each first part of the key."""
+    drawn = {"step", "epoch"}.union(*(chart.keys for chart in charts))
     groups: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for rows in runs for row in rows for key in row):
-        if key not in drawn | _UNDRAWN:
-            groups.setdefault(key.rsplit("/", 1)[0] if "/" in key else key, []).append(key)
+    for key in dict.fromkeys(key for rows in runs.values() for row in rows for key in row):
+        if key not in drawn:
+            groups.setdefault(key.rsplit("/", 1)[0], []).append(key)
     for name, keys in groups.items():
         yield Chart(name.replace("_", " ").capitalize(), tuple(keys))
 
 
-def _drawn(name: str, chart: Chart, figure: Any) -> list[Figure]:
-    return [] if figure is None else [_figure(name, chart, figure)]
-
-
-def _figure(name: str, chart: Chart, figure: Any) -> Figure:
-    return Figure(
-        f"figure-{name}", chart.title, chart.caption, figure.layout.height, script_json(to_json(figure))
-    )
+def _drawn(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
+    """A figure for the page; none if there is nothing to draw."""
+    if figure is None:
+        return []
+    return [Figure(f"figure-{name}", title, caption, figure.layout.height, script_json(to_json(figure)))]

@@ -69,12 +69,7 @@ def cut(trajectory: Trajectory) -> bool:
 
 
 SIGNALS: dict[str, Callable[[Trajectory], bool]] = {
-    "broken": broken,
-    "failure": failure,
-    "loop": loop,
-    "stagnation": stagnation,
-    "exhaustion": exhaustion,
-    "cut": cut,
+    shows.__name__: shows for shows in (broken, failure, loop, stagnation, exhaustion, cut)
 }
 """Signal by name; what each means is its docstring."""
 

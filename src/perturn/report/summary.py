@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.data.outcomes import failed, score, succeeded
-from perturn.report.folder import RecordedRun, aligned_policy
+from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
 from perturn.types import Trajectory
@@ -15,9 +15,10 @@ from perturn.types import Trajectory
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     return {
         "policies": [_policy(name, trajectories) for name, trajectories in run.evaluation.items()],
-        "comparison": _comparison(run.evaluation),
+        "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
         "by_kind": _by_kind(run.evaluation),
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
@@ -39,7 +40,7 @@ def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
         "b": b,
         "n": result.n,
         "mean_difference": result.mean_difference,
-        "interval": [_finite(result.low), _finite(result.high)],
+        "interval": _ends(result),
         "p_value": result.p_value,
         "mcnemar_p_value": result.mcnemar_p_value,
         "wins": result.wins,
@@ -68,34 +69,26 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """For each signal, how many episodes of each set show it; a set without the signal counts 0."""
-    found = {name: [signals_of(item) for item in items] for name, items in sets.items()}
+    """For each signal, the share of each set's episodes that show it, and success with and without it."""
+    found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
+    all_found = [each for episodes in found.values() for each in episodes]
     return [
         {
             "name": signal,
             "counts": {
-                name: sum(signal in each for each in signals) / len(signals)
-                for name, signals in found.items()
-                if signals
+                name: sum(signal in signals for _, signals in episodes) / len(episodes)
+                for name, episodes in found.items()
+                if episodes
             },
-            "with": _success_rate(sets, found, signal, True),
-            "without": _success_rate(sets, found, signal, False),
+            "with": _success_rate([ok for ok, signals in all_found if signal in signals]),
+            "without": _success_rate([ok for ok, signals in all_found if signal not in signals]),
         }
         for signal in SIGNALS
     ]
 
 
-def _success_rate(
-    sets: Mapping[str, Sequence[Trajectory]], found: Mapping[str, list[list[str]]], signal: str, shows: bool
-) -> Estimate | None:
-    """Success of the episodes that show a signal, or of those that do not; None if there is none."""
-    picked = [
-        succeeded(item)
-        for name, items in sets.items()
-        for item, signals in zip(items, found[name], strict=True)
-        if (signal in signals) is shows
-    ]
-    return rate_interval(sum(picked), len(picked)) if picked else None
+def _success_rate(successes: Sequence[bool]) -> Estimate | None:
+    return rate_interval(sum(successes), len(successes)) if successes else None
 
 
 def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
@@ -131,15 +124,6 @@ def _policy(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _comparison(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, Any] | None:
-    """The last policy against SFT; None if either is absent or they share no task."""
-    last = aligned_policy(evaluation)
-    if last is None or "sft" not in evaluation:
-        return None
-    result = compare(evaluation[last], evaluation["sft"])
-    return None if result is None else comparison_row(result, last, "sft")
-
-
 def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
     kinds = sorted({item.task.kind for trajectories in evaluation.values() for item in trajectories})
     table: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
@@ -161,9 +145,5 @@ def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
     return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
 
 
-def _ends(estimate: Estimate) -> list[float | None]:
-    return [_finite(estimate.low), _finite(estimate.high)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _ends(found: Estimate | PairedComparison) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in (found.low, found.high)]

@@ -1,4 +1,4 @@
-"""How the page writes numbers, times, intervals and comparisons."""
+"""How the report writes numbers, times, intervals, comparisons and protocols."""
 
 from __future__ import annotations
 
@@ -82,3 +82,47 @@ def _signed(value: float | None) -> str:
 
 def _p_value(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def protocol_line(stamp: Mapping[str, Any]) -> str:
+    """Conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
+
+    Args:
+        stamp: `evaluation/protocol.json` of a run.
+    """
+    where = f" on {stamp['environment']}" if stamp.get("environment") else ""
+    panel = (
+        f"split {stamp['split']}" if stamp.get("split") else "",
+        f"n = {stamp['n']}" if "n" in stamp else "",
+        f"panel {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
+    )
+    history = stamp.get("history")
+    parts = [
+        f"{stamp.get('name') or 'unnamed protocol'}{where}",
+        ", ".join(filter(None, panel)),
+        _limits(stamp.get("max_turns")),
+        "" if history is None else "full history" if history == "full" else f"history of {history} turns",
+        "admissible commands listed" if stamp.get("list_admissible") else "",
+        _decoding(stamp.get("decoding")),
+        f"seed {stamp['seed']}" if "seed" in stamp else "",
+        *(
+            f"departs from the protocol in {name}: {values['here']} instead of {values['protocol']}"
+            for name, values in (stamp.get("departures") or {}).items()
+        ),
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _limits(limits: Mapping[str, int] | None) -> str:
+    if not limits:
+        return ""
+    low, high = min(limits.values()), max(limits.values())
+    return f"at most {high} turns" if low == high else f"at most {low} to {high} turns by kind"
+
+
+def _decoding(decoding: Any) -> str:
+    if not isinstance(decoding, Mapping):
+        return ""
+    temperature = decoding.get("temperature")
+    how = "greedy" if temperature == 0 else f"temperature {temperature}, top-p {decoding.get('top_p')}"
+    return f"{how}, at most {decoding.get('max_new_tokens')} tokens a turn"

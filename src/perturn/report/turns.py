@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from perturn.types import Message, Trajectory, Turn
@@ -15,39 +14,6 @@ LONGEST = 20_000
 """Characters of one text that the page holds; what is cut is counted."""
 
 _ACTION = re.compile(r"\n[ \t]*Action:")
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Confidence, weights and tokens of an episode's turns, which the recording lacks."""
-
-    confidence: tuple[float | None, ...] = ()
-    weight: tuple[float | None, ...] = ()
-    ids: tuple[int, ...] = ()
-    """Tokens that carry loss, with the log-probability the reference gives them."""
-    turn: tuple[int, ...] = ()
-    """The turn of each of these tokens."""
-    logprobs: tuple[float, ...] = ()
-
-
-def notes_of_side(
-    confidence: Mapping[str, Any] | None, reference: Mapping[str, Any] | None, turns: int
-) -> Notes:
-    """The rows that the alignment wrote about one side of a pair.
-
-    Args:
-        confidence: `confidence` and `weight` of the turns, and which `turn` each is where some carry no loss.
-        reference: `ids`, `turn` and `logprobs` of the tokens that carry loss.
-        turns: Turns of the trajectory.
-    """
-    row, tokens = confidence or {}, reference or {}
-    return Notes(
-        confidence=by_turn(row, "confidence", turns),
-        weight=by_turn(row, "weight", turns),
-        ids=tuple(tokens.get("ids", ())),
-        turn=tuple(tokens.get("turn", ())),
-        logprobs=tuple(tokens.get("logprobs", ())),
-    )
 
 
 def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
@@ -64,35 +30,42 @@ def own_confidence(turn: Turn) -> float | None:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
 
-def body(trajectory: Trajectory, prompt: int, notes: Notes) -> dict[str, Any]:
+def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[str, Any]:
     """An episode as the page has it; what is empty or the usual is left out.
 
     Args:
         trajectory: The episode.
         prompt: Number of its prompt among those the page has.
-        notes: What else is known of its turns.
+        noted: `confidence` and `weight` of its turns, as the alignment wrote them; may be empty.
     """
-    confidence: Sequence[float | None] = notes.confidence
-    if not any(value is not None for value in confidence):
+    turns = len(trajectory.turns)
+    confidence: Sequence[float | None] = by_turn(noted, "confidence", turns)
+    by_reference = any(value is not None for value in confidence)
+    if not by_reference:
         confidence = [own_confidence(turn) for turn in trajectory.turns]
     found: dict[str, Any] = {
         "prompt": prompt,
         "policy": trajectory.policy,
         "confidence": [None if value is None else round(min(value, 1.0), 4) for value in confidence],
-        "by": "reference" if any(value is not None for value in notes.confidence) else "policy",
-        "weight": [None if value is None else round(value, 4) for value in notes.weight],
+        "by": "reference" if by_reference else "policy",
+        "weight": [None if value is None else round(value, 4) for value in by_turn(noted, "weight", turns)],
         "error": clip(trajectory.error or ""),
     }
     kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
     return kept | {"turns": [_turn(turn) for turn in trajectory.turns]}
 
 
-def tokens(trajectory: Trajectory, notes: Notes) -> dict[str, Any] | None:
-    """Tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown."""
-    if notes.ids:
+def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown.
+
+    Args:
+        trajectory: The episode.
+        noted: `ids`, `turn` and `logprobs` of its tokens that carry loss, by the reference; may be empty.
+    """
+    if noted.get("ids"):
         turns: list[Any] = [None] * len(trajectory.turns)
-        for token, turn, logprob in zip(notes.ids, notes.turn, notes.logprobs, strict=True):
-            if 0 <= turn < len(turns):
+        for token, turn, logprob in zip(noted["ids"], noted["turn"], noted["logprobs"], strict=True):
+            if turn < len(turns):
                 turns[turn] = turns[turn] or [[], []]
                 turns[turn][0].append(token)
                 turns[turn][1].append(_thousandths(logprob))

@@ -66,24 +66,23 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) -> Versus:
     a, b = _last(run), _last(first)
     labels = (f"{name} / {a}", f"{first_name} / {b}")
-    sides = (f"{name}/evaluation/{a}", f"{first_name}/evaluation/{b}")
     if a is None or b is None:
         missing = name if a is None else first_name
         return Versus(name, first_name, None, f"{missing} has no evaluation.")
-    refused, differs = _judge(run.protocol, first.protocol)
+    sides = (f"{name}/{run.evaluated(a)}", f"{first_name}/{first.evaluated(b)}")
+    refused, differs = _judge(run, first)
     result = None if refused else compare(run.evaluation[a], first.evaluation[b])
     if result is None:
         return Versus(*labels, None, refused or "they share no task.", sides=sides)
     return Versus(*labels, comparison_row(result, *labels), "", differs, sides)
 
 
-def _judge(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> tuple[str, tuple[str, ...]]:
-    """Why two protocols cannot be compared, or what of them differs."""
+def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
+    """Why the scores of two runs cannot be compared, or what of their protocols differs."""
+    ours, theirs = run.protocol, first.protocol
     if ours is None or theirs is None:
-        return (
-            "a protocol (evaluation/protocol.json) is missing, so nothing says whether the tasks are equal.",
-            (),
-        )
+        file = run.paths.name(run.paths.stamp)
+        return f"a protocol ({file}) is missing, so nothing says whether the tasks are equal.", ()
     panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
     if panel:
         return f"the tasks are not the same: {', '.join(panel)} differ.", ()

@@ -38,7 +38,7 @@ def show_expert(session: Session, stage: Stage) -> None:
         RunError: If the environment has no expert and no expert trajectories are there.
     """
     run, recipe = session.run, session.recipe
-    file = run.trajectories(stage.name)
+    file = run.paths.trajectories(stage.name)
     if not _has_expert(recipe):
         if not file.is_file():
             assert recipe.environment is not None
@@ -71,7 +71,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
     assert session.recipe.expert is not None
     assert session.recipe.expert.file is not None
     source = user_path(session.recipe.expert.file, "expert.file")
-    target = session.run.trajectories(stage.name)
+    target = session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, target) as counts:
         target.unlink(missing_ok=True)
         with TrajectoryStore(target) as store:
@@ -126,14 +126,14 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         }
         write = FORMATS[protocol.format].write
         counts = Counter(imported=0, before=0)
-        with TrajectoryStore(run.trajectories("expert")) as store:
+        with TrajectoryStore(run.paths.trajectories("expert")) as store:
             held = store.keys()
             for found in env.read_experts(file, tasks, write):
                 new = found.key not in held
                 counts["imported" if new else "before"] += 1
                 if new and run.is_done("expert"):
                     raise RunError(
-                        f"{run.trajectories('expert')} is finished, so nothing can be added; import into another run, "
+                        f"{store.path} is finished, so nothing can be added; import into another run, "
                         "name=..., or remove that file and what was made from it."
                     )
                 if new:
@@ -191,7 +191,7 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
 
 def explore(session: Session, stage: Stage) -> None:
     """Let a policy play the tasks it will be corrected on, or on which it is the teacher."""
-    settings, file = session.recipe.explore, session.run.trajectories(stage.name)
+    settings, file = session.recipe.explore, session.run.paths.trajectories(stage.name)
     assert settings is not None
     jobs = make_jobs(session.panels.tasks["explore"], session.recipe.seed, settings.samples, stage.iteration)
     with session.run.stage(stage.name, file) as counts:

@@ -32,9 +32,9 @@ def evaluate(session: Session, stage: Stage) -> None:
         "departures": _departures(session.protocol, sampling),
         "seed": recipe.seed,
     }
-    file = run.evaluation(stage.policy)
+    file = run.paths.evaluation(stage.policy)
     with run.stage(stage.name, file) as counts:
-        write_whole(run.stamp, json.dumps(stamp, indent=2) + "\n")
+        write_whole(run.paths.stamp, json.dumps(stamp, indent=2) + "\n")
         counts |= session.record(
             file,
             make_jobs(tasks, recipe.seed),

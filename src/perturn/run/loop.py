@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.data.run_folder import Run, is_run, refuse_other, resolve_recipe, run_folder
+from perturn.data.paths import RunPaths, checkpoint_of
+from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, refuse_damage
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError
@@ -49,11 +50,11 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     check_trackers(recipe.report_to)
     refuse_command(recipe, command)
     refuse_training(recipe, command)
-    panels = None if is_run(run_folder(recipe)) else check(recipe, command)
+    panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
     run = Run(recipe)
     try:
         if panels is not None:
-            panels.write(run.tasks)
+            panels.write(run.paths.tasks)
         refuse_damage(run.folder, run.manifest["files"])
         _refuse_orphans(run)
     except BaseException:
@@ -92,9 +93,8 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str
     for stage in stages(recipe):
         if names.intersection(stage.needs):
             names.add(stage.name)
-    files = [Path(file) for file, one in seals.items() if one["stage"] in names]
-    files = [file for file in files if os.path.lexists(folder / file)]
-    roots = [Path(*file.parts[:2]) if file.parts[0] == "checkpoints" else file for file in files]
+    files = [file for file, one in seals.items() if one["stage"] in names]
+    roots = [checkpoint_of(file) or file for file in files if os.path.lexists(folder / file)]
     return list(dict.fromkeys(shlex.quote(str(folder / root)) for root in roots))
 
 
@@ -187,7 +187,7 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
         if stage.command == "train" and run.is_done(
             stage.name
         ):  # a kill may have left what it was trained in
-            shutil.rmtree(run.checkpoint(f"{stage.policy}.partial"), ignore_errors=True)
+            shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
     planned = [
         stage
         for stage in stages(run.recipe)

@@ -22,14 +22,14 @@ def make_pairs(session: Session, stage: Stage) -> None:
     """
     run, settings = session.run, session.recipe.pair
     assert settings is not None
-    expert, explored = (run.trajectories(name) for name in ("expert", f"explore{stage.mark}"))
+    expert, explored = (run.paths.trajectories(name) for name in ("expert", f"explore{stage.mark}"))
     for file in (expert, explored):
         if not file.is_file():
             raise RunError(f"{file} is missing; run: perturn collect {run.folder}")
     # Sorted, since they are stored as they end, which depends on timing.
     played = sorted(read_trajectories(explored), key=lambda one: one.key)
     experts = [one for one in read_trajectories(expert) if succeeded(one)]
-    with run.stage(stage.name, run.pairs(stage.mark)) as counts:
+    with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
         pairs, reasons = pair_with_expert(
             experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns
         )
@@ -40,7 +40,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
                 f"no pair is left of {sum(reasons.values())} explored trajectories; lower pair.threshold, explore more "
                 "tasks, or take a higher temperature."
             )
-        write_pairs(run.pairs(stage.mark), pairs)
+        write_pairs(run.paths.pairs(stage.mark), pairs)
 
 
 def bring_pairs(session: Session, stage: Stage) -> None:
@@ -52,7 +52,7 @@ def bring_pairs(session: Session, stage: Stage) -> None:
     assert session.recipe.pair is not None
     assert session.recipe.pair.file is not None
     source = user_path(session.recipe.pair.file, "pair.file")
-    target = session.run.pairs(stage.mark)
+    target = session.run.paths.pairs(stage.mark)
     with session.run.stage(stage.name, target) as counts:
         pairs = list(read_rows(source))
         for number, row in enumerate(pairs, start=1):

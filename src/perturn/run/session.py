@@ -11,9 +11,9 @@ from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.outcomes import failed, succeeded
+from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
-from perturn.data.token_texts import note_tokens
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
@@ -116,7 +116,7 @@ def policy_path(run: Run, policy: str) -> str:
     """
     if policy == "base":
         return run.recipe.model.name
-    folder = run.checkpoint(policy)
+    folder = run.paths.checkpoint(policy)
     if not (folder / "config.json").is_file():
         raise RunError(
             f"policy {policy!r} is not trained yet ({folder} is missing); run: perturn train {run.folder}"
@@ -207,11 +207,11 @@ class Session:
     @cached_property
     def panels(self) -> Panels:
         """Its tasks, from `tasks.json` if they were looked up before."""
-        found = read_panels(self.run.tasks)
+        found = read_panels(self.run.paths.tasks)
         if found is None:
             with closing_world(world_maker(self.recipe)()) as env:
                 found = look_up(self.recipe, env)
-            found.write(self.run.tasks)
+            found.write(self.run.paths.tasks)
         return found
 
     def engine(self, policy: str) -> Engine:
@@ -269,7 +269,7 @@ class Session:
                 turns = (turn for one in store.read() for turn in one.turns)
                 ids = {token for turn in turns for token in turn.action.token_ids or ()}
                 if ids:  # a server's answers have none, and its model may have no tokenizer here
-                    note_tokens(self.run, ids, load_tokenizer(policy_path(self.run, policy)))
+                    note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
             return outcomes(store.read())
 
     def store_all(

@@ -24,7 +24,7 @@ def open_trackers(
 
     Args:
         names: Trackers to report to.
-        folder: Of the run.
+        folder: For their files.
         run: Name of the run.
         stage: Name of the stage.
         step: Optimizer steps done before, from which a resumed stage goes on.
@@ -41,17 +41,16 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         from torch.utils.tensorboard import SummaryWriter
 
         # What a killed call wrote past its checkpoint is hidden, since it will be made again.
-        writer = SummaryWriter(folder / "tracking" / "tensorboard" / run, purge_step=step + 1)
+        writer = SummaryWriter(folder / "tensorboard" / run, purge_step=step + 1)
         stack.callback(writer.close)
         return TensorBoardCallback(writer)
     if name == "trackio":  # starts and ends with training; its own variables say where it writes
         return TrackioCallback()
     import wandb
 
-    target = folder / "tracking"
-    target.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     try:
-        opened = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=target)
+        opened = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=folder)
     except wandb.errors.Error as error:
         reason = str(error).strip().splitlines()[0]
         raise RunError(

@@ -16,9 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.outcomes import succeeded
+from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.data.token_texts import note_tokens
 from perturn.errors import RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
@@ -54,8 +54,8 @@ def train(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     settings, rows = _taught(session) if stage.name == "sft" else _paired(session, stage)
     session.release()
-    with run.stage(stage.name, run.checkpoint(stage.policy), *_facts(run, stage)) as counts:
-        partial = run.checkpoint(f"{stage.policy}.partial")
+    with run.stage(stage.name, run.paths.checkpoint(stage.policy), *_facts(run, stage)) as counts:
+        partial = run.paths.partial(stage.policy)
         path = policy_path(run, stage.start)
         model = load_model(path, say=console.print)
         progress = _Progress(run, stage.name, f"training {stage.policy}")
@@ -78,18 +78,18 @@ def train(session: Session, stage: Stage) -> None:
             _note_agreement(run, stage, trainer, rows)
         with (
             closing(progress),
-            open_trackers(recipe.report_to, run.folder, recipe.name, stage.policy, step) as others,
+            open_trackers(recipe.report_to, run.paths.tracking, recipe.name, stage.policy, step) as others,
         ):
             for callback in others:
                 trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=resume)
-        _save_whole(trainer, run.checkpoint(stage.policy))
+        _save_whole(trainer, run.paths.checkpoint(stage.policy))
     shutil.rmtree(partial, ignore_errors=True)
 
 
 def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
     """SFT's settings and the expert's successful episodes, in the order of its panel; of the user's file, all."""
-    recipe, file = session.recipe, session.run.trajectories("expert")
+    recipe, file = session.recipe, session.run.paths.trajectories("expert")
     if not file.is_file():
         raise RunError(f"{file} is missing; run: perturn collect {session.run.folder}")
     episodes = [one for one in read_trajectories(file) if succeeded(one)]
@@ -105,7 +105,7 @@ def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
 
 def _paired(session: Session, stage: Stage) -> tuple[Train, list[PreferencePair]]:
     """An alignment's settings and its pairs."""
-    file = session.run.pairs(stage.mark)
+    file = session.run.paths.pairs(stage.mark)
     if not file.is_file():
         raise RunError(f"{file} is missing; run: perturn pair {session.run.folder}")
     assert session.recipe.align is not None
@@ -114,10 +114,9 @@ def _paired(session: Session, stage: Stage) -> tuple[Train, list[PreferencePair]
 
 def _facts(run: Run, stage: Stage) -> list[Path]:
     """Files that a training stage writes in `metrics/`."""
-    rows = () if stage.name == "sft" else ("confidence", "reference")
-    notes = () if stage.name == "sft" else ("loss", "agreement")
-    files = [run.metrics(f"{name}{stage.mark}") for name in rows]
-    return [run.metrics(stage.name), *files, *(run.metrics(f"{name}{stage.mark}", "json") for name in notes)]
+    paths, mark = run.paths, stage.mark
+    notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
+    return [paths.metrics(stage.name), *([] if stage.name == "sft" else notes)]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
@@ -146,7 +145,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         save_total_limit=1,
         logging_steps=1,
         report_to=[],  # trackers are opened for each stage, in the run folder
-        run_name=f"{recipe.name}-{output.name.removesuffix('.partial')}",
+        run_name=f"{recipe.name}-{output.stem}",
         project=PROJECT,
         disable_tqdm=True,
         seed=recipe.seed,
@@ -207,12 +206,12 @@ def _write_reference(run: Run, stage: Stage, trainer: TurnTrainer, settings: Map
         turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
         tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
         ids.update(token for found in noted.values() for token in found[1]["ids"])
-    write_whole(run.metrics(f"confidence{stage.mark}"), "\n".join(turns) + "\n")
-    write_whole(run.metrics(f"reference{stage.mark}"), "\n".join(tokens) + "\n")
+    write_whole(run.paths.confidence(stage.mark), "\n".join(turns) + "\n")
+    write_whole(run.paths.reference(stage.mark), "\n".join(tokens) + "\n")
     loss: Any = trainer.loss
     known = json.dumps({**settings, **asdict(loss)}, indent=2)
-    write_whole(run.metrics(f"loss{stage.mark}", "json"), known + "\n")
-    note_tokens(run, ids, trainer.renderer.tokenizer)
+    write_whole(run.paths.loss(stage.mark), known + "\n")
+    note_tokens(run.paths.tokens, ids, trainer.renderer.tokenizer)
 
 
 def _note_agreement(run: Run, stage: Stage, trainer: TurnTrainer, pairs: Sequence[Any]) -> None:
@@ -231,7 +230,7 @@ def _note_agreement(run: Run, stage: Stage, trainer: TurnTrainer, pairs: Sequenc
     )
     if not found.tokens:
         return
-    write_whole(run.metrics(f"agreement{stage.mark}", "json"), json.dumps(asdict(found), indent=2) + "\n")
+    write_whole(run.paths.agreement(stage.mark), json.dumps(asdict(found), indent=2) + "\n")
     console.print(f"sampling and training differ by, over {found}")
     if found.median > _ROUNDING:
         console.print(
@@ -273,7 +272,7 @@ class _Progress(TrainerCallback):
     """A bar on the screen, and the metrics in a file that survives a kill."""
 
     def __init__(self, run: Run, stage: str, what: str) -> None:
-        self._run, self._file, self._what = run, run.metrics(stage), what
+        self._run, self._file, self._what = run, run.paths.metrics(stage), what
         self._open = ExitStack()
 
     def close(self) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from perturn.data.run_folder import is_run, resolve_recipe
+from perturn.data.paths import RunPaths, begun
+from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import Damage, find_damage, own_digest, read_manifest
 from perturn.errors import RunError
 from perturn.run.loop import made_from
-
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ def verify(folder: Path) -> Verified:
     Raises:
         RunError: If it is no run folder, or nothing in it is finished.
     """
-    if not is_run(folder):
-        raise RunError(f"{str(folder)!r} is no run folder: it has no recipe.yaml; give the folder of a run.")
+    own = begun(folder).manifest
     manifest = read_manifest(folder)
     if not manifest or not manifest.get("files"):
         raise RunError(
@@ -51,17 +49,15 @@ def verify(folder: Path) -> Verified:
     damaged = find_damage(folder, seals, thorough=True)
     remedies = [_remedy(folder, seals, one) for one in damaged]
     if manifest.get("sha256") != own_digest(manifest):
-        damaged.insert(0, Damage(MANIFEST, None, "has other content than was written"))
-        remedies.insert(
-            0, f"restore {folder / MANIFEST} from a copy; its counts and times cannot be relied on."
-        )
+        damaged.insert(0, Damage(own.name, None, "has other content than was written"))
+        remedies.insert(0, f"restore {own} from a copy; its counts and times cannot be relied on.")
     files = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
-    unsealed = [file for file in files if file not in seals and file != MANIFEST]
+    unsealed = [file for file in files if file not in seals and file != own.name]
     return Verified(str(folder), len(seals), damaged, unsealed, list(dict.fromkeys(remedies)))
 
 
 def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
-    if one.file == "recipe.yaml":
+    if one.file == RunPaths(folder).recipe.name:
         return f"restore {folder / one.file} from a copy; without its recipe nothing of the run can be relied on."
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
@@ -79,7 +75,8 @@ def print_verified(found: Verified, console: Console) -> None:
         console.print(f"damaged: {one.file} {one.problem}", style="red", markup=False, soft_wrap=True)
     for remedy in found.remedies:
         console.print(f"- {remedy}", markup=False, soft_wrap=True)
-    whole = found.sealed - sum(one.file != MANIFEST for one in found.damaged)
+    manifest = RunPaths(Path(found.run)).manifest.name
+    whole = found.sealed - sum(one.file != manifest for one in found.damaged)
     console.print(
         f"{found.run}: {whole} of {found.sealed} finished files are what was written", soft_wrap=True
     )

@@ -44,11 +44,11 @@ def read_episode(row: dict[str, Any]) -> Episode:
 def read_metrics(row: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line of metrics; those that are not finite too, which an alarm looks for."""
     check_shape(row, dict[str, Any], "row", RunError)
-    return {key: value for key, value in row.items() if isinstance(value, float) or _is_count(value)}
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, float) or (type(value) is int and abs(value) < 2**53)
+    }
 
 
 class Tail(Generic[T]):

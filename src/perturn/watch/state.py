@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import time
 from collections import defaultdict
@@ -14,8 +15,9 @@ from typing import Any
 
 import psutil
 
-from perturn.data.run_files import Manifest, Progress, parse_settings, read_note, section
-from perturn.data.run_folder import HEARTBEAT_SECONDS, PROGRESS, is_run
+from perturn.data.paths import begun
+from perturn.data.run_files import Manifest, Progress, parse_settings, read_note
+from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.errors import RunError
 from perturn.io.reading import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
@@ -100,28 +102,24 @@ class Watcher:
         Raises:
             RunError: If there is none.
         """
-        if not is_run(folder):
-            raise RunError(
-                f"{str(folder)!r} is no run folder: it has no recipe.yaml; give the folder of a run."
-            )
-        self.folder = folder
-        file = folder / "recipe.yaml"
-        self._recipe = parse_settings(read_text(file, RunError), str(file))
-        self._episodes: dict[Path, Tail[Episode]] = {}
-        self._metrics: dict[Path, Tail[dict[str, float]]] = {}
+        self._paths = begun(folder)
+        recipe = self._paths.recipe
+        self._recipe = parse_settings(read_text(recipe, RunError), str(recipe))
+        self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
         """The run as it is now."""
-        manifest = read_note(self.folder / "manifest.json", Manifest) or {}
-        progress = read_note(self.folder / PROGRESS, Progress) or {}
+        manifest = read_note(self._paths.manifest, Manifest) or {}
+        progress = read_note(self._paths.progress, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
         now = self._current(progress) if progress else None
-        stages = self._stages(done, progress, now)
-        scores = {policy: tail.look() for policy, tail in self._evaluations(list(done)).items()}
-        metrics = {stage: self._rows(stage) for stage in ("sft", "align") if self._rows(stage)}
-        state, says = _verdict(self.folder, stages, now, progress)
+        stages = _stages(done, progress, now)
+        scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
+        logged = {stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", "align")}
+        metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
+        state, says = _verdict(self._paths.folder, stages, now, progress)
         return State(
-            run=str(self.folder),
+            run=str(self._paths.folder),
             state=state,
             says=says,
             stages=stages,
@@ -136,7 +134,7 @@ class Watcher:
 
     def _silence(self) -> float:
         try:
-            return max(0.0, time.time() - (self.folder / PROGRESS).stat().st_mtime)
+            return max(0.0, time.time() - self._paths.progress.stat().st_mtime)
         except OSError:
             return 0.0
 
@@ -145,7 +143,7 @@ class Watcher:
         ended = progress.get("ended")
         state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
         total, since = progress.get("total"), progress.get("counting_since")
-        done = self._count(progress["file"]) if progress.get("file") else None
+        done = len(self._rows(self._paths.folder / progress["file"])) if progress.get("file") else None
         rate = left = None
         if state == "running" and since and done is not None:
             rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
@@ -155,82 +153,65 @@ class Watcher:
             progress["stage"], state, done, total, progress.get("unit", ""), rate or None, spent, left
         )
 
-    def _count(self, file: str) -> int:
-        """Complete lines of a file of the run, each of which is an item."""
-        tail: Tail[Any] = self._tail(self.folder / file)
-        return len(tail.look())
-
-    def _tail(self, file: Path) -> Tail[Any]:
-        if file.parent.name == "metrics":
-            return self._metrics.setdefault(file, Tail(file, read_metrics))
-        return self._episodes.setdefault(file, Tail(file, read_episode))
-
-    def _stages(self, done: dict[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
-        """Stages in the manifest, the running one, and those that the running call will still do."""
-        found = []
-        for name, entry in done.items():
-            counts = entry.get("counts") or {}
-            unit = "episodes" if "episodes" in counts else ""
-            state = "done" if entry.get("done") else "stopped"
-            items = counts.get("episodes") if isinstance(counts.get("episodes"), int) else None
-            found.append(
-                Stage(
-                    name,
-                    state,
-                    items,
-                    items,
-                    unit,
-                    None,
-                    entry.get("seconds"),
-                    None,
-                    entry.get("peak_memory_gb"),
-                )
-            )
-        if now is not None and now.state != "done":
-            before = next((stage for stage in found if stage.name == now.name), None)
-            found = [stage for stage in found if stage is not before]
-            if before is not None and before.seconds is not None and now.state == "running":
-                now = dataclasses.replace(now, seconds=(now.seconds or 0.0) + before.seconds)
-            found.append(now)
-        seen = {stage.name for stage in found}
-        return found + [Stage(name, "waiting") for name in progress.get("steps") or () if name not in seen]
-
-    def _evaluations(self, order: list[str]) -> dict[str, Tail[Episode]]:
-        """Evaluated policies in the order in which the run made them."""
-        files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
-        known = ["base", "sft", *(stage.removeprefix("evaluate-") for stage in order)]
-        names = [name for name in dict.fromkeys(known) if name in files]
-        return {name: self._tail(files[name]) for name in [*names, *(set(files) - set(names))]}
-
-    def _rows(self, stage: str) -> list[dict[str, float]]:
-        return list(self._tail(self.folder / "metrics" / f"{stage}.jsonl").look())
+    def _rows(self, file: Path) -> list[Any]:
+        """What a file has now: metrics as they are, or the numbers of episodes."""
+        logged = file.parent == self._paths.metrics("").parent
+        tail: Tail[Any] = Tail(file, read_metrics if logged else read_episode)
+        return self._tails.setdefault(file, tail).look()
 
     def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
-        explored: list[Episode] = self._tail(self.folder / "trajectories" / "explore.jsonl").look()
-        expert: list[Episode] = self._tail(self.folder / "trajectories" / "expert.jsonl").look()
+        expert, explored = (self._rows(self._paths.trajectories(name)) for name in ("expert", "explore"))
         groups: dict[str, list[float]] = defaultdict(list)
         for one in explored:
             if not one.failed:
                 groups[one.task].append(one.score)
+        sampled = self._number(0.0, "explore", "sampling", "temperature") > 0
         surprises = [one.surprise for one in explored if one.surprise is not None]
         return Vitals(
             scores={policy: [one.score for one in episodes] for policy, episodes in scores.items()},
-            surprise={"explore": surprises}
-            if self._number("temperature", 0.0, "explore", "sampling") > 0
-            else {},
+            surprise={"explore": surprises} if sampled else {},
             metrics=metrics,
             groups=list(groups.values()),
             failed={
                 name: [one.failed for one in rows]
                 for name, rows in [("expert", expert), *scores.items(), ("explore", explored)]
             },
-            max_log_ratio=self._number("max_log_ratio", Vitals.max_log_ratio, "align", "loss"),
+            max_log_ratio=self._number(Vitals.max_log_ratio, "align", "loss", "max_log_ratio"),
         )
 
-    def _number(self, key: str, default: float, *names: str) -> float:
+    def _number(self, default: float, *keys: str) -> float:
         """A number of the recipe; the default where it has none."""
-        value = section(self._recipe, *names).get(key)
+        value: Any = self._recipe
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else default
+
+
+def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
+    """Stages in the manifest, the running one, and those that the running call will still do."""
+    found = {name: _recorded(name, entry) for name, entry in done.items()}
+    if now is not None and now.state != "done":
+        before = found.pop(now.name, None)
+        if before is not None and before.seconds is not None and now.state == "running":
+            now = dataclasses.replace(now, seconds=(now.seconds or 0.0) + before.seconds)
+        found[now.name] = now
+    waiting = [Stage(name, "waiting") for name in progress.get("steps") or () if name not in found]
+    return [*found.values(), *waiting]
+
+
+def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
+    """A stage as the manifest has it."""
+    counts = entry.get("counts") or {}
+    items = counts.get("episodes") if isinstance(counts.get("episodes"), int) else None
+    return Stage(
+        name,
+        state="done" if entry.get("done") else "stopped",
+        done=items,
+        total=items,
+        unit="episodes" if "episodes" in counts else "",
+        seconds=entry.get("seconds"),
+        memory_gb=entry.get("peak_memory_gb"),
+    )
 
 
 def _score(policy: str, episodes: list[Episode]) -> Score:
@@ -248,39 +229,30 @@ def _verdict(
 ) -> tuple[str, str]:
     """The run's state, and what it means."""
     again = f"`perturn run {folder}` goes on from there."
-    if now is not None and now.state == "died":
-        return (
-            "died",
-            f"died in {now.name}: its process {progress.get('pid')} is gone without a word. {again}",
-        )
-    if now is not None and now.state == "failed":
-        return "failed", f"failed in {now.name}: {progress.get('error')} After the remedy, {again}"
-    if now is not None and now.state == "stopped":
-        return "stopped", f"stopped in {now.name} by its user. {again}"
-    if now is not None and now.state == "running":
-        return "running", f"running {now.name}"
+    if now is not None and now.state != "done":
+        pid, error = progress.get("pid"), progress.get("error")
+        return now.state, {
+            "died": f"died in {now.name}: its process {pid} is gone without a word. {again}",
+            "failed": f"failed in {now.name}: {error} After the remedy, {again}",
+            "stopped": f"stopped in {now.name} by its user. {again}",
+            "running": f"running {now.name}",
+        }[now.state]
     waiting = [stage.name for stage in stages if stage.state != "done"]
     if not waiting and stages:
         return "finished", "finished"
-    if progress and _process_lives(progress) and waiting:
+    if progress and waiting and _is_alive(progress):
         return "running", f"between stages; next is {waiting[0]}"
-    return (
-        "idle",
-        f"nobody works on it; {'waiting: ' + ', '.join(waiting) if waiting else 'nothing is done yet'}. {again}",
-    )
+    left = f"waiting: {', '.join(waiting)}" if waiting else "nothing is done yet"
+    return "idle", f"nobody works on it; {left}. {again}"
 
 
-def _is_alive(progress: Mapping[str, Any], silence: float) -> bool:
-    """Whether the process that wrote the file is there; of another machine, whether it has shown a sign of life."""
-    if progress.get("host") == platform.node():
-        return _process_lives(progress)
-    return silence < _SILENT_SECONDS
+def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
+    """Whether that very process runs: a process id is used again, its start is not.
 
-
-def _process_lives(progress: Mapping[str, Any]) -> bool:
-    """Whether that very process runs here; a process id is used again, its start is not."""
+    Of another machine nothing is known but how long it has shown no sign of life.
+    """
     if progress.get("host") != platform.node():
-        return False
+        return silence < _SILENT_SECONDS
     try:
         process = psutil.Process(int(progress["pid"]))
         alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE

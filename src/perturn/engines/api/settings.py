@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
+from perturn.data.paths import RunPaths
 from perturn.engines.protocol import Serving, require
 from perturn.errors import ConfigError
 from perturn.table import locate
@@ -85,7 +86,7 @@ class ApiSettings:
     def open(self, serving: Serving) -> Engine:
         """Ask the server for answers, and keep what was bought in the run's folder."""
         require("openai", "engine api", "api")
-        ledger = serving.folder / "api.jsonl" if serving.folder else None
+        ledger = RunPaths(serving.folder).ledger if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
             serving.model, self, stop=serving.stop, ledger=ledger
         )

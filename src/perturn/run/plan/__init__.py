@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perturn.audit.rows import read_rows
-from perturn.data.run_folder import read_stages, refuse_other, resolve_recipe, run_folder
+from perturn.data.paths import RunPaths
+from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.io.reading import user_path
 from perturn.policy.names import load_tokenizer
@@ -87,12 +88,13 @@ def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Pl
     recipe = resolve_recipe(source, overrides)
     refuse_other(recipe)
     folder = run_folder(recipe)
-    refuse_damage(folder, without_removed(folder, (read_manifest(folder) or {}).get("files", {}))[0])
+    manifest = read_manifest(folder) or {}
+    refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
     check_trackers(recipe.report_to)
     refuse_command(recipe, command)
     refuse_training(recipe, command)
     check(recipe, command)
-    done = read_stages(folder)
+    done = manifest.get("stages", {})
     steps = [step for step in stages(recipe) if command in (None, step.command)]
     served = not engine_settings(recipe).serves_checkpoints
     renderer = None if served else Renderer(load_tokenizer(recipe.model.name), chat_template(recipe.model))
@@ -143,7 +145,7 @@ def _training_cost(
     rows, what = panels.sft, "episodes"
     if on_pairs:
         own = recipe.pair and recipe.pair.file
-        file = user_path(own, "pair.file") if own else run_folder(recipe) / "pairs.jsonl"
+        file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs()
         rows = sum(1 for _ in read_rows(file)) if file.is_file() else round(KEPT * panels.explore)
         what = "pairs" if file.is_file() else "pairs (assumed)"
     tokens = trained_tokens(panels, rows, on_pairs)

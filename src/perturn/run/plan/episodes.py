@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.outcomes import failed
+from perturn.data.paths import RunPaths
 from perturn.data.run_folder import memory_in_use, run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
@@ -61,7 +62,7 @@ def look_at_panels(recipe: Recipe, renderer: Renderer | None) -> Panels:
     if recipe.environment is None:
         return Panels(0, 0, 0, 0, limit=1.0, turns=1.0, memory_gb=memory_in_use() / 1e9)
     protocol = make_protocol(recipe.protocol)
-    file = run_folder(recipe) / "trajectories" / "expert.jsonl"
+    file = RunPaths(run_folder(recipe)).trajectories("expert")
     recorded = list(read_trajectories(file)) if file.is_file() else []
     env: Any = world_maker(recipe)()
     try:

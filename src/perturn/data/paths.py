@@ -1,0 +1,145 @@
+"""Where everything lies in a run folder; no other module spells one of these names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from perturn.errors import RunError
+
+
+class _File:
+    """A file or folder of one name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, owner: type[RunPaths]) -> Path:
+        return paths.folder / self._name
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run; none need be there."""
+
+    folder: Path
+
+    recipe = _File("recipe.yaml")
+    """The resolved recipe."""
+    manifest = _File("manifest.json")
+    """Provenance, stages and seals."""
+    progress = _File("progress.json")
+    """The running stage's account of itself; the age of this file is its sign of life."""
+    tasks = _File("tasks.json")
+    """The panels."""
+    tokens = _File("tokens.json")
+    """Text of each token id that occurs."""
+    stamp = _File("evaluation/protocol.json")
+    """The protocol that scores were made under."""
+    ledger = _File("api.jsonl")
+    """Answers that were bought."""
+    tracking = _File("tracking")
+    """Files of TensorBoard or Weights & Biases."""
+    summary = _File("summary.json")
+    """The numbers of the report."""
+    page = _File("report.html")
+    """The report."""
+    lock = _File(".lock")
+    """Locked while a process works on the run."""
+    holder = _File(".holder")
+    """Which process has the lock."""
+
+    def trajectories(self, stage: str) -> Path:
+        """Episodes of a stage, such as `expert` or `explore`."""
+        return self.folder / "trajectories" / f"{stage}.jsonl"
+
+    def pairs(self, mark: str = "") -> Path:
+        """Preference pairs of an iteration."""
+        return self.folder / f"pairs{mark}.jsonl"
+
+    def checkpoint(self, policy: str) -> Path:
+        """Folder of a trained policy."""
+        return self.folder / "checkpoints" / policy
+
+    def partial(self, policy: str) -> Path:
+        """Folder in which a policy is trained."""
+        return self.folder / "checkpoints" / f"{policy}.partial"
+
+    def metrics(self, stage: str) -> Path:
+        """A line for each time that a training stage, such as `align`, logged."""
+        return self.folder / "metrics" / f"{stage}.jsonl"
+
+    def confidence(self, mark: str = "") -> Path:
+        """Confidence and weight of the turns of each pair of an iteration."""
+        return self.metrics(f"confidence{mark}")
+
+    def reference(self, mark: str = "") -> Path:
+        """Reference log-probabilities of the tokens of each pair of an iteration."""
+        return self.metrics(f"reference{mark}")
+
+    def loss(self, mark: str = "") -> Path:
+        """The loss of an alignment with its defaults."""
+        return self.folder / "metrics" / f"loss{mark}.json"
+
+    def agreement(self, mark: str = "") -> Path:
+        """How far the log-probabilities of sampling and of training differ."""
+        return self.folder / "metrics" / f"agreement{mark}.json"
+
+    def evaluation(self, policy: str) -> Path:
+        """A policy's episodes on the evaluation panel."""
+        return self.folder / "evaluation" / f"{policy}.jsonl"
+
+    def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
+        """The evaluations that are there, by policy: base, sft, then in the order of stages, then by name."""
+        files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
+        order = dict.fromkeys(["base", "sft", *(stage.removeprefix("evaluate-") for stage in stages), *files])
+        return {policy: files[policy] for policy in order if policy in files}
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.recipe.is_file()
+
+    @property
+    def shared(self) -> list[Path]:
+        """Files that belong to no stage alone."""
+        return [self.recipe, self.tasks, self.tokens, self.stamp]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders that every run has."""
+        return [self.folder / name for name in ("trajectories", "checkpoints", "metrics", "evaluation")]
+
+    def name(self, file: Path) -> str:
+        """A file as the manifest names it: by its path in the folder."""
+        return str(file.relative_to(self.folder))
+
+    def label(self, file: Path) -> str:
+        """A file as the report's links name it: without its ending."""
+        return self.name(file.with_suffix(""))
+
+
+def is_data(name: str) -> bool:
+    """Whether a file, as the manifest names it, holds episodes or pairs that a policy may learn from."""
+    return name.startswith(("trajectories/", "pairs"))
+
+
+def checkpoint_of(name: str) -> str | None:
+    """The checkpoint that a file, as the manifest names it, belongs to; None for other files."""
+    parts = PurePath(name).parts
+    return str(PurePath(*parts[:2])) if parts[0] == "checkpoints" else None
+
+
+def begun(folder: Path) -> RunPaths:
+    """Where everything of a run lies.
+
+    Raises:
+        RunError: If no run was begun in the folder.
+    """
+    paths = RunPaths(folder)
+    if not paths.is_run:
+        raise RunError(
+            f"{str(folder)!r} is no run folder: it has no {paths.recipe.name}; give the folder of a run."
+        )
+    return paths
