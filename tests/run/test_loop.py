@@ -203,7 +203,7 @@ def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pair
     assert_reference_fits_pairs(folder)
     assert "<html" in (folder / "report.html").read_text()
     assert "runs/whole/report.html" in printed
-    assert "tlm-dre against sft, paired over 6 tasks" in printed
+    assert "Task by task, tlm-dre differs from sft by" in printed
 
 
 def test_alignment_notes_how_far_sampling_was_from_training(whole):
