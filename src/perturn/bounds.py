@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
@@ -65,6 +68,18 @@ def efforts(kind: Any) -> set[str]:
 def bounds(hint: Any) -> Iterator[Bound]:
     """The bounds within a type, of the parts of a union too."""
     yield from (each for each in _marks(hint) if isinstance(each, Bound))
+
+
+def texts(kind: Any) -> dict[str, str]:
+    """The text below each field of a dataclass, in its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = below.value if isinstance(below, ast.Expr) else None
+            found[field.target.id] = str(text.value) if isinstance(text, ast.Constant) else ""
+    return found
 
 
 def _marks(hint: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import close_world, closing_world
 from perturn.io.reading import user_path
 from perturn.run.panels import look_up, make_jobs
-from perturn.run.session import Session, make_protocol, outcomes, world_maker
+from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage
-from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory
 
 _AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
@@ -51,15 +51,14 @@ def show_expert(session: Session, stage: Stage) -> None:
             counts |= outcomes(read_trajectories(file))
         return
 
-    def played(missing: Sequence[Job], make: Callable[[], Environment], at_once: int) -> Iterator[Trajectory]:
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
         start = partial(_shown, protocol=session.protocol)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
 
     jobs = make_jobs(session.panels.expert, recipe.seed)
     at_once = recipe.explore.concurrency if recipe.explore else _AT_ONCE
-    with run.stage(stage.name, file) as counts, TrajectoryStore(file) as store:
-        session.store_all(store, jobs, played, at_once, "expert episodes", again=True)
-        counts |= outcomes(store.read())
+    with run.stage(stage.name, file) as counts:
+        counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
@@ -195,6 +194,6 @@ def explore(session: Session, stage: Stage) -> None:
     assert settings is not None
     jobs = make_jobs(session.panels.tasks["explore"], session.recipe.seed, settings.samples, stage.iteration)
     with session.run.stage(stage.name, file) as counts:
-        counts |= session.record(
+        counts |= session.play(
             file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"
         )

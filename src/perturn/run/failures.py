@@ -32,6 +32,11 @@ class Failures:
         self._errors.extend(one.error or "no reason" if failed(one) else None for one in trajectories)
         return self
 
+    def restart(self, trajectories: Iterable[Trajectory]) -> None:
+        """Forget what was counted, and take these into account."""
+        self._errors.clear()
+        self.add(trajectories)
+
     @property
     def too_many(self) -> bool:
         """Whether more failed than may."""

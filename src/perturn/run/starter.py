@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import textwrap
@@ -13,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from perturn.bounds import texts
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.errors import ConfigError, did_you_mean
@@ -244,14 +244,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 def _documentation(kind: Any) -> dict[str, str]:
     """Meaning of each setting, from the text below its field or from the Args of the constructor."""
-    found: dict[str, str] = {}
     if dataclasses.is_dataclass(kind):
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]  # type: ignore[arg-type]
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _text(below)
-        return found
+        return texts(kind)
+    found: dict[str, str] = {}
     name = ""
     for line in (inspect.getdoc(kind.__init__) or "").partition("Args:\n")[2].splitlines():
         if not line.strip():
@@ -262,17 +257,6 @@ def _documentation(kind: Any) -> dict[str, str]:
         elif name:
             found[name] += f" {line.strip()}"
     return found
-
-
-def _text(node: ast.stmt) -> str:
-    """The text of a string that stands alone."""
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return node.value.value
-    return ""
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:

@@ -22,8 +22,7 @@ from perturn.settings.cluster import Cluster
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
-LEARNING_RATE = 1e-6
-"""Defaults of training, in a recipe and in Python."""
+"""Tokens that go through a model together, unless a setting says otherwise."""
 
 COUNT = Bound(least=1, most=10**9)
 """Numbers of things; lists and time have their end."""
@@ -160,7 +159,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Train:
-    """One training stage."""
+    """One training stage. `TurnConfig` takes what it shares with it from here."""
 
     loss: Section
     """`name` of a loss and its settings."""
@@ -171,8 +170,9 @@ class Train:
     batch_size: Annotated[int, COUNT] = 4
     """Trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
-    """Tokens that go through the model together; bounds memory, does not change the loss."""
-    learning_rate: Annotated[float, Bound(above=0)] = LEARNING_RATE
+    """Tokens that go through the model together, counted after sharing. It bounds memory: the rows of a batch are
+    divided into as many passes as they need. It does not change the loss."""
+    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises to its peak."""
