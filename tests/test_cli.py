@@ -30,29 +30,6 @@ COMMANDS = [
 ]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
 
-RECIPE = """
-name: one
-output: {output}
-model: {{name: "{model}", dtype: float32}}
-environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
-sft:
-  loss: {{name: sft}}
-  tasks: {{per_kind: 4}}
-explore:
-  tasks: {{per_kind: 4, skip: 4}}
-align:
-  loss: {{name: tlm-dre}}
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
-    return file
-
 
 @pytest.fixture
 def perturn(monkeypatch, capsys):

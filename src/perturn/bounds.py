@@ -8,7 +8,9 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ def check_bounds(settings: Any) -> None:
             side = bound.broken_by(value) if isinstance(value, int | float) else None
             if side is not None:
                 raise ValueError(f"{name} must be {side}, got {value}.")
+
+
+def bounded(kind: type[T]) -> type[T]:
+    """Have a dataclass compare its fields with their bounds as it is made; stands below `@dataclass`."""
+    kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
+    return kind
 
 
 def efforts(kind: Any) -> set[str]:

@@ -233,7 +233,9 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     assert "more than rounding" not in capsys.readouterr().err
     train._note_agreement(run, Stage("align", "train", "", start="sft"), moved, trainer.train_dataset.rows)
     assert "more than rounding" in capsys.readouterr().err
-    train._note_agreement(run, Stage("align", "train", "", start="another"), moved, trainer.train_dataset.rows)
+    train._note_agreement(
+        run, Stage("align", "train", "", start="another"), moved, trainer.train_dataset.rows
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -460,5 +462,5 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, he
         run_stages(run, names=["sft"])
 
     shown = [frame.locals["progress"] for frame in caught.traceback if "progress" in frame.locals]
-    assert [one._bar._progress.live.is_started for one in shown] == [False]
+    assert [one._bar.func.__self__.live.is_started for one in shown] == [False]
     assert not run.is_done("sft")

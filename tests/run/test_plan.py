@@ -20,31 +20,6 @@ from perturn.run.plan import (
 )
 from perturn.settings.recipe import Lora, ModelSettings, Train
 
-RECIPE = """
-name: one
-output: {output}
-model: {{name: "{model}", dtype: float32}}
-environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
-sft:
-  loss: {{name: sft}}
-  tasks: {{per_kind: 4}}
-explore:
-  tasks: {{per_kind: 4, skip: 4}}
-  samples: 2
-align:
-  loss: {{name: tlm-dre}}
-worlds: {{processes: 0}}
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
-    return file
-
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     """4 + 4 expert episodes, 4 evaluated by each policy, 4 x 2 explored, of which 6 are assumed to become pairs."""

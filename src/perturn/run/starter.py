@@ -60,9 +60,8 @@ def write_recipe(
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
     chosen = _chosen(file.stem, world["environment"], model, loss, lora)
     apply_overrides(chosen, overrides)
-    recipe = parse(Recipe, chosen)
-    text = f"{_header(file, environment, model)}{_body(recipe, chosen)}"
-    write_whole(file, text)
+    settings = "\n".join(_fields(Recipe, parse(Recipe, chosen), chosen, ""))
+    write_whole(file, f"{_header(file, environment, model)}{settings}\n")
     read_recipe(file)
 
 
@@ -163,10 +162,6 @@ def _header(file: Path, environment: str, model: str) -> str:
     )
 
 
-def _body(recipe: Recipe, chosen: dict[str, Any]) -> str:
-    return "\n".join(_fields(type(recipe), recipe, chosen, "")) + "\n"
-
-
 def _fields(
     kind: Any,
     value: Any,
@@ -202,34 +197,22 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
             )
         else:
             defaults = {**_defaults(entry), **value}
-            yield from _fields(
-                entry, defaults, _only(chosen, defaults), f"{indent}  ", live, may_be_empty=True
-            )
+            own = {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
+            yield from _fields(entry, defaults, own, f"{indent}  ", live, may_be_empty=True)
     elif inner is not None:
         yield f"{indent}{mark}{name}:"
-        part = value if value is not None else inner() if _has_defaults(inner) else None
-        if part is not None:
-            yield from _fields(inner, part, chosen or {}, f"{indent}  ", live)
+        if value is None and dataclasses.MISSING not in _defaults(inner).values():
+            value = inner()
+        if value is not None:
+            yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
     else:
         yield f"{indent}{mark}{name}: {_yaml(value)}"
 
 
-def _only(chosen: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
-
-
 def _inner(kind: Any, name: str) -> Any:
     """The settings class of a field that is a section of its own."""
-    hint = _hints(kind).get(name)
+    hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-
-
-def _has_defaults(kind: Any) -> bool:
-    return all(item is not dataclasses.MISSING for item in _defaults(kind).values())
 
 
 def _defaults(kind: Any) -> dict[str, Any]:

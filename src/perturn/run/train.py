@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.outcomes import succeeded
@@ -319,26 +319,17 @@ class _Progress(TrainerCallback):
         """Take the bar from the screen, also after an error."""
         self._open.close()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
         write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._bar(completed=state.global_step)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
         if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
             return

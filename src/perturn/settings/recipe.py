@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import EFFORT, SECONDS, SEED, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, SEED, Bound, bounded, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
@@ -46,6 +46,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
+@bounded
 class ModelSettings:
     """The pretrained policy."""
 
@@ -60,11 +61,9 @@ class ModelSettings:
     """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
     for tokenizers with ChatML's tokens."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Tasks:
     """A panel of tasks: a seeded choice from a split, equally many of each kind."""
 
@@ -74,11 +73,9 @@ class Tasks:
     skip: Annotated[int, Bound(least=0)] = 0
     """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class ProtocolSettings:
     """The rules of an episode: a named protocol, or your own under a name of yours."""
 
@@ -97,9 +94,6 @@ class ProtocolSettings:
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
 class Expert:
@@ -110,6 +104,7 @@ class Expert:
 
 
 @dataclass(frozen=True)
+@bounded
 class Explore:
     """Let the policy play the tasks it will be corrected on."""
 
@@ -120,11 +115,9 @@ class Explore:
     concurrency: Annotated[int, COUNT] = 16
     """Episodes played at the same time."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Pair:
     """Make preference pairs: the expert over the policy's own failure."""
 
@@ -135,11 +128,9 @@ class Pair:
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Lora:
     """Train low-rank adapters instead of all weights."""
 
@@ -152,9 +143,6 @@ class Lora:
     target_modules: str | list[str] = "all-linear"
     """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
     layer but the last."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -197,6 +185,7 @@ class Train:
 
 
 @dataclass(frozen=True)
+@bounded
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
@@ -206,11 +195,9 @@ class Evaluate:
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""
 
@@ -231,9 +218,6 @@ class Worlds:
     max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
     Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -338,19 +322,26 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return parse(Recipe, data)
 
 
-def _refuse_secrets(data: Any, where: str = "", key: str = "") -> None:
+def _refuse_secrets(data: Any) -> None:
     """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    for where, key, value in _leaves(data):
+        if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
+            raise ConfigError(
+                f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and "
+                "reports. Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+            )
+
+
+def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(path, name of the setting, value) of everything that is no mapping or list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
-            _refuse_secrets(value, _join(where, str(name)), str(name))
+            yield from _leaves(value, _join(where, str(name)), str(name))
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
-            _refuse_secrets(value, f"{where}[{index}]", key)
-    elif data is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(data))):
-        raise ConfigError(
-            f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and reports. "
-            "Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
-        )
+            yield from _leaves(value, f"{where}[{index}]", key)
+    else:
+        yield where, key, data
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -431,14 +422,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _refuse_infinite(value: Any, where: str) -> None:
     """Refuse numbers that are not finite, in lists and mappings too."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _refuse_infinite(each, _join(where, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            _refuse_infinite(each, f"{where}[{index}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value}.")
+    for place, _, each in _leaves(value, where):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{place} must be a finite number, got {each}.")
 
 
 def _join(where: str, key: str) -> str:
@@ -446,28 +432,25 @@ def _join(where: str, key: str) -> str:
 
 
 def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
-    """Apply `key=value` words to a recipe's mapping, in place."""
+    """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
     for word in words:
-        _override(data, word)
-
-
-def _override(data: dict[str, Any], word: str) -> None:
-    """Apply one `a.b=value` word to the recipe's mapping; the value is YAML."""
-    path, equals, text = word.partition("=")
-    if not equals or not path:
-        raise ConfigError(
-            f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
-        )
-    *parents, last = path.split(".")
-    if len(parents) > _DEEPEST_KEY:
-        raise ConfigError(
-            f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
-        )
-    section: Any = data
-    for parent in parents:
-        if isinstance(section, dict) and section.get(parent) is None:
-            section[parent] = {}
-        section = section.get(parent) if isinstance(section, dict) else None
-    if not isinstance(section, dict):
-        raise ConfigError(f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section.")
-    section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)
+        path, equals, text = word.partition("=")
+        if not equals or not path:
+            raise ConfigError(
+                f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            )
+        *parents, last = path.split(".")
+        if len(parents) > _DEEPEST_KEY:
+            raise ConfigError(
+                f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+            )
+        section: Any = data
+        for parent in parents:
+            if isinstance(section, dict) and section.get(parent) is None:
+                section[parent] = {}
+            section = section.get(parent) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section."
+            )
+        section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)
