@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.outcomes import failed, succeeded
@@ -164,36 +163,28 @@ def open_engine(run: Run, policy: str) -> Engine:
     """
     recipe, cluster = run.recipe, run.recipe.cluster
     if not engine_settings(recipe).serves_checkpoints:
-        if policy != "base":
-            raise RunError(
-                f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
-            )
-        return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
-    path, template = policy_path(run, policy), chat_template(recipe.model)
+        if policy == "base":
+            return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
+        raise RunError(
+            f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
+        )
+    path, template = resolve_model(policy_path(run, policy), console.print), chat_template(recipe.model)
     if cluster is not None and cluster.engines:
-        serve = partial(serve_policy, recipe, policy, template, None)
-        return Replicas(cluster, serve, resolve_model(path, console.print))
-    return serve_policy(recipe, policy, template, run.folder, resolve_model(path, console.print))
+        return Replicas(cluster, partial(serve_policy, recipe, policy, template, None), path)
+    return serve_policy(recipe, policy, template, run.folder, path)
 
 
 def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path | None, path: str) -> Engine:
-    """Open the engine in this process, which may be on another machine than the run.
+    """Open the engine in this process, which may be on another machine than the run and its folder."""
 
-    Args:
-        recipe: The run's recipe.
-        policy: Name of the policy.
-        template: Text of the chat template, if it is not the tokenizer's own.
-        folder: The run's, if it is on this machine.
-        path: What the model is loaded from.
-    """
+    def load() -> Loaded:
+        loaded: Loaded = locate("perturn.policy.serving:load_policy")(
+            path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
+        )
+        return loaded
+
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
-    load = partial(_load_policy, path, policy=policy, dtype=recipe.model.dtype, template=template)
     return engine_settings(recipe).open(Serving(policy, path, tuple(stop), load, folder))
-
-
-def _load_policy(path: str, **settings: Any) -> Loaded:
-    loaded: Loaded = locate("perturn.policy.serving:load_policy")(path, **settings, say=console.print)
-    return loaded
 
 
 class Session:

@@ -263,44 +263,39 @@ class Recipe:
             f"name must be usable as a folder name, got {self.name!r:.80}.",
         )
         user_path(self.output, "output")
-        _check(
-            self.environment is None or "name" in self.environment,
-            "environment.name is missing; `perturn list environments` shows them.",
-        )
-        _check("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
-        _check(
-            self.credit is None or "name" in self.credit,
-            "credit.name is missing; `perturn list credits` shows them.",
-        )
+        for part, kinds in (("environment", "environments"), ("engine", "engines"), ("credit", "credits")):
+            section = getattr(self, part)
+            _check(
+                section is None or "name" in section,
+                f"{part}.name is missing; `perturn list {kinds}` shows them.",
+            )
         self._complete()
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""
         if self.align is not None and self.pair is None:
             object.__setattr__(self, "pair", Pair())
-        if self.pair is not None and self.pair.file is None and self.explore is None:
+        paired = self.pair is not None and self.pair.file is None
+        if paired and self.explore is None:
             object.__setattr__(self, "explore", Explore())
-        if self.environment is None:
-            object.__setattr__(self, "evaluate", None)
-            own = self.expert is not None and self.expert.file is not None
-            plays = {
-                "sft": self.sft is not None and not own,
-                "pair": self.pair is not None and self.pair.file is None,
-                "expert": self.expert is not None and not own,
-                "explore": self.explore is not None,
-            }
-            for part, needed in plays.items():
-                file = " or name a file of yours" if part == "pair" else ""
-                _check(
-                    not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe."
-                )
-            _check(
-                self.sft is not None or self.align is not None,
-                "environment is missing; set it in the recipe.",
-            )
-        else:
-            _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
         _check(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
+        if self.environment is not None:
+            _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
+            return
+        object.__setattr__(self, "evaluate", None)
+        own = self.expert is not None and self.expert.file is not None
+        plays = {
+            "sft": self.sft is not None and not own,
+            "pair": paired,
+            "expert": self.expert is not None and not own,
+            "explore": self.explore is not None,
+        }
+        for part, needed in plays.items():
+            file = " or name a file of yours" if part == "pair" else ""
+            _check(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
+        _check(
+            self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
+        )
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
