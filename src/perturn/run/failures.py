@@ -44,10 +44,7 @@ class Failures:
         return len(self._errors) >= self._first and failed > self._most * len(self._errors)
 
     def refuse(self, what: str) -> None:
-        """Stop if more failed than may.
-
-        Args:
-            what: Name of the episodes.
+        """Stop if more episodes, `what` by name, failed than may.
 
         Raises:
             EnvironmentFailure: With the commonest error.

@@ -28,7 +28,6 @@ from perturn.run.session import (
 from perturn.settings.recipe import Recipe, to_yaml
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
-from perturn.types import Environment, EpisodeProtocol, Task
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Where training's metrics can go beside the run folder."""
@@ -103,8 +102,8 @@ def check_trackers(names: Iterable[str]) -> None:
 def _refuse_orphans(run: Run) -> None:
     """Refuse a run of which a stage was removed, but not what was made from it."""
     for stage in stages(run.recipe):
-        for need in stage.needs:
-            if run.is_done(stage.name) and not run.is_done(need) and need in run.manifest["stages"]:
+        for need in stage.needs if run.is_done(stage.name) else ():
+            if not run.is_done(need) and need in run.manifest["stages"]:
                 remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], need))
                 raise RunError(
                     f"{run.folder}: {need} is to be done again, but {stage.name} was made from what it was; "
@@ -157,20 +156,16 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
         panels = look_up(recipe, env)
-        first = next((tasks[0] for tasks in panels.tasks.values()), None)
-        if first is not None:  # pairs or episodes of the user's own may be all there is
-            _check_format(env, first, protocol)
+        for task in [tasks[0] for tasks in panels.tasks.values()][
+            :1
+        ]:  # none, where all data is the user's own
+            try:
+                problem = misfit(env.reset(task, 0), protocol)
+            except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of later
+                problem = None
+            if problem:
+                raise ConfigError(f"{env.name} {problem}")
     return panels
-
-
-def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
-    """Refuse a format whose actions the world cannot take; a world that cannot pose the task is heard of later."""
-    try:
-        problem = misfit(env.reset(task, 0), protocol)
-    except Exception:  # noqa: BLE001  environments are code of others; a bad episode is data
-        return
-    if problem:
-        raise ConfigError(f"{env.name} {problem}")
 
 
 def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:
@@ -181,16 +176,14 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
     """
+    planned = []
     for stage in stages(run.recipe):
         if stage.command == "train" and run.is_done(
             stage.name
         ):  # a kill may have left what it was trained in
             shutil.rmtree(run.checkpoint(f"{stage.policy}.partial"), ignore_errors=True)
-    planned = [
-        stage
-        for stage in stages(run.recipe)
-        if command in (None, stage.command) and (names is None or stage.name in names)
-    ]
+        if command in (None, stage.command) and (names is None or stage.name in names):
+            planned.append(stage)
     run.planned = [stage.name for stage in planned]
     with Session(run) as session:
         for stage in planned:

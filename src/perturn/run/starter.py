@@ -16,7 +16,7 @@ from perturn.bounds import texts
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.errors import ConfigError, did_you_mean
-from perturn.faults import close_world
+from perturn.faults import closing_world
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
 from perturn.tables import table
@@ -69,6 +69,7 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
     """The settings that differ from the defaults, or that everybody should look at."""
     taught, explored, evaluated = _panels(environment)
     small = model == "smollm2-135m"
+    most = 32 if small else 128
     training: dict[str, Any] = {"batch_size": 4}
     if small:
         training["token_budget"] = 1024  # for machines with little memory
@@ -86,10 +87,7 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
             "learning_rate": 1e-4 if small or lora else 2e-5,
             **training,
         },
-        "explore": {
-            "tasks": explored,
-            "sampling": {"temperature": 1.0, "max_new_tokens": 32 if small else 128},
-        },
+        "explore": {"tasks": explored, "sampling": {"temperature": 1.0, "max_new_tokens": most}},
         "pair": {"threshold": 0.4},
         "align": {
             "loss": {"name": loss},
@@ -97,32 +95,25 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
             "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
             **training,
         },
-        "evaluate": {
-            "tasks": evaluated,
-            "sampling": {"temperature": 0.0, "max_new_tokens": 32 if small else 128},
-        },
+        "evaluate": {"tasks": evaluated, "sampling": {"temperature": 0.0, "max_new_tokens": most}},
         "seed": 0,
     }
 
 
 def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Panels to teach, explore and evaluate that the environment has the tasks for."""
-    env = environment_maker(environment)()
-    try:
-        half = _per_kind(env, "train") // 2
-        if not half:
-            raise ConfigError(
-                f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
-                "none could be taught and another explored; restrict its kinds in a recipe of your own."
-            )
+    with closing_world(environment_maker(environment)()) as env:
+        half = min(_per_kind(env, "train") // 2, _MOST_TASKS)
         split = next((each for each in _EVALUATION_SPLITS if _per_kind(env, each)), "train")
         evaluated = min(_per_kind(env, split), _MOST_TASKS)
-    finally:
-        close_world(env)
-    taught = min(half, _MOST_TASKS)
+    if not half:
+        raise ConfigError(
+            f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
+            "none could be taught and another explored; restrict its kinds in a recipe of your own."
+        )
     return (
-        {"split": "train", "per_kind": taught},
-        {"split": "train", "per_kind": min(half, _MOST_TASKS), "skip": taught},
+        {"split": "train", "per_kind": half},
+        {"split": "train", "per_kind": half, "skip": half},
         {"split": split, "per_kind": evaluated},
     )
 
