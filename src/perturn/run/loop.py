@@ -156,11 +156,10 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
         panels = look_up(recipe, env)
-        for task in [tasks[0] for tasks in panels.tasks.values()][
-            :1
-        ]:  # none, where all data is the user's own
+        first = next((tasks[0] for tasks in panels.tasks.values()), None)
+        if first is not None:  # pairs or episodes of the user's own may be all there is
             try:
-                problem = misfit(env.reset(task, 0), protocol)
+                problem = misfit(env.reset(first, 0), protocol)
             except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of later
                 problem = None
             if problem:
@@ -178,9 +177,8 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
     """
     planned = []
     for stage in stages(run.recipe):
-        if stage.command == "train" and run.is_done(
-            stage.name
-        ):  # a kill may have left what it was trained in
+        if stage.command == "train" and run.is_done(stage.name):
+            # A kill may have left what it was trained in.
             shutil.rmtree(run.checkpoint(f"{stage.policy}.partial"), ignore_errors=True)
         if command in (None, stage.command) and (names is None or stage.name in names):
             planned.append(stage)
