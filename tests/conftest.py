@@ -1,5 +1,6 @@
 """Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
 
+import copy
 import importlib.util
 import json
 import math
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn import TurnConfig, TurnTrainer
 from perturn.data.store import read_pairs
 from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
@@ -23,6 +25,22 @@ hypothesis.settings.register_profile("repeatable", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("repeatable")
 
+_RECIPE = """
+name: one
+output: {output}
+model: {{name: "{model}", dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
+sft:
+  loss: {{name: sft}}
+  tasks: {{per_kind: 4}}
+explore:
+  tasks: {{per_kind: 4, skip: 4}}
+  samples: 2
+align:
+  loss: {{name: tlm-dre}}
+worlds: {{processes: 0}}
+"""
 _EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py"
 
 
@@ -82,6 +100,43 @@ def own_environment():
     sys.modules["own_environment"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_folder, own_environment):
+    """A recipe that would run."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(_RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
+    return file
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tokenizer, tiny_model):
+    """Make a trainer of rows with quiet, quick settings; keywords of TurnConfig, or `model`, `ref_model`, ..."""
+
+    def make(rows, model=None, eval_dataset=None, ref_model=None, peft_config=None, **settings):
+        settings = {
+            "loss": "dpo",
+            "output_dir": str(tmp_path / "out"),
+            "reference_cache": str(tmp_path / "reference"),
+            "use_cpu": True,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            **settings,
+        }
+        return TurnTrainer(
+            copy.deepcopy(tiny_model) if model is None else model,
+            args=TurnConfig(**settings),
+            train_dataset=rows,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            ref_model=ref_model,
+            peft_config=peft_config,
+        )
+
+    return make
 
 
 def _assert_reference_fits_pairs(folder):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perturn.cli import main
+from perturn.cli import loop, main
 
 PERTURN = Path(sys.executable).with_name("perturn")
 COMMANDS = [
@@ -20,6 +20,8 @@ COMMANDS = [
     "evaluate",
     "report",
     "inspect",
+    "import-expert",
+    "verify",
     "watch",
     "list",
     "init",
@@ -27,29 +29,6 @@ COMMANDS = [
     "convert",
 ]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
-
-RECIPE = """
-name: one
-output: {output}
-model: {{name: "{model}", dtype: float32}}
-environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
-sft:
-  loss: {{name: sft}}
-  tasks: {{per_kind: 4}}
-explore:
-  tasks: {{per_kind: 4, skip: 4}}
-align:
-  loss: {{name: tlm-dre}}
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
-    return file
 
 
 @pytest.fixture
@@ -277,6 +256,22 @@ def test_stages_print_json_for_machines(perturn, recipe, tmp_path):
     assert code == 0
     assert stages["expert"]["counts"]["episodes"] == 8
     assert stages["explore"] is None
+
+
+def test_an_end_that_an_interval_lacks_is_a_question_mark(tmp_path, capsys):
+    """One task whose score has no bounds says nothing of the others; summary.json then has null."""
+    row = {"name": "base", "n": 1, "mean_score": 7.0, "success_rate": 1.0, "mean_turns": 2.0}
+    compared = {"a": "sft", "b": "base", "n": 1, "mean_difference": 2.0, "interval": [None, None]} | {
+        "p_value": 1.0, "mcnemar_p_value": None, "wins": 1, "losses": 0, "ties": 0
+    }  # fmt: skip
+    summary = {"protocol": None, "policies": [row | {"interval": [None, None]}], "comparison": compared}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+
+    loop._print_summary(tmp_path)
+
+    printed = capsys.readouterr().out
+    assert "7.000 [? to ?]" in printed
+    assert "sft is not distinguishable from base" in printed
 
 
 def test_lists_and_checks_print_json_for_machines(perturn, own_environment):

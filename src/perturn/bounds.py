@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,12 @@ def check_bounds(settings: Any) -> None:
                 raise ValueError(f"{name} must be {side}, got {value}.")
 
 
+def bounded(kind: type[T]) -> type[T]:
+    """Have a dataclass compare its fields with their bounds as it is made; stands below `@dataclass`."""
+    kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
+    return kind
+
+
 def efforts(kind: Any) -> set[str]:
     """Names of the settings of a class that are marked as `EFFORT`; of a dataclass, or of what a constructor takes."""
     hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
@@ -65,6 +76,18 @@ def efforts(kind: Any) -> set[str]:
 def bounds(hint: Any) -> Iterator[Bound]:
     """The bounds within a type, of the parts of a union too."""
     yield from (each for each in _marks(hint) if isinstance(each, Bound))
+
+
+def texts(kind: Any) -> dict[str, str]:
+    """The text below each field of a dataclass, in its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = below.value if isinstance(below, ast.Expr) else None
+            found[field.target.id] = str(text.value) if isinstance(text, ast.Constant) else ""
+    return found
 
 
 def _marks(hint: Any) -> Iterator[Any]:

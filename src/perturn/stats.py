@@ -8,15 +8,16 @@ that the same scores always give the same p-value and no global state is touched
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
+Bounds = tuple[float, float] | None
+"""Lowest and highest value possible; None: there are none."""
 
 FLIPS = 10_000
 SEED = 20_240_101
@@ -58,7 +59,7 @@ class PairedComparison:
 
 
 def mean_interval(
-    values: Sequence[float], confidence: float = 0.95, *, bounds: tuple[float, float] | None = (0.0, 1.0)
+    values: Sequence[float], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
     """Mean of independent values, with an interval for the mean they were drawn around.
 
@@ -92,7 +93,7 @@ def mean_interval(
     if bounds is not None and _at_bounds(sample, bounds):
         rate = rate_interval(int((sample == bounds[1]).sum()), len(sample), confidence)
         low, high = (bounds[0] + end * (bounds[1] - bounds[0]) for end in (rate.low, rate.high))
-    elif _no_spread(sample, bounds):
+    elif np.ptp(sample) <= _rounding(float(np.abs(sample).max()), bounds):
         low, high = _interval_without_spread(mean, len(sample), confidence, bounds)
     else:
         error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
@@ -123,7 +124,7 @@ def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
         raise ValueError(f"successes must be between 0 and n = {n}, got {successes}.")
     _check_confidence(confidence)
     rate = successes / n
-    low, high = _score_interval(rate, n, float(stats.norm.ppf(0.5 + confidence / 2)))
+    low, high = map(float, stats.binomtest(successes, n).proportion_ci(confidence, "wilson"))
     return Estimate(rate, max(0.0, min(low, rate)), min(1.0, max(high, rate)), n)
 
 
@@ -132,7 +133,7 @@ def paired_comparison(
     b: Mapping[str, float],
     confidence: float = 0.95,
     *,
-    bounds: tuple[float, float] | None = (0.0, 1.0),
+    bounds: Bounds = (0.0, 1.0),
 ) -> PairedComparison:
     """Compare two sets of scores task by task.
 
@@ -170,6 +171,7 @@ def paired_comparison(
     wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
     mean, width = float(difference.mean()), None if bounds is None else bounds[1] - bounds[0]
     binary = _at_bounds(first, bounds) and _at_bounds(second, bounds)
+    mcnemar = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
     if width is not None and binary:
         low, high = _interval_of_paired_rates(difference, confidence, width)
     else:
@@ -183,7 +185,7 @@ def paired_comparison(
         low=min(low, mean),
         high=max(high, mean),
         p_value=_sign_flip_p_value(difference),
-        mcnemar_p_value=_mcnemar_p_value(wins, losses) if binary else None,
+        mcnemar_p_value=mcnemar if binary else None,
         wins=wins,
         losses=losses,
         ties=len(shared) - wins - losses,
@@ -195,7 +197,7 @@ def cluster_interval(
     clusters: Sequence[Hashable],
     confidence: float = 0.95,
     *,
-    bounds: tuple[float, float] | None = (0.0, 1.0),
+    bounds: Bounds = (0.0, 1.0),
 ) -> Estimate:
     """Mean over all values, with an interval that allows for values of one cluster being alike.
 
@@ -239,7 +241,7 @@ def cluster_interval(
     return Estimate(mean, min(low, mean), max(high, mean), count)
 
 
-def _checked(values: Sequence[float], name: str, bounds: tuple[float, float] | None) -> Floats:
+def _checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError(f"{name} must hold at least one number, got none.")
@@ -260,18 +262,12 @@ def _check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
 
 
-def _no_spread(sample: Floats, bounds: tuple[float, float] | None) -> bool:
-    return bool(np.ptp(sample) <= _rounding(float(np.abs(sample).max()), bounds))
-
-
-def _rounding(size: float, bounds: tuple[float, float] | None) -> float:
+def _rounding(size: float, bounds: Bounds) -> float:
     """The largest difference that counts as none: by the size of values, or between bounds by their width."""
     return 1e-12 * max(1e-300, size, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 
-def _interval_without_spread(
-    mean: float, n: int, confidence: float, bounds: tuple[float, float] | None
-) -> tuple[float, float]:
+def _interval_without_spread(mean: float, n: int, confidence: float, bounds: Bounds) -> tuple[float, float]:
     """Interval from n equal values.
 
     Other values may have been possible with a chance of up to q = 1 - ((1 - confidence)/2)^(1/n) without
@@ -285,7 +281,7 @@ def _interval_without_spread(
 
 
 def _interval_with_spread(
-    mean: float, error: float, freedom: int, confidence: float, bounds: tuple[float, float] | None
+    mean: float, error: float, freedom: int, confidence: float, bounds: Bounds
 ) -> tuple[float, float]:
     quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
     if bounds is None:
@@ -312,10 +308,6 @@ def _interval_of_paired_rates(difference: Floats, confidence: float, width: floa
     return max(-width, mean - half), min(width, mean + half)
 
 
-def _mcnemar_p_value(wins: int, losses: int) -> float:
-    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-
-
 def _sign_flip_p_value(difference: Floats) -> float:
     """Share of sign flips whose sum is at least as far from zero as the observed one.
 
@@ -330,30 +322,13 @@ def _sign_flip_p_value(difference: Floats) -> float:
         return float((np.abs((1.0 - 2.0 * codes) @ moving) >= observed).mean())
     generator = np.random.default_rng(SEED)
     extreme = 1
-    for rows in _chunks(FLIPS - 1, moving.size):
-        signs = 1.0 - 2.0 * generator.integers(0, 2, (rows, moving.size))
+    rows = max(1, _CHUNK // moving.size)
+    for begun in range(1, FLIPS, rows):
+        signs = 1.0 - 2.0 * generator.integers(0, 2, (min(rows, FLIPS - begun), moving.size))
         extreme += int((np.abs(signs @ moving) >= observed).sum())
     return extreme / FLIPS
 
 
-def _chunks(total: int, width: int) -> Iterator[int]:
-    """Row counts that add up to total, each small enough to hold `rows * width` numbers at once."""
-    rows = max(1, _CHUNK // width)
-    yield from repeat(rows, total // rows)
-    if total % rows:
-        yield total % rows
-
-
-def _at_bounds(sample: Floats, bounds: tuple[float, float] | None) -> bool:
+def _at_bounds(sample: Floats, bounds: Bounds) -> bool:
     """Whether every value is the lowest or the highest possible."""
     return bounds is not None and bool(((sample == bounds[0]) | (sample == bounds[1])).all())
-
-
-__all__ = [
-    "Estimate",
-    "PairedComparison",
-    "cluster_interval",
-    "mean_interval",
-    "paired_comparison",
-    "rate_interval",
-]

@@ -79,7 +79,7 @@ def test_a_watcher_says_which_file_is_no_yaml(tmp_path, text):
         "/proc/self/mem",
     ],
 )
-@pytest.mark.parametrize("command", ["run", "watch", "report", "inspect", "collect", "init"])
+@pytest.mark.parametrize("command", ["run", "watch", "verify", "report", "inspect", "collect", "init"])
 def test_a_path_that_cannot_be_is_one_line(monkeypatch, capsys, path, command):
     """Exit code 2 (or 1), and a sentence; no traceback."""
     more = {"inspect": ["--model", "smollm2-135m"], "init": ["--environment", "x", "--model", "m"]}.get(

@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from perturn import TurnConfig, TurnTrainer
 from perturn.errors import DataError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
@@ -28,31 +27,11 @@ PAIR = PreferencePair(trajectory("go north", "take the lamp"), trajectory("go up
 
 
 @pytest.fixture
-def train(tmp_path, tokenizer, tiny_model):
+def train(make_trainer):
     """Make a trainer of one pair."""
-
-    def make(ref_model=None, model=None, rows=(PAIR,), **settings):
-        settings = {
-            "loss": "dpo",
-            "output_dir": str(tmp_path / "out"),
-            "reference_cache": str(tmp_path / "reference"),
-            "use_cpu": True,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "max_steps": 1,
-            "disable_tqdm": True,
-            **settings,
-        }
-        return TurnTrainer(
-            copy.deepcopy(tiny_model) if model is None else model,
-            args=TurnConfig(**settings),
-            train_dataset=rows,
-            processing_class=tokenizer,
-            ref_model=ref_model,
-        )
-
-    return make
+    return lambda ref_model=None, model=None, rows=(PAIR,), **settings: make_trainer(
+        rows, model, ref_model=ref_model, **{"max_steps": 1, **settings}
+    )
 
 
 def adapted(model):

@@ -63,36 +63,10 @@ PAIRS = make_pairs()
 
 
 @pytest.fixture
-def train(tmp_path, tokenizer, tiny_model):
-    """Make a trainer with quiet, quick settings; keywords of TurnConfig, or `rows`, `model`, and the like."""
-
-    def make(rows=PAIRS, model=None, eval_dataset=None, ref_model=None, peft_config=None, **settings):
-        settings = {
-            "loss": "dpo",
-            "output_dir": str(tmp_path / "out"),
-            "reference_cache": str(tmp_path / "reference"),
-            "use_cpu": True,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "learning_rate": 1e-3,
-            "per_device_train_batch_size": 2,
-            "num_train_epochs": 1,
-            "dataloader_pin_memory": False,
-            **settings,
-        }
-        return TurnTrainer(
-            copy.deepcopy(tiny_model) if model is None else model,
-            args=TurnConfig(**settings),
-            train_dataset=rows,
-            eval_dataset=eval_dataset,
-            processing_class=tokenizer,
-            ref_model=ref_model,
-            peft_config=peft_config,
-        )
-
-    return make
+def train(make_trainer):
+    """Make a trainer of the pairs, two at a time; as `make_trainer`."""
+    usual = {"learning_rate": 1e-3, "per_device_train_batch_size": 2, "num_train_epochs": 1}
+    return lambda rows=PAIRS, model=None, **settings: make_trainer(rows, model, **{**usual, **settings})
 
 
 def history(trainer, name="loss"):

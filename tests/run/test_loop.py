@@ -203,7 +203,7 @@ def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pair
     assert_reference_fits_pairs(folder)
     assert "<html" in (folder / "report.html").read_text()
     assert "runs/whole/report.html" in printed
-    assert "tlm-dre against sft, paired over 6 tasks" in printed
+    assert "Task by task, tlm-dre differs from sft by" in printed
 
 
 def test_alignment_notes_how_far_sampling_was_from_training(whole):
@@ -229,11 +229,13 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     trainer = TurnTrainer(sft, args, pairs)
     moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
 
-    train._note_agreement(run, Stage("align", "train", "", start="sft"), trainer, pairs)
+    train._note_agreement(run, Stage("align", "train", "", start="sft"), pairs, trainer.train_dataset.rows)
     assert "more than rounding" not in capsys.readouterr().err
-    train._note_agreement(run, Stage("align", "train", "", start="sft"), trainer, moved)
+    train._note_agreement(run, Stage("align", "train", "", start="sft"), moved, trainer.train_dataset.rows)
     assert "more than rounding" in capsys.readouterr().err
-    train._note_agreement(run, Stage("align", "train", "", start="another"), trainer, moved)
+    train._note_agreement(
+        run, Stage("align", "train", "", start="another"), moved, trainer.train_dataset.rows
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -460,5 +462,5 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, he
         run_stages(run, names=["sft"])
 
     shown = [frame.locals["progress"] for frame in caught.traceback if "progress" in frame.locals]
-    assert [one._bar._progress.live.is_started for one in shown] == [False]
+    assert [one._bar.func.__self__.live.is_started for one in shown] == [False]
     assert not run.is_done("sft")

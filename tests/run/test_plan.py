@@ -8,43 +8,17 @@ import pytest
 
 from perturn.cli import main
 from perturn.run.loop import open_run, run_stages
-from perturn.run.plan import make_plan
-from perturn.run.plan.episodes import Panels
-from perturn.run.plan.estimate import (
+from perturn.run.machine import Machine, measure_machine
+from perturn.run.plan import (
     KEPT_BY_ALLOCATOR,
-    Machine,
+    Episodes,
     generation_seconds,
+    make_plan,
     trained_tokens,
     training_gb,
     training_seconds,
 )
-from perturn.run.plan.rates import measure_machine
 from perturn.settings.recipe import Lora, ModelSettings, Train
-
-RECIPE = """
-name: one
-output: {output}
-model: {{name: "{model}", dtype: float32}}
-environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
-sft:
-  loss: {{name: sft}}
-  tasks: {{per_kind: 4}}
-explore:
-  tasks: {{per_kind: 4, skip: 4}}
-  samples: 2
-align:
-  loss: {{name: tlm-dre}}
-worlds: {{processes: 0}}
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
-    return file
 
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
@@ -114,15 +88,15 @@ def test_a_server_is_not_estimated(recipe, monkeypatch):
 MACHINE = Machine(
     parameters=1_000_000, layers=10, hidden=100, device="cpu", bytes=4, many=1e9, few=1e9, base_gb=1.0
 )
-PANELS = Panels(
+EPISODES = Episodes(
     sft=4, expert=8, explore=8, evaluate=4, limit=5, turns=3, prompt=100, heard=20, said=10, seconds=0.1
 )
 
 
 def test_tokens_are_worked_by_hand():
     """Expert: 100 + 2 * 20 + 3 * 10 = 170. Taught policy, 4 turns: 100 + 3 * 20 + 4 * 10 = 200."""
-    assert trained_tokens(PANELS, 2, on_pairs=False) == 2 * 170
-    assert trained_tokens(PANELS, 2, on_pairs=True) == 2 * 370
+    assert trained_tokens(EPISODES, 2, on_pairs=False) == 2 * 170
+    assert trained_tokens(EPISODES, 2, on_pairs=True) == 2 * 370
 
 
 @pytest.mark.parametrize(
@@ -139,14 +113,14 @@ def test_training_is_worked_by_hand(settings, operations):
 
 def test_generation_is_worked_by_hand():
     """Untaught, 5 turns of 30 tokens, 4 at once: 350 tokens read each, 150 steps of 4 ms and 40 times 0.2 ms."""
-    seconds = generation_seconds(MACHINE, PANELS, 4, 16, learned=False, most=30)
+    seconds = generation_seconds(MACHINE, EPISODES, 4, 16, learned=False, most=30)
 
     assert seconds == pytest.approx(4 * 350 * 2e-3 + 150 * (4e-3 + 40 * 2e-4))
 
 
 def test_slow_worlds_decide():
     """4 episodes of 5 turns of 10 s each: worlds and engine work side by side."""
-    slow = replace(PANELS, seconds=10.0)
+    slow = replace(EPISODES, seconds=10.0)
 
     assert generation_seconds(MACHINE, slow, 4, 16, learned=False, most=30) == pytest.approx(4 * 5 * 10.0)
 

@@ -9,8 +9,7 @@ import pytest
 
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import ConfigError
-from perturn.run.loop import open_run, run_stages
-from perturn.run.trackers import TRACKERS, check_trackers
+from perturn.run.loop import TRACKERS, check_trackers, open_run, run_stages
 from perturn.run.tracking import open_trackers
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, PreferencePair
@@ -164,9 +163,7 @@ def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
 )
 def test_a_tracker_that_is_unknown_or_missing_is_refused(monkeypatch, names, says):
     """Before any work, with what to install."""
-    monkeypatch.setattr(
-        "perturn.run.trackers.importlib.util.find_spec", lambda name: name != "trackio" or None
-    )
+    monkeypatch.setattr("perturn.run.loop.importlib.util.find_spec", lambda name: name != "trackio" or None)
 
     with pytest.raises(ConfigError) as caught:
         check_trackers(names)

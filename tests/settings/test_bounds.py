@@ -16,6 +16,7 @@ from perturn.run.loop import open_run
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe, Section, build, parse
 from perturn.types import Sampling
+from small import refusal, small
 
 FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
@@ -38,27 +39,6 @@ FREE = {
     ),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
-
-
-def small(**changes):
-    """The least a recipe must say."""
-    return {
-        "name": "small",
-        "model": {"name": "smollm2-135m"},
-        "environment": {"name": "scienceworld"},
-        "protocol": {"name": "scienceworld-eto"},
-        "sft": {"loss": {"name": "sft"}},
-        "align": {"loss": {"name": "tlm-dre"}},
-    } | changes
-
-
-def refusal(call, *arguments):
-    """The one line a wrong recipe is refused with."""
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def parts(hint):
@@ -182,30 +162,6 @@ def test_bounds_hold_without_a_recipe_too():
         Sampling(temperature=float("nan"))
     with pytest.raises(ValueError, match=r"top_p must be > 0, got 0\."):
         Sampling(top_p=0)
-
-
-RECIPE = """
-name: one
-output: {output}
-model: {{name: "{model}", dtype: float32}}
-environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: tiny, format: action, system: Guess., max_turns: 5}}
-sft:
-  loss: {{name: sft}}
-  tasks: {{per_kind: 4}}
-explore:
-  tasks: {{per_kind: 4, skip: 4}}
-align:
-  loss: {{name: tlm-dre}}
-"""
-
-
-@pytest.fixture
-def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
-    return file
 
 
 MISTAKES = [

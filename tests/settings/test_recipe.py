@@ -11,24 +11,13 @@ from hypothesis import strategies as st
 
 from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe, build, parse, read_recipe, to_yaml
+from small import refusal, small
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
-
-
-def small(**changes):
-    """The least a recipe must say."""
-    return {
-        "name": "small",
-        "model": {"name": "smollm2-135m"},
-        "environment": {"name": "scienceworld"},
-        "protocol": {"name": "scienceworld-eto"},
-        "sft": {"loss": {"name": "sft"}},
-        "align": {"loss": {"name": "tlm-dre"}},
-    } | changes
 
 
 @pytest.fixture
@@ -36,15 +25,6 @@ def recipe_file(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(small()), encoding="utf-8")
     return file
-
-
-def refusal(call, *arguments):
-    """The one line a wrong recipe is refused with."""
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_an_unknown_setting_of_a_loss_is_refused_with_its_dotted_path_and_the_closest_one():

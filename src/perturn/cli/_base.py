@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +45,9 @@ Source = Annotated[
     Path,
     typer.Argument(metavar="RECIPE-OR-RUN", help="A recipe file, or the folder of a run.", callback=existing),
 ]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", callback=existing, help="Folder of a run, finished or not.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE ...]", help="Settings that replace the recipe's, such as seed=1."),
@@ -54,6 +59,11 @@ DryRun = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def say_json(value: Any) -> None:
+    """Print one JSON object on one line."""
+    sys.stdout.write(json.dumps(value) + "\n")
 
 
 def command(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perturn.cli._base import AsJson, Overrides, command, existing, results
+from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
 from perturn.run.progress import console as notices
 
 
@@ -59,7 +57,7 @@ def check_env(
 
     problems = check_environment(load_object(environment), split=split)
     if as_json:
-        sys.stdout.write(json.dumps({"environment": environment, "problems": problems}) + "\n")
+        say_json({"environment": environment, "problems": problems})
     else:
         for problem in problems:
             results.print(f"- {problem}", markup=False, soft_wrap=True)

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+
+STAGES = {
+    "collect": (
+        "Collect trajectories: the expert's, and the SFT policy's own once it is trained.",
+        "recipes/scienceworld_tlm-dre_demo.yaml",
+        "runs/demo --dry-run",
+    ),
+    "pair": (
+        "Make preference pairs: the expert over the policy's own failures.",
+        "runs/demo",
+        "runs/demo --dry-run --json",
+    ),
+    "train": (
+        "Train SFT on the expert's trajectories, and the alignment once there are pairs.",
+        "runs/demo",
+        "runs/demo --dry-run",
+    ),
+    "evaluate": ("Score every policy the run has on the held-out panel.", "runs/demo", "runs/demo --json"),
+}
+"""Commands that do a part of the loop: help and examples."""
 
 
 @command(
@@ -37,27 +56,38 @@ def run(
         run_stages(opened)
         report_file = write_report(opened.folder)
     if as_json:
-        sys.stdout.write(opened.paths.summary.read_text(encoding="utf-8").rstrip() + "\n")
+        typer.echo(opened.paths.summary.read_text(encoding="utf-8").rstrip())
         return
     _print_summary(opened.paths.summary)
     results.print(f"report:  {report_file}", soft_wrap=True)
     results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
 
 
-def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, as_json: bool) -> None:
-    """Do the stages of one command, or say what they would be."""
-    from perturn.run.loop import open_run, run_stages
-    from perturn.settings.stages import stages
+def _stage_command(name: str, says: str, *examples: str) -> None:
+    """Add the command that does the stages of one kind."""
 
-    if dry_run:
-        _show_plan(source, overrides, name, as_json)
-        return
-    with open_run(source, overrides or [], name) as opened:
-        run_stages(opened, name)
-    if as_json:
-        names = [stage.name for stage in stages(opened.recipe) if stage.command == name]
-        done = {each: opened.manifest["stages"].get(each) for each in names}
-        sys.stdout.write(json.dumps({"run": str(opened.folder), "stages": done}) + "\n")
+    def stage(
+        source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+    ) -> None:
+        from perturn.run.loop import open_run, run_stages
+        from perturn.settings.stages import stages
+
+        if dry_run:
+            _show_plan(source, overrides, name, as_json)
+            return
+        with open_run(source, overrides or [], name) as opened:
+            run_stages(opened, name)
+        if as_json:
+            names = [stage.name for stage in stages(opened.recipe) if stage.command == name]
+            done = {each: opened.manifest["stages"].get(each) for each in names}
+            say_json({"run": str(opened.folder), "stages": done})
+
+    stage.__doc__ = says
+    command(name, *examples, panel="The loop")(stage)
+
+
+for _name, _says in STAGES.items():
+    _stage_command(_name, *_says)
 
 
 def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
@@ -65,19 +95,11 @@ def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_j
 
     plan = make_plan(source, overrides or [], name)
     if as_json:
-        sys.stdout.write(json.dumps(plan.to_dict()) + "\n")
+        say_json(plan.to_dict())
     else:
         print_plan(plan, results)
     if plan.problems:
         raise typer.Exit(1)
-
-
-@command("collect", "recipes/scienceworld_tlm-dre_demo.yaml", "runs/demo --dry-run", panel="The loop")
-def collect(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Collect trajectories: the expert's, and the SFT policy's own once it is trained."""
-    _stage(source, overrides, "collect", dry_run, as_json)
 
 
 @command("import-expert", "fireact.json recipes/hotpotqa_tlm-dre.yaml", panel="The loop")
@@ -98,30 +120,6 @@ def import_expert(
         f"{run.paths.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
         soft_wrap=True,
     )
-
-
-@command("pair", "runs/demo", "runs/demo --dry-run --json", panel="The loop")
-def pair(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Make preference pairs: the expert over the policy's own failures."""
-    _stage(source, overrides, "pair", dry_run, as_json)
-
-
-@command("train", "runs/demo", "runs/demo --dry-run", panel="The loop")
-def train(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Train SFT on the expert's trajectories, and the alignment once there are pairs."""
-    _stage(source, overrides, "train", dry_run, as_json)
-
-
-@command("evaluate", "runs/demo", "runs/demo --json", panel="The loop")
-def evaluate(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Score every policy the run has on the held-out panel."""
-    _stage(source, overrides, "evaluate", dry_run, as_json)
 
 
 @command("report", "runs/demo", "runs/seed-0 runs/seed-1 --output both.html", panel="The loop")
@@ -155,7 +153,7 @@ def report(
 
 def _print_summary(file: Path) -> None:
     """The headline table of a finished run."""
-    from perturn.report.text import protocol_line
+    from perturn.report.text import comparison_sentences, interval, number, protocol_line
 
     summary = json.loads(file.read_text(encoding="utf-8"))
     stamp = summary["protocol"] or {}
@@ -165,22 +163,10 @@ def _print_summary(file: Path) -> None:
     for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
         table.add_column(column)
     for row in summary["policies"]:
-        low, high = row["interval"]
+        score = f"{number(row['mean_score'])} [{interval(row['interval'])}]"
         table.add_row(
-            row["name"],
-            str(row["n"]),
-            f"{row['mean_score']:.3f} [{low:.3f}, {high:.3f}]",
-            f"{row['success_rate']:.3f}",
-            f"{row['mean_turns']:.1f}",
+            row["name"], str(row["n"]), score, number(row["success_rate"]), number(row["mean_turns"], 1)
         )
     results.print(table)
-    found = summary["comparison"]
-    if found:
-        low, high = found["interval"]
-        mcnemar = found["mcnemar_p_value"]
-        exact = "" if mcnemar is None else f" (McNemar's exact test {mcnemar:.3f})"
-        results.print(
-            f"{found['a']} against {found['b']}, paired over {found['n']} tasks: {found['mean_difference']:+.3f} "
-            f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}{exact}; "
-            f"{found['wins']} better, {found['losses']} worse, {found['ties']} equal"
-        )
+    for sentence in comparison_sentences(summary["comparison"]) or ():
+        results.print(sentence, soft_wrap=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from perturn.cli._base import AsJson, command, existing, results
+from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.errors import ConfigError, did_you_mean
 
 
@@ -54,13 +52,13 @@ def inspect(
     if check:
         found = audit(data, name, max_length)
         if as_json:
-            sys.stdout.write(json.dumps(found) + "\n")
+            say_json(found)
         else:
             print_audit(found, results)
         raise typer.Exit(1 if found["refused"] or found["template"]["problems"] else 0)
     if as_json:
         for line in inspect_json(data, name, max_length, limit):
-            sys.stdout.write(line + "\n")
+            typer.echo(line)
     else:
         show(data, name, loss, results, max_length, 3 if limit is None else limit)
 
@@ -74,9 +72,7 @@ def inspect(
     panel="Look",
 )
 def watch(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", callback=existing, help="Folder of a run, finished or not.")
-    ],
+    run: RunFolder,
     once: Annotated[bool, typer.Option("--once", help="Print the state and exit.")] = False,
     as_json: AsJson = False,
     every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
@@ -87,7 +83,7 @@ def watch(
     watcher = Watcher(run)
     if as_json:
         state = watcher.look()
-        sys.stdout.write(json.dumps(state.to_dict()) + "\n")
+        say_json(state.to_dict())
     elif once:
         state = watcher.look()
         results.print(render(state))
@@ -103,17 +99,14 @@ def watch(
     codes="0 every finished file is what was written; 1 one is damaged; 2 no such run.",
     panel="Look",
 )
-def verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")],
-    as_json: AsJson = False,
-) -> None:
+def verify(run: RunFolder, as_json: AsJson = False) -> None:
     """Hash every finished file of a run folder and say which is damaged, and what to do. Writes nothing."""
     from perturn.run.verify import print_verified
     from perturn.run.verify import verify as check
 
     found = check(run)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
+        say_json(found.to_dict())
     else:
         print_verified(found, results)
     raise typer.Exit(1 if found.damaged else 0)
@@ -131,7 +124,7 @@ def list_table(
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, [*TABLES, 'recipes'])}")
     entries = recipes(Path("recipes")) if what == "recipes" else describe(what)
     if as_json:
-        sys.stdout.write(json.dumps(entries) + "\n")
+        say_json(entries)
         return
     table = Table(show_header=False, box=None)
     for name, says in entries.items():

@@ -63,7 +63,8 @@ class Serving:
 class EngineSettings(Protocol):
     """A frozen dataclass: the section `engine:` of a recipe.
 
-    It may also have `distributions = ("package", ...)`: what its answers depend on, for the run's manifest.
+    It may also have `distributions = ("package", ...)`: what its answers depend on, for the run's manifest; and for
+    `--dry-run` `cache_gigabytes`, its memory for keys and values, and `bound`, what it may spend, in words.
     """
 
     serves_checkpoints: ClassVar[bool]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from transformers import TrainingArguments, get_scheduler
 
-from perturn.bounds import SEED
+from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
 from perturn.policy.examples import SHARED_PREFIX
-from perturn.settings.recipe import LEARNING_RATE, TOKEN_BUDGET
+from perturn.settings.recipe import Train
 
 _MANY_STEPS = 1_000_000
 """Steps for which a schedule is tried, before it is known how many there will be."""
+
+
+def _as_in_a_recipe(name: str) -> Any:
+    """A setting that a recipe has too, where its default and its help stand."""
+    return field(default=getattr(Train, name), metadata={"help": " ".join(texts(Train)[name].split())})
 
 
 @dataclass
@@ -41,19 +46,8 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
     )
-    token_budget: int = field(
-        default=TOKEN_BUDGET,
-        metadata={
-            "help": "Tokens that go through the model together, counted after sharing. It bounds memory: the rows of "
-            "a batch are divided into as many passes as they need. It does not change the loss."
-        },
-    )
-    shared_prefix: str = field(
-        default="keep",
-        metadata={
-            "help": "Turns with which both sides of a pair begin: keep them in the loss, or mask them."
-        },
-    )
+    token_budget: int = _as_in_a_recipe("token_budget")
+    shared_prefix: str = _as_in_a_recipe("shared_prefix")
     chat_template: str | None = field(
         default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
     )
@@ -67,7 +61,7 @@ class TurnConfig(TrainingArguments):
             "help": "Folder for reference log-probabilities. None: the user's cache. PERTURN_REFERENCE_GB bounds it."
         },
     )
-    learning_rate: float = field(default=LEARNING_RATE, metadata={"help": "Peak learning rate."})
+    learning_rate: float = _as_in_a_recipe("learning_rate")
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
@@ -86,8 +80,13 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
-        for name in ("seed", "data_seed"):
-            side = SEED.broken_by(getattr(self, name) or 0)
+        hints = get_type_hints(Train, include_extras=True)
+        limits = [("seed", SEED), ("data_seed", SEED)]
+        limits += [
+            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
+        ]
+        for name, bound in limits:
+            side = bound.broken_by(getattr(self, name) or 0)
             if side is not None:
                 raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
         self._check_optimizer()
@@ -95,8 +94,6 @@ class TurnConfig(TrainingArguments):
             raise ConfigError(
                 "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
             )
-        if self.token_budget < 1:
-            raise ConfigError(f"token_budget must be >= 1, got {self.token_budget}.")
         self._refuse_unread()
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(

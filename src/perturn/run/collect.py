@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,12 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
-from perturn.faults import close_world, closing_world
+from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.run.panels import look_up, make_jobs
-from perturn.run.session import Session, make_protocol, outcomes, world_maker
-from perturn.settings.recipe import Recipe
+from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, world_maker
 from perturn.settings.stages import Stage
-from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory
 
 _AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
@@ -39,27 +38,27 @@ def show_expert(session: Session, stage: Stage) -> None:
     """
     run, recipe = session.run, session.recipe
     file = run.paths.trajectories(stage.name)
-    if not _has_expert(recipe):
-        if not file.is_file():
-            assert recipe.environment is not None
-            raise RunError(
-                f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with perturn "
-                f"import-expert, name a file of yours in expert.file, or record them in {file} yourself "
-                "(docs: perturn.data.store.TrajectoryStore)."
-            )
-        with run.stage(stage.name, file) as counts:
-            counts |= outcomes(read_trajectories(file))
-        return
+    with closing_world(world_maker(recipe)()) as env:
+        has_expert = hasattr(env, "expert")
+    if not has_expert and not file.is_file():
+        assert recipe.environment is not None
+        raise RunError(
+            f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with perturn "
+            f"import-expert, name a file of yours in expert.file, or record them in {file} yourself "
+            "(docs: perturn.data.store.TrajectoryStore)."
+        )
 
-    def played(missing: Sequence[Job], make: Callable[[], Environment], at_once: int) -> Iterator[Trajectory]:
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
         start = partial(_shown, protocol=session.protocol)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
 
-    jobs = make_jobs(session.panels.expert, recipe.seed)
-    at_once = recipe.explore.concurrency if recipe.explore else _AT_ONCE
-    with run.stage(stage.name, file) as counts, TrajectoryStore(file) as store:
-        session.store_all(store, jobs, played, at_once, "expert episodes", again=True)
-        counts |= outcomes(store.read())
+    with run.stage(stage.name, file) as counts:
+        if has_expert:
+            jobs = make_jobs(session.panels.expert, recipe.seed)
+            at_once = recipe.explore.concurrency if recipe.explore else _AT_ONCE
+            counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
+        else:
+            counts |= outcomes(read_trajectories(file))
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
@@ -84,11 +83,6 @@ def bring_expert(session: Session, stage: Stage) -> None:
             counts |= outcomes(store.read())
 
 
-def _has_expert(recipe: Recipe) -> bool:
-    with closing_world(world_maker(recipe)()) as env:
-        return hasattr(env, "expert")
-
-
 def _shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
     """The expert's episode, which asks no engine."""
     yield from ()
@@ -111,35 +105,31 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     Raises:
         ConfigError: If the environment reads no such files, or none is on a task of the run.
     """
-    recipe = run.recipe
-    protocol = make_protocol(recipe.protocol)
+    recipe, protocol = run.recipe, make_protocol(run.recipe.protocol)
     assert recipe.environment is not None
-    env: Any = make_environment(recipe.environment)
-    try:
+    rules: dict[str, Any] = {
+        "protocol": f"{protocol.name}-{protocol.format}",
+        "prompt": system_prompt(protocol),
+        "history": protocol.history,
+    }
+    counts, target = Counter(imported=0, before=0), run.paths.trajectories("expert")
+    with closing_world(make_environment(recipe.environment)) as env:
         if not hasattr(env, "read_experts"):
             raise ConfigError(f"environment {recipe.environment['name']!r} reads no episodes of others.")
         tasks = look_up(recipe, env).expert
-        rules: dict[str, Any] = {
-            "protocol": f"{protocol.name}-{protocol.format}",
-            "prompt": system_prompt(protocol),
-            "history": protocol.history,
-        }
-        write = FORMATS[protocol.format].write
-        counts = Counter(imported=0, before=0)
-        with TrajectoryStore(run.paths.trajectories("expert")) as store:
+        with TrajectoryStore(target) as store:
             held = store.keys()
-            for found in env.read_experts(file, tasks, write):
-                new = found.key not in held
-                counts["imported" if new else "before"] += 1
-                if new and run.is_done("expert"):
+            for found in env.read_experts(file, tasks, FORMATS[protocol.format].write):
+                if found.key in held:
+                    counts["before"] += 1
+                    continue
+                if run.is_done("expert"):
                     raise RunError(
-                        f"{store.path} is finished, so nothing can be added; import into another run, "
-                        "name=..., or remove that file and what was made from it."
+                        f"{target} is finished, so nothing can be added; import into another run, name=..., or remove "
+                        "that file and what was made from it."
                     )
-                if new:
-                    store.append(replace(found, **rules))
-    finally:
-        close_world(env)
+                counts["imported"] += 1
+                store.append(replace(found, **rules))
     if not counts.total():
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
@@ -171,8 +161,7 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
 def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
     """(thought, action) a turn of the expert."""
     if hasattr(env, "demonstration"):
-        said: Sequence[tuple[str, str]] = env.demonstration(task)
-        return said
+        return list(env.demonstration(task))
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 
 
@@ -195,6 +184,6 @@ def explore(session: Session, stage: Stage) -> None:
     assert settings is not None
     jobs = make_jobs(session.panels.tasks["explore"], session.recipe.seed, settings.samples, stage.iteration)
     with session.run.stage(stage.name, file) as counts:
-        counts |= session.record(
+        counts |= session.play(
             file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"
         )

@@ -35,7 +35,7 @@ def evaluate(session: Session, stage: Stage) -> None:
     file = run.paths.evaluation(stage.policy)
     with run.stage(stage.name, file) as counts:
         write_whole(run.paths.stamp, json.dumps(stamp, indent=2) + "\n")
-        counts |= session.record(
+        counts |= session.play(
             file,
             make_jobs(tasks, recipe.seed),
             stage.policy,

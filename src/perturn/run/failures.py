@@ -32,6 +32,11 @@ class Failures:
         self._errors.extend(one.error or "no reason" if failed(one) else None for one in trajectories)
         return self
 
+    def restart(self, trajectories: Iterable[Trajectory]) -> None:
+        """Forget what was counted, and take these into account."""
+        self._errors.clear()
+        self.add(trajectories)
+
     @property
     def too_many(self) -> bool:
         """Whether more failed than may."""
@@ -39,10 +44,7 @@ class Failures:
         return len(self._errors) >= self._first and failed > self._most * len(self._errors)
 
     def refuse(self, what: str) -> None:
-        """Stop if more failed than may.
-
-        Args:
-            what: Name of the episodes.
+        """Stop if more episodes, `what` by name, failed than may.
 
         Raises:
             EnvironmentFailure: With the commonest error.

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, refuse_damage
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
@@ -27,11 +26,12 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.run.trackers import check_trackers
 from perturn.settings.recipe import Recipe, to_yaml
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
-from perturn.types import Environment, EpisodeProtocol, Task
+
+TRACKERS = ("tensorboard", "trackio", "wandb")
+"""Where training's metrics can go beside the run folder."""
 
 
 def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = None) -> Run:
@@ -46,10 +46,7 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
         PerturnError: The first mistake that can be found without working.
     """
     recipe = resolve_recipe(source, overrides)
-    refuse_other(recipe)
-    check_trackers(recipe.report_to)
-    refuse_command(recipe, command)
-    refuse_training(recipe, command)
+    refuse_early(recipe, command)
     panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
     run = Run(recipe)
     try:
@@ -63,23 +60,51 @@ def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = 
     return run
 
 
-def refuse_command(recipe: Recipe, command: str | None) -> None:
-    """Refuse a command for which a recipe has no stage.
+def refuse_early(recipe: Recipe, command: str | None) -> None:
+    """Refuse what nothing need be opened for: another recipe's folder, trackers, and stages that cannot be.
 
     Raises:
-        ConfigError: Naming the section that is missing.
+        PerturnError: The first mistake.
     """
-    if command is None or any(stage.command == command for stage in stages(recipe)):
+    refuse_other(recipe)
+    check_trackers(recipe.report_to)
+    if command is not None and all(stage.command != command for stage in stages(recipe)):
+        sections = {"collect": "explore", "pair": "pair", "train": "sft or align", "evaluate": "evaluate"}
+        raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
+    if not (recipe.sft or recipe.align) or command not in (None, "train"):
         return
-    sections = {"collect": "explore", "pair": "pair", "train": "sft or align", "evaluate": "evaluate"}
-    raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
+    if not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
+            "or do without training: perturn collect, pair, evaluate or report."
+        )
+    rules = make_protocol(recipe.protocol) if recipe.protocol else None
+    if recipe.protocol and rules and rules.history is not None:
+        raise ConfigError(
+            f"protocol {recipe.protocol.name!r} shows the last {rules.history} turns alone, so its episodes are not "
+            "one sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it "
+            "with perturn evaluate."
+        )
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that is unknown or not installed.
+
+    Raises:
+        ConfigError: Saying what to install.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
 
 
 def _refuse_orphans(run: Run) -> None:
     """Refuse a run of which a stage was removed, but not what was made from it."""
     for stage in stages(run.recipe):
-        for need in stage.needs:
-            if run.is_done(stage.name) and not run.is_done(need) and need in run.manifest["stages"]:
+        for need in stage.needs if run.is_done(stage.name) else ():
+            if not run.is_done(need) and need in run.manifest["stages"]:
                 remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], need))
                 raise RunError(
                     f"{run.folder}: {need} is to be done again, but {stage.name} was made from what it was; "
@@ -117,15 +142,13 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         )
     engine = engine_settings(recipe)
     if recipe.sft is not None or recipe.align is not None:
-        locate("perturn.run.trainable:check_training")(recipe)
-    engine.check(partial(_empty_model, recipe), to_yaml(recipe))
+        locate("perturn.run.train:check_training")(recipe)
+    engine.check(lambda: locate("perturn.policy.models:empty_model")(recipe.model.name), to_yaml(recipe))
     if engine.serves_checkpoints:
         make_renderer(recipe, recipe.model.name)
-        locate("perturn.run.trainable:check_model")(recipe, trains=command in (None, "train"))
-    for section, file in (
-        ("expert", recipe.expert and recipe.expert.file),
-        ("pair", recipe.pair and recipe.pair.file),
-    ):
+        locate("perturn.run.train:check_model")(recipe, trains=command in (None, "train"))
+    for section in ("expert", "pair"):
+        file = getattr(getattr(recipe, section), "file", None)
         if file and not user_path(file, f"{section}.file").is_file():
             raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
     if recipe.environment is None:
@@ -135,44 +158,13 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         panels = look_up(recipe, env)
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
-            _check_format(env, first, protocol)
+            try:
+                problem = misfit(env.reset(first, 0), protocol)
+            except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of later
+                problem = None
+            if problem:
+                raise ConfigError(f"{env.name} {problem}")
     return panels
-
-
-def _empty_model(recipe: Recipe) -> Any:
-    return locate("perturn.policy.models:empty_model")(recipe.model.name)
-
-
-def _check_format(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
-    """Refuse a format whose actions the world cannot take; a world that cannot pose the task is heard of later."""
-    try:
-        problem = misfit(env.reset(task, 0), protocol)
-    except Exception:  # noqa: BLE001  environments are code of others; a bad episode is data
-        return
-    if problem:
-        raise ConfigError(f"{env.name} {problem}")
-
-
-def refuse_training(recipe: Recipe, command: str | None) -> None:
-    """Refuse to train what the engine serves, if it is not ours to train.
-
-    Raises:
-        ConfigError: If the command, or the whole loop of the recipe, trains.
-    """
-    trains = (recipe.sft or recipe.align) and command in (None, "train")
-    if trains and not engine_settings(recipe).serves_checkpoints:
-        raise ConfigError(
-            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
-            "or do without training: perturn collect, pair, evaluate or report."
-        )
-    history = make_protocol(recipe.protocol).history if recipe.protocol else None
-    if trains and history is not None:
-        assert recipe.protocol is not None
-        raise ConfigError(
-            f"protocol {recipe.protocol.name!r} shows the last {history} turns alone, so its episodes are not one "
-            "sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it with "
-            "perturn evaluate."
-        )
 
 
 def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:
@@ -183,16 +175,13 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
     """
+    planned = []
     for stage in stages(run.recipe):
-        if stage.command == "train" and run.is_done(
-            stage.name
-        ):  # a kill may have left what it was trained in
+        if stage.command == "train" and run.is_done(stage.name):
+            # A kill may have left what it was trained in.
             shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
-    planned = [
-        stage
-        for stage in stages(run.recipe)
-        if command in (None, stage.command) and (names is None or stage.name in names)
-    ]
+        if command in (None, stage.command) and (names is None or stage.name in names):
+            planned.append(stage)
     run.planned = [stage.name for stage in planned]
     with Session(run) as session:
         for stage in planned:

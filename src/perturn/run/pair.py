@@ -18,14 +18,11 @@ def make_pairs(session: Session, stage: Stage) -> None:
     """Pair the expert's trajectories with the policy's own failures.
 
     Raises:
-        RunError: If trajectories are missing, or no pair is left.
+        RunError: If no pair is left.
     """
     run, settings = session.run, session.recipe.pair
     assert settings is not None
     expert, explored = (run.paths.trajectories(name) for name in ("expert", f"explore{stage.mark}"))
-    for file in (expert, explored):
-        if not file.is_file():
-            raise RunError(f"{file} is missing; run: perturn collect {run.folder}")
     # Sorted, since they are stored as they end, which depends on timing.
     played = sorted(read_trajectories(explored), key=lambda one: one.key)
     experts = [one for one in read_trajectories(expert) if succeeded(one)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from rich.console import Console
@@ -13,7 +14,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -37,13 +37,16 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def bar(description: str, total: int, done: int = 0) -> Iterator[_Bar]:
+def bar(description: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
     """Show a bar while the block runs.
 
     Args:
         description: What is being worked on.
         total: Number of items, finished ones included.
         done: Items that were finished before.
+
+    Yields:
+        What moves it: to be called with `advance`, the items that are finished since, or with `completed`, all of them.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -55,22 +58,7 @@ def bar(description: str, total: int, done: int = 0) -> Iterator[_Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        yield _Bar(progress, progress.add_task(description, total=total, completed=done))
-
-
-class _Bar:
-    """A bar on the screen."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
-
-    def advance(self) -> None:
-        """One item more is finished."""
-        self._progress.advance(self._task)
-
-    def set(self, done: int) -> None:
-        """This many items are finished."""
-        self._progress.update(self._task, completed=done)
+        yield partial(progress.update, progress.add_task(description, total=total, completed=done))
 
 
 def track(work: Iterable[T], description: str) -> Iterator[T]:
@@ -79,4 +67,4 @@ def track(work: Iterable[T], description: str) -> Iterator[T]:
     with bar(description, len(work)) as shown:
         for item in work:
             yield item
-            shown.advance()
+            shown(advance=1)

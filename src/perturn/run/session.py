@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.outcomes import failed, succeeded
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
-from perturn.data.store import TrajectoryStore
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
@@ -33,11 +32,15 @@ from perturn.settings.recipe import ProtocolSettings, Recipe, build
 from perturn.table import locate
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory
 
+WorldMaker = Callable[[], Environment]
+Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
+"""Plays episodes in worlds that it makes, so many at a time."""
+
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
 """Settings of a protocol that make it another one."""
 
 
-def world_maker(recipe: Recipe) -> Callable[[], Environment]:
+def world_maker(recipe: Recipe) -> WorldMaker:
     """The maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
 
     Raises:
@@ -55,7 +58,7 @@ def world_maker(recipe: Recipe) -> Callable[[], Environment]:
     return ProcessWorlds(section, recipe.worlds)
 
 
-def _capacity(recipe: Recipe, make: Callable[[], Environment], concurrency: int) -> int:
+def _capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
     """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
@@ -82,9 +85,9 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
             f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
         )
     rules = named or EpisodeProtocol(settings.name)
-    own = {key: getattr(settings, key) for key in _OWN_RULES if getattr(settings, key) is not None}
-    if "history" in own:
-        own["history"] = None if own["history"] == "full" else own["history"]
+    own = {key: value for key in _OWN_RULES if (value := getattr(settings, key)) is not None}
+    if own.get("history") == "full":
+        own["history"] = None
     if "max_turns" in own:
         own["max_turns_by_kind"] = {}
     if "example" in own:
@@ -160,36 +163,28 @@ def open_engine(run: Run, policy: str) -> Engine:
     """
     recipe, cluster = run.recipe, run.recipe.cluster
     if not engine_settings(recipe).serves_checkpoints:
-        if policy != "base":
-            raise RunError(
-                f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
-            )
-        return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
-    path, template = policy_path(run, policy), chat_template(recipe.model)
+        if policy == "base":
+            return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
+        raise RunError(
+            f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
+        )
+    path, template = resolve_model(policy_path(run, policy), console.print), chat_template(recipe.model)
     if cluster is not None and cluster.engines:
-        serve = partial(serve_policy, recipe, policy, template, None)
-        return Replicas(cluster, serve, resolve_model(path, console.print))
-    return serve_policy(recipe, policy, template, run.folder, resolve_model(path, console.print))
+        return Replicas(cluster, partial(serve_policy, recipe, policy, template, None), path)
+    return serve_policy(recipe, policy, template, run.folder, path)
 
 
 def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path | None, path: str) -> Engine:
-    """Open the engine in this process, which may be on another machine than the run.
+    """Open the engine in this process, which may be on another machine than the run and its folder."""
 
-    Args:
-        recipe: The run's recipe.
-        policy: Name of the policy.
-        template: Text of the chat template, if it is not the tokenizer's own.
-        folder: The run's, if it is on this machine.
-        path: What the model is loaded from.
-    """
+    def load() -> Loaded:
+        loaded: Loaded = locate("perturn.policy.serving:load_policy")(
+            path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
+        )
+        return loaded
+
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
-    load = partial(_load_policy, path, policy=policy, dtype=recipe.model.dtype, template=template)
     return engine_settings(recipe).open(Serving(policy, path, tuple(stop), load, folder))
-
-
-def _load_policy(path: str, **settings: Any) -> Loaded:
-    loaded: Loaded = locate("perturn.policy.serving:load_policy")(path, **settings, say=console.print)
-    return loaded
 
 
 class Session:
@@ -234,26 +229,12 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def record(
+    def play(
         self, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks, and store each as it ends.
+        """Play the episodes that a file lacks with a policy; see `record`."""
 
-        Args:
-            file: Where the trajectories are kept.
-            jobs: All episodes the file should hold in the end.
-            policy: Who plays.
-            sampling: How actions are decoded.
-            concurrency: Episodes running at the same time.
-            what: Name of the episodes, for the progress bar.
-
-        Returns:
-            Counts of what the file holds.
-        """
-
-        def played(
-            missing: Sequence[Job], make: Callable[[], Environment], at_once: int
-        ) -> Iterator[Trajectory]:
+        def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
             return play(
                 missing,
                 self.engine(policy),
@@ -264,77 +245,59 @@ class Session:
                 retries=self.recipe.worlds.retries,
             )
 
-        with TrajectoryStore(file) as store:
-            if self.store_all(store, jobs, played, concurrency, what):
-                turns = (turn for one in store.read() for turn in one.turns)
-                ids = {token for turn in turns for token in turn.action.token_ids or ()}
-                if ids:  # a server's answers have none, and its model may have no tokenizer here
-                    note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
-            return outcomes(store.read())
+        counts = self.record(file, jobs, played, concurrency, what)
+        turns = (turn for one in read_trajectories(file) for turn in one.turns)
+        ids = {token for turn in turns for token in turn.action.token_ids or ()}
+        if ids:  # a server's answers have none, and its model may have no tokenizer here
+            note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
+        return counts
 
-    def store_all(
+    def record(
         self,
-        store: TrajectoryStore,
+        file: Path,
         jobs: Sequence[Job],
-        played: Callable[[Sequence[Job], Callable[[], Environment], int], Iterator[Trajectory]],
+        played: Player,
         concurrency: int,
         what: str,
         again: bool = False,
-    ) -> bool:
-        """Store the episodes that are missing as they end.
+    ) -> dict[str, int]:
+        """Have the episodes played that a file lacks, and store each as it ends.
+
+        Where an earlier call stopped since too many had failed, those are played again.
 
         Args:
-            store: Where to.
-            jobs: All episodes that it should hold in the end.
+            file: Where the trajectories are kept.
+            jobs: All episodes the file should hold in the end.
             played: Plays the missing ones, in worlds that a function makes, so many at a time.
             concurrency: Episodes running at the same time, if there is room for their worlds.
             what: Name of the episodes, for the progress bar.
             again: Play failed episodes again even if they are few.
 
         Returns:
-            Whether any was missing.
+            Counts of what the file holds.
+
+        Raises:
+            EnvironmentFailure: If more episodes fail than may.
         """
-        failures = judge(self.run, store, len(jobs), concurrency, again)
-        held = store.keys()
-        missing = [job for job in jobs if (job.task.id, job.sample) not in held]
-        self.run.expect(store.path, len(jobs), len(jobs) - len(missing))
-        if not missing:
-            return False
-        make = world_maker(self.recipe)
-        with bar(what, total=len(jobs), done=len(jobs) - len(missing)) as shown:
-            for trajectory in played(missing, make, _capacity(self.recipe, make, concurrency)):
-                store.append(trajectory)
-                shown.advance()
-                failures.add([trajectory]).refuse(what)
-        return True
-
-
-def judge(
-    run: Run, store: TrajectoryStore, total: int, concurrency: int = 1, again: bool = False
-) -> Failures:
-    """See that no more episodes fail than may; where an earlier call stopped at that, those are taken out of the file.
-
-    Args:
-        run: The run.
-        store: What it holds of a stage that is not done.
-        total: Episodes it will hold in the end.
-        concurrency: Episodes played at the same time.
-        again: Take failed episodes out even if they are few.
-
-    Returns:
-        What judges the episodes to come, those in the file being taken into account.
-    """
-
-    def judged() -> Failures:
-        return Failures(run.recipe.worlds.max_failed, total, concurrency).add(store.read())
-
-    found = judged()
-    if again or found.too_many:
-        dropped = store.drop(failed)
-        if dropped:
-            console.print(f"{dropped} failed episodes are played again")
-        found = judged()
-    return found
+        with TrajectoryStore(file) as store:
+            failures = Failures(self.recipe.worlds.max_failed, len(jobs), concurrency)
+            failures.add(store.read())
+            if again or failures.too_many:
+                if dropped := store.drop(failed):
+                    console.print(f"{dropped} failed episodes are played again")
+                failures.restart(store.read())
+            held = store.keys()
+            missing = [job for job in jobs if (job.task.id, job.sample) not in held]
+            done = len(jobs) - len(missing)
+            self.run.expect(file, len(jobs), done)
+            if missing:
+                make = world_maker(self.recipe)
+                with bar(what, len(jobs), done) as shown:
+                    for trajectory in played(missing, make, _capacity(self.recipe, make, concurrency)):
+                        store.append(trajectory)
+                        shown(advance=1)
+                        failures.add([trajectory]).refuse(what)
+            return outcomes(store.read())
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:

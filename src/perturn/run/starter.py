@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import textwrap
@@ -13,10 +12,11 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from perturn.bounds import texts
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.errors import ConfigError, did_you_mean
-from perturn.faults import close_world
+from perturn.faults import closing_world
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
 from perturn.tables import table
@@ -60,9 +60,8 @@ def write_recipe(
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
     chosen = _chosen(file.stem, world["environment"], model, loss, lora)
     apply_overrides(chosen, overrides)
-    recipe = parse(Recipe, chosen)
-    text = f"{_header(file, environment, model)}{_body(recipe, chosen)}"
-    write_whole(file, text)
+    settings = "\n".join(_fields(Recipe, parse(Recipe, chosen), chosen, ""))
+    write_whole(file, f"{_header(file, environment, model)}{settings}\n")
     read_recipe(file)
 
 
@@ -70,6 +69,7 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
     """The settings that differ from the defaults, or that everybody should look at."""
     taught, explored, evaluated = _panels(environment)
     small = model == "smollm2-135m"
+    most = 32 if small else 128
     training: dict[str, Any] = {"batch_size": 4}
     if small:
         training["token_budget"] = 1024  # for machines with little memory
@@ -87,10 +87,7 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
             "learning_rate": 1e-4 if small or lora else 2e-5,
             **training,
         },
-        "explore": {
-            "tasks": explored,
-            "sampling": {"temperature": 1.0, "max_new_tokens": 32 if small else 128},
-        },
+        "explore": {"tasks": explored, "sampling": {"temperature": 1.0, "max_new_tokens": most}},
         "pair": {"threshold": 0.4},
         "align": {
             "loss": {"name": loss},
@@ -98,32 +95,25 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
             "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
             **training,
         },
-        "evaluate": {
-            "tasks": evaluated,
-            "sampling": {"temperature": 0.0, "max_new_tokens": 32 if small else 128},
-        },
+        "evaluate": {"tasks": evaluated, "sampling": {"temperature": 0.0, "max_new_tokens": most}},
         "seed": 0,
     }
 
 
 def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Panels to teach, explore and evaluate that the environment has the tasks for."""
-    env = environment_maker(environment)()
-    try:
-        half = _per_kind(env, "train") // 2
-        if not half:
-            raise ConfigError(
-                f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
-                "none could be taught and another explored; restrict its kinds in a recipe of your own."
-            )
+    with closing_world(environment_maker(environment)()) as env:
+        half = min(_per_kind(env, "train") // 2, _MOST_TASKS)
         split = next((each for each in _EVALUATION_SPLITS if _per_kind(env, each)), "train")
         evaluated = min(_per_kind(env, split), _MOST_TASKS)
-    finally:
-        close_world(env)
-    taught = min(half, _MOST_TASKS)
+    if not half:
+        raise ConfigError(
+            f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
+            "none could be taught and another explored; restrict its kinds in a recipe of your own."
+        )
     return (
-        {"split": "train", "per_kind": taught},
-        {"split": "train", "per_kind": min(half, _MOST_TASKS), "skip": taught},
+        {"split": "train", "per_kind": half},
+        {"split": "train", "per_kind": half, "skip": half},
         {"split": split, "per_kind": evaluated},
     )
 
@@ -163,10 +153,6 @@ def _header(file: Path, environment: str, model: str) -> str:
     )
 
 
-def _body(recipe: Recipe, chosen: dict[str, Any]) -> str:
-    return "\n".join(_fields(type(recipe), recipe, chosen, "")) + "\n"
-
-
 def _fields(
     kind: Any,
     value: Any,
@@ -202,34 +188,22 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
             )
         else:
             defaults = {**_defaults(entry), **value}
-            yield from _fields(
-                entry, defaults, _only(chosen, defaults), f"{indent}  ", live, may_be_empty=True
-            )
+            own = {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
+            yield from _fields(entry, defaults, own, f"{indent}  ", live, may_be_empty=True)
     elif inner is not None:
         yield f"{indent}{mark}{name}:"
-        part = value if value is not None else inner() if _has_defaults(inner) else None
-        if part is not None:
-            yield from _fields(inner, part, chosen or {}, f"{indent}  ", live)
+        if value is None and dataclasses.MISSING not in _defaults(inner).values():
+            value = inner()
+        if value is not None:
+            yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
     else:
         yield f"{indent}{mark}{name}: {_yaml(value)}"
 
 
-def _only(chosen: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
-
-
 def _inner(kind: Any, name: str) -> Any:
     """The settings class of a field that is a section of its own."""
-    hint = _hints(kind).get(name)
+    hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-
-
-def _has_defaults(kind: Any) -> bool:
-    return all(item is not dataclasses.MISSING for item in _defaults(kind).values())
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
@@ -244,14 +218,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 def _documentation(kind: Any) -> dict[str, str]:
     """Meaning of each setting, from the text below its field or from the Args of the constructor."""
-    found: dict[str, str] = {}
     if dataclasses.is_dataclass(kind):
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]  # type: ignore[arg-type]
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _text(below)
-        return found
+        return texts(kind)
+    found: dict[str, str] = {}
     name = ""
     for line in (inspect.getdoc(kind.__init__) or "").partition("Args:\n")[2].splitlines():
         if not line.strip():
@@ -262,17 +231,6 @@ def _documentation(kind: Any) -> dict[str, str]:
         elif name:
             found[name] += f" {line.strip()}"
     return found
-
-
-def _text(node: ast.stmt) -> str:
-    """The text of a string that stands alone."""
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return node.value.value
-    return ""
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:

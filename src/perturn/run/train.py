@@ -1,60 +1,118 @@
-"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs."""
+"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs; and whether they can be."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.outcomes import succeeded
 from perturn.data.run_files import note_tokens
-from perturn.data.run_folder import Run
+from perturn.data.run_folder import Run, run_folder
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.errors import RunError
+from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
-from perturn.losses import TurnLogprobs
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.adapters import add_adapters
 from perturn.policy.agreement import differences, summary
 from perturn.policy.batches import Examples
 from perturn.policy.config import TurnConfig
 from perturn.policy.examples import Example
-from perturn.policy.models import compute_dtype, context_length, device, load_model
+from perturn.policy.logprobs import check_architecture
+from perturn.policy.models import compute_dtype, context_length, device, empty_model, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.trainer import TurnTrainer
+from perturn.policy.weighing import choose_credit
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.tracking import PROJECT, open_trackers
-from perturn.settings.recipe import Lora, Recipe, Train
+from perturn.settings.recipe import Lora, Recipe, Train, build
 from perturn.settings.stages import Stage
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import Trajectory
 
-_CHECKPOINTING = (
-    "activation_checkpointing"
-    if "activation_checkpointing" in TurnConfig.__dataclass_fields__
-    else "gradient_checkpointing"
-)
-"""The setting's name in transformers; older versions, such as vLLM's, have it by its old one."""
+_ARGUMENTS = {
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "warmup_ratio": "warmup_steps",
+    "scheduler": "lr_scheduler_type",
+}
+"""Settings of `Train` that transformers has by other names."""
+if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
+    _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
 
+def check_training(recipe: Recipe) -> None:
+    """Make the losses, credits and the trainer's settings, before work.
+
+    Raises:
+        ConfigError: If a setting is wrong, or what it needs is not installed.
+    """
+    for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
+        if settings is None:
+            continue
+        loss = build(LOSSES, settings.loss, f"{name}.loss")
+        choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
+        if loss.needs_rejected is not on_pairs:
+            fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
+            raise ConfigError(
+                f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
+                f"({', '.join(fitting)}), got {settings.loss['name']!r}."
+            )
+        try:
+            make_config(recipe, settings, run_folder(recipe), limit=None)
+        except (ValueError, ConfigError) as error:  # of the trainer's own settings
+            raise ConfigError(f"{name}: {error}") from error
+        if settings.lora and importlib.util.find_spec("peft") is None:
+            raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def check_model(recipe: Recipe, trains: bool) -> None:
+    """Build the model without its weights, and upon it what trains it.
+
+    Args:
+        recipe: Of the run.
+        trains: Whether it is to be trained.
+
+    Raises:
+        PerturnError: If it cannot be trained as the recipe says.
+    """
+    model = empty_model(recipe.model.name)
+    if trains:
+        check_architecture(model)
+    limit, most = context_length(model), recipe.model.max_length
+    if limit is not None and most is not None and most > limit:
+        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
+    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+        if settings is not None and settings.lora is not None:
+            try:
+                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.lora: {error}") from error
+
+
 def train(session: Session, stage: Stage) -> None:
     """Train a policy, going on from the last complete checkpoint, and save it whole."""
     run, recipe = session.run, session.recipe
-    settings, rows = _taught(session) if stage.name == "sft" else _paired(session, stage)
+    settings = recipe.sft if stage.name == "sft" else recipe.align
+    rows = _taught(session) if stage.name == "sft" else read_pairs(run.paths.pairs(stage.mark))
+    assert settings is not None
     session.release()
-    with run.stage(stage.name, run.paths.checkpoint(stage.policy), *_facts(run, stage)) as counts:
+    with run.stage(stage.name, *_files(run, stage)) as counts:
         partial = run.paths.partial(stage.policy)
         path = policy_path(run, stage.start)
         model = load_model(path, say=console.print)
@@ -72,10 +130,11 @@ def train(session: Session, stage: Stage) -> None:
         )
         trainer.remove_callback(PrinterCallback)
         assert isinstance(trainer.train_dataset, Examples)
-        counts |= count_tokens(trainer.train_dataset)
+        examples = trainer.train_dataset.rows
+        counts |= _count_tokens(examples)
         if trainer.needs_reference:
-            _write_reference(run, stage, trainer, settings.loss)
-            _note_agreement(run, stage, trainer, rows)
+            _write_reference(run, stage, settings, trainer, examples)
+            _note_agreement(run, stage, rows, examples)
         with (
             closing(progress),
             open_trackers(recipe.report_to, run.paths.tracking, recipe.name, stage.policy, step) as others,
@@ -87,11 +146,9 @@ def train(session: Session, stage: Stage) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
-    """SFT's settings and the expert's successful episodes, in the order of its panel; of the user's file, all."""
+def _taught(session: Session) -> list[Trajectory]:
+    """The expert's successful episodes, in the order of SFT's panel; of the user's file, all."""
     recipe, file = session.recipe, session.run.paths.trajectories("expert")
-    if not file.is_file():
-        raise RunError(f"{file} is missing; run: perturn collect {session.run.folder}")
     episodes = [one for one in read_trajectories(file) if succeeded(one)]
     if recipe.expert is None or recipe.expert.file is None:
         order = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
@@ -99,49 +156,30 @@ def _taught(session: Session) -> tuple[Train, list[Trajectory]]:
         episodes = sorted(taught, key=lambda one: (one.sample, order[one.task.id]))
     if not episodes:
         raise RunError(f"{file} holds no successful episode to teach.")
-    assert recipe.sft is not None
-    return recipe.sft, episodes
+    return episodes
 
 
-def _paired(session: Session, stage: Stage) -> tuple[Train, list[PreferencePair]]:
-    """An alignment's settings and its pairs."""
-    file = session.run.paths.pairs(stage.mark)
-    if not file.is_file():
-        raise RunError(f"{file} is missing; run: perturn pair {session.run.folder}")
-    assert session.recipe.align is not None
-    return session.recipe.align, read_pairs(file)
-
-
-def _facts(run: Run, stage: Stage) -> list[Path]:
-    """Files that a training stage writes in `metrics/`."""
+def _files(run: Run, stage: Stage) -> list[Path]:
+    """What a training stage makes: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
-    return [paths.metrics(stage.name), *([] if stage.name == "sft" else notes)]
+    made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
+    return made if stage.name == "sft" else made + notes
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
     """A stage's settings -> the trainer's."""
     where = device()
-    checkpointing: dict[str, Any] = {_CHECKPOINTING: settings.gradient_checkpointing}
+    own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
+    del own["tasks"], own["lora"]
     return TurnConfig(
+        **own,
         output_dir=str(output),
-        loss=dict(settings.loss),
         credit=None if settings is recipe.sft or recipe.credit is None else dict(recipe.credit),
         max_length=recipe.model.max_length or limit,
-        shared_prefix=settings.shared_prefix,
         chat_template=chat_template(recipe.model),
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.batch_size,
-        token_budget=settings.token_budget,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup_ratio,
-        lr_scheduler_type=settings.scheduler,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        **checkpointing,
         bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
         use_cpu=where.type == "cpu",
-        save_steps=settings.save_steps,
         save_total_limit=1,
         logging_steps=1,
         report_to=[],  # trackers are opened for each stage, in the run folder
@@ -166,9 +204,9 @@ def last_checkpoint(folder: Path) -> str | None:
     return str(newest) if newest else None
 
 
-def count_tokens(examples: Examples) -> dict[str, int]:
+def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
     """Counts of the training data: tokens, those that carry loss, turns, and turns cut by the length limit."""
-    found = [side for example in examples.rows for side in example.sides]
+    found = [side for example in examples for side in example.sides]
     return {
         "examples": len(examples),
         "tokens": sum(len(side.ids) for side in found),
@@ -191,38 +229,39 @@ def lora_config(settings: Lora) -> Any:
     )
 
 
-def _write_reference(run: Run, stage: Stage, trainer: TurnTrainer, settings: Mapping[str, Any]) -> None:
+def _write_reference(
+    run: Run, stage: Stage, settings: Train, trainer: TurnTrainer, examples: Sequence[Example]
+) -> None:
     """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
 
     `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row a pair, in the order of `pairs.jsonl`.
     """
-    assert isinstance(trainer.train_dataset, Examples)
-    turns, tokens, ids = [], [], set[int]()
-    for example in trainer.train_dataset.rows:
-        noted = {
-            name: _note_side(example, index)
-            for index, name in zip(range(len(example.sides)), ("chosen", "rejected"), strict=False)
-        }
-        turns.append(json.dumps({name: found[0] for name, found in noted.items()}))
-        tokens.append(json.dumps({name: found[1] for name, found in noted.items()}))
+    turns, tokens, ids = "", "", set[int]()
+    for example in examples:
+        sides = zip(("chosen", "rejected"), range(len(example.sides)), strict=False)
+        noted = {name: _note_side(example, index) for name, index in sides}
+        turns += json.dumps({name: found[0] for name, found in noted.items()}) + "\n"
+        tokens += json.dumps({name: found[1] for name, found in noted.items()}) + "\n"
         ids.update(token for found in noted.values() for token in found[1]["ids"])
-    write_whole(run.paths.confidence(stage.mark), "\n".join(turns) + "\n")
-    write_whole(run.paths.reference(stage.mark), "\n".join(tokens) + "\n")
+    write_whole(run.paths.confidence(stage.mark), turns)
+    write_whole(run.paths.reference(stage.mark), tokens)
     loss: Any = trainer.loss
-    known = json.dumps({**settings, **asdict(loss)}, indent=2)
-    write_whole(run.paths.loss(stage.mark), known + "\n")
+    _write_json(run.paths.loss(stage.mark), {**settings.loss, **asdict(loss)})
     note_tokens(run.paths.tokens, ids, trainer.renderer.tokenizer)
 
 
-def _note_agreement(run: Run, stage: Stage, trainer: TurnTrainer, pairs: Sequence[Any]) -> None:
+def _write_json(file: Path, value: Any) -> None:
+    write_whole(file, json.dumps(value, indent=2) + "\n")
+
+
+def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
     """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
 
     The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
     """
-    assert isinstance(trainer.train_dataset, Examples)
     found = summary(
         differences(episode, side, logprobs)
-        for pair, example in zip(pairs, trainer.train_dataset.rows, strict=True)
+        for pair, example in zip(pairs, examples, strict=True)
         for episode, side, logprobs in zip(
             (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
         )
@@ -230,7 +269,7 @@ def _note_agreement(run: Run, stage: Stage, trainer: TurnTrainer, pairs: Sequenc
     )
     if not found.tokens:
         return
-    write_whole(run.paths.agreement(stage.mark), json.dumps(asdict(found), indent=2) + "\n")
+    _write_json(run.paths.agreement(stage.mark), asdict(found))
     console.print(f"sampling and training differ by, over {found}")
     if found.median > _ROUNDING:
         console.print(
@@ -279,26 +318,17 @@ class _Progress(TrainerCallback):
         """Take the bar from the screen, also after an error."""
         self._open.close()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
         write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self._bar.set(state.global_step)
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._bar(completed=state.global_step)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
         if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
             return

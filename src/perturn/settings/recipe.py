@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,15 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import EFFORT, SECONDS, SEED, Bound, check_bounds
+from perturn.bounds import EFFORT, SECONDS, SEED, Bound, bounded, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
-LEARNING_RATE = 1e-6
-"""Defaults of training, in a recipe and in Python."""
+"""Tokens that go through a model together, unless a setting says otherwise."""
 
 COUNT = Bound(least=1, most=10**9)
 """Numbers of things; lists and time have their end."""
@@ -47,6 +46,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
+@bounded
 class ModelSettings:
     """The pretrained policy."""
 
@@ -61,11 +61,9 @@ class ModelSettings:
     """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
     for tokenizers with ChatML's tokens."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Tasks:
     """A panel of tasks: a seeded choice from a split, equally many of each kind."""
 
@@ -75,11 +73,9 @@ class Tasks:
     skip: Annotated[int, Bound(least=0)] = 0
     """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class ProtocolSettings:
     """The rules of an episode: a named protocol, or your own under a name of yours."""
 
@@ -98,9 +94,6 @@ class ProtocolSettings:
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
 class Expert:
@@ -111,6 +104,7 @@ class Expert:
 
 
 @dataclass(frozen=True)
+@bounded
 class Explore:
     """Let the policy play the tasks it will be corrected on."""
 
@@ -121,11 +115,9 @@ class Explore:
     concurrency: Annotated[int, COUNT] = 16
     """Episodes played at the same time."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Pair:
     """Make preference pairs: the expert over the policy's own failure."""
 
@@ -136,11 +128,9 @@ class Pair:
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Lora:
     """Train low-rank adapters instead of all weights."""
 
@@ -154,13 +144,10 @@ class Lora:
     """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
     layer but the last."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
 class Train:
-    """One training stage."""
+    """One training stage. `TurnConfig` takes what it shares with it from here."""
 
     loss: Section
     """`name` of a loss and its settings."""
@@ -171,8 +158,9 @@ class Train:
     batch_size: Annotated[int, COUNT] = 4
     """Trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
-    """Tokens that go through the model together; bounds memory, does not change the loss."""
-    learning_rate: Annotated[float, Bound(above=0)] = LEARNING_RATE
+    """Tokens that go through the model together, counted after sharing. It bounds memory: the rows of a batch are
+    divided into as many passes as they need. It does not change the loss."""
+    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises to its peak."""
@@ -197,6 +185,7 @@ class Train:
 
 
 @dataclass(frozen=True)
+@bounded
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
@@ -206,11 +195,9 @@ class Evaluate:
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 @dataclass(frozen=True)
+@bounded
 class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""
 
@@ -231,9 +218,6 @@ class Worlds:
     max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
     Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -279,44 +263,39 @@ class Recipe:
             f"name must be usable as a folder name, got {self.name!r:.80}.",
         )
         user_path(self.output, "output")
-        _check(
-            self.environment is None or "name" in self.environment,
-            "environment.name is missing; `perturn list environments` shows them.",
-        )
-        _check("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
-        _check(
-            self.credit is None or "name" in self.credit,
-            "credit.name is missing; `perturn list credits` shows them.",
-        )
+        for part, kinds in (("environment", "environments"), ("engine", "engines"), ("credit", "credits")):
+            section = getattr(self, part)
+            _check(
+                section is None or "name" in section,
+                f"{part}.name is missing; `perturn list {kinds}` shows them.",
+            )
         self._complete()
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""
         if self.align is not None and self.pair is None:
             object.__setattr__(self, "pair", Pair())
-        if self.pair is not None and self.pair.file is None and self.explore is None:
+        paired = self.pair is not None and self.pair.file is None
+        if paired and self.explore is None:
             object.__setattr__(self, "explore", Explore())
-        if self.environment is None:
-            object.__setattr__(self, "evaluate", None)
-            own = self.expert is not None and self.expert.file is not None
-            plays = {
-                "sft": self.sft is not None and not own,
-                "pair": self.pair is not None and self.pair.file is None,
-                "expert": self.expert is not None and not own,
-                "explore": self.explore is not None,
-            }
-            for part, needed in plays.items():
-                file = " or name a file of yours" if part == "pair" else ""
-                _check(
-                    not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe."
-                )
-            _check(
-                self.sft is not None or self.align is not None,
-                "environment is missing; set it in the recipe.",
-            )
-        else:
-            _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
         _check(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
+        if self.environment is not None:
+            _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
+            return
+        object.__setattr__(self, "evaluate", None)
+        own = self.expert is not None and self.expert.file is not None
+        plays = {
+            "sft": self.sft is not None and not own,
+            "pair": paired,
+            "expert": self.expert is not None and not own,
+            "explore": self.explore is not None,
+        }
+        for part, needed in plays.items():
+            file = " or name a file of yours" if part == "pair" else ""
+            _check(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
+        _check(
+            self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
+        )
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -338,19 +317,26 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return parse(Recipe, data)
 
 
-def _refuse_secrets(data: Any, where: str = "", key: str = "") -> None:
+def _refuse_secrets(data: Any) -> None:
     """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    for where, key, value in _leaves(data):
+        if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
+            raise ConfigError(
+                f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and "
+                "reports. Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+            )
+
+
+def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(path, name of the setting, value) of everything that is no mapping or list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
-            _refuse_secrets(value, _join(where, str(name)), str(name))
+            yield from _leaves(value, _join(where, str(name)), str(name))
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
-            _refuse_secrets(value, f"{where}[{index}]", key)
-    elif data is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(data))):
-        raise ConfigError(
-            f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and reports. "
-            "Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
-        )
+            yield from _leaves(value, f"{where}[{index}]", key)
+    else:
+        yield where, key, data
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -431,14 +417,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _refuse_infinite(value: Any, where: str) -> None:
     """Refuse numbers that are not finite, in lists and mappings too."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _refuse_infinite(each, _join(where, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            _refuse_infinite(each, f"{where}[{index}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value}.")
+    for place, _, each in _leaves(value, where):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{place} must be a finite number, got {each}.")
 
 
 def _join(where: str, key: str) -> str:
@@ -446,28 +427,25 @@ def _join(where: str, key: str) -> str:
 
 
 def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
-    """Apply `key=value` words to a recipe's mapping, in place."""
+    """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
     for word in words:
-        _override(data, word)
-
-
-def _override(data: dict[str, Any], word: str) -> None:
-    """Apply one `a.b=value` word to the recipe's mapping; the value is YAML."""
-    path, equals, text = word.partition("=")
-    if not equals or not path:
-        raise ConfigError(
-            f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
-        )
-    *parents, last = path.split(".")
-    if len(parents) > _DEEPEST_KEY:
-        raise ConfigError(
-            f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
-        )
-    section: Any = data
-    for parent in parents:
-        if isinstance(section, dict) and section.get(parent) is None:
-            section[parent] = {}
-        section = section.get(parent) if isinstance(section, dict) else None
-    if not isinstance(section, dict):
-        raise ConfigError(f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section.")
-    section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)
+        path, equals, text = word.partition("=")
+        if not equals or not path:
+            raise ConfigError(
+                f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            )
+        *parents, last = path.split(".")
+        if len(parents) > _DEEPEST_KEY:
+            raise ConfigError(
+                f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+            )
+        section: Any = data
+        for parent in parents:
+            if isinstance(section, dict) and section.get(parent) is None:
+                section[parent] = {}
+            section = section.get(parent) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section."
+            )
+        section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from perturn.settings.recipe import Recipe
 
@@ -47,47 +48,35 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     paired = recipe.pair is not None and recipe.pair.file is None
     if recipe.sft or paired or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
-        yield Stage(
-            "expert",
-            "collect",
-            "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert",
-        )
+        does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
+        yield Stage("expert", "collect", does)
     if recipe.evaluate:
-        yield _evaluation("base")
+        yield _evaluation("base", ())
     if recipe.sft:
         yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base")
         if recipe.evaluate:
-            yield _evaluation("sft", "sft")
+            yield _evaluation("sft", ("sft",))
 
 
 def _iteration(recipe: Recipe, number: int, mark: str, start: str, trained: str | None) -> Iterator[Stage]:
     """One iteration: exploration, pairs, alignment, and the aligned policy's score."""
+    its: Any = {"iteration": number, "mark": mark}
+    explore, pair, align = (f"{name}{mark}" for name in ("explore", "pair", "align"))
     if recipe.explore:
-        yield Stage(
-            f"explore{mark}",
-            "collect",
-            "perturn.run.collect:explore",
-            (trained,) if trained else (),
-            start,
-            iteration=number,
-            mark=mark,
-        )
-    if recipe.pair:
-        own = recipe.pair.file is not None
-        does = "perturn.run.pair:bring_pairs" if own else "perturn.run.pair:make_pairs"
-        needs = [] if own else [f"explore{mark}", "expert"]
-        yield Stage(f"pair{mark}", "pair", does, tuple(needs), iteration=number, mark=mark)
+        needs = (trained,) if trained else ()
+        yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, **its)
+    if recipe.pair and recipe.pair.file is not None:
+        yield Stage(pair, "pair", "perturn.run.pair:bring_pairs", **its)
+    elif recipe.pair:
+        yield Stage(pair, "pair", "perturn.run.pair:make_pairs", (explore, "expert"), **its)
     if recipe.align:
         policy = f"{recipe.align.loss['name']}{mark}"
-        paired = (f"pair{mark}",)
-        yield Stage(f"align{mark}", "train", "perturn.run.train:train", paired, policy, start, number, mark)
+        yield Stage(align, "train", "perturn.run.train:train", (pair,), policy, start, **its)
         if recipe.evaluate:
-            yield _evaluation(policy, f"align{mark}", number)
+            yield _evaluation(policy, (align,), number)
 
 
-def _evaluation(policy: str, trained: str | None = None, iteration: int = 1) -> Stage:
+def _evaluation(policy: str, needs: tuple[str, ...], iteration: int = 1) -> Stage:
     """The score of a policy."""
-    needs = (trained,) if trained else ()
-    return Stage(
-        f"evaluate-{policy}", "evaluate", "perturn.run.evaluate:evaluate", needs, policy, iteration=iteration
-    )
+    does = "perturn.run.evaluate:evaluate"
+    return Stage(f"evaluate-{policy}", "evaluate", does, needs, policy, iteration=iteration)

@@ -93,6 +93,16 @@ class ApiSettings:
         return engine
 
     @property
+    def bound(self) -> str:
+        """What the run may spend."""
+        bound = self.max_cost or self.max_tokens_total
+        return (
+            f"engine's bound: {bound}"
+            if bound
+            else "no bound: set engine.max_cost or engine.max_tokens_total"
+        )
+
+    @property
     def host(self) -> str:
         """The server's name."""
         return urlsplit(self.base_url).hostname or ""

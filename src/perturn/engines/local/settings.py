@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from perturn.bounds import EFFORT, Bound, check_bounds
+from perturn.bounds import EFFORT, Bound, bounded
 from perturn.engines.protocol import Serving
 from perturn.table import locate
 from perturn.types import Engine
 
 
 @dataclass(frozen=True)
+@bounded
 class LocalSettings:
     """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
 
@@ -24,9 +25,6 @@ class LocalSettings:
     pack: bool = True
     """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
     about 0.6 of the time. Weights take twice the memory."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Build the model without its weights, and see that the engine can serve it."""

@@ -1,19 +1,37 @@
-"""Speed of this machine at the matrices of a model, measured in about a second; and the size of the model."""
+"""Size of a model, and the speed of this machine at matrices of its size."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from perturn.policy.models import compute_dtype, device, empty_model
-from perturn.run.plan.estimate import Machine
 from perturn.settings.recipe import ModelSettings
 
 
+@dataclass(frozen=True)
+class Machine:
+    """A model on this machine: its size, and the speed of matrix products of that size."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    device: str
+    bytes: int
+    """Of a number in the type that is computed in."""
+    many: float
+    """Operations a second where a thousand tokens pass together, as in training."""
+    few: float
+    """Bytes of weights a second where one token of each of 16 conversations passes."""
+    base_gb: float
+    """Memory of the process without a model."""
+
+
 def measure_machine(settings: ModelSettings, process_gb: float) -> Machine:
-    """Time matrix products of the model's size; its weights are not read.
+    """Time matrix products of a model's size for about a second; its weights are not read.
 
     Args:
         settings: Of the model.
