@@ -34,11 +34,7 @@ def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: fl
 
 @dataclass(frozen=True)
 class Confidence:
-    """A low weight for turns of which the reference is confident, a high one for the others.
-
-    Source: tlm-DRE, Eqs. 9-10.
-    Differs: nothing.
-    """
+    """A low weight for turns of which the reference is confident, a high one for the others: `confidence_weights`."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})
 
@@ -62,15 +58,7 @@ class Confidence:
     def __call__(
         self, group: Sequence[Trajectory], *, reference: Sequence[Sequence[Tensor]] | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the weight of every turn, one tensor a trajectory, without unit [turns].
-
-        Args:
-            group: Trajectories; each is weighed by itself.
-            reference: log pi_ref of each turn's tokens, in nats `[trajectories][turns]`, each [tokens].
-
-        Raises:
-            ValueError: If `reference` is missing, or has not one entry a turn.
-        """
+        """Return the weight of every turn, one tensor a trajectory, without unit [turns]; see `weigh_group`."""
         return weigh_group(self, group, reference)
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None) -> Tensor:

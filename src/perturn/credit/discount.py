@@ -44,13 +44,7 @@ def printed_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor
     Differs: nothing. Contradicts Corollary 4.0.2 of the paper: gamma = 0 gives 1 for every turn. gamma = 1 is
     the exact limit (T - t) / T.
 
-    Args:
-        position: t, from 0 [turns], floating point; the result has its dtype.
-        turns: T of the trajectory each turn belongs to [turns], floating point.
-        gamma: Discount, in [0, 1].
-
-    Returns:
-        Discount, without unit, in [0, 1] [turns].
+    Args and Returns: as of derived_discount.
     """
     if gamma == 0:
         return torch.ones_like(position)
@@ -67,11 +61,7 @@ DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "pri
 
 @dataclass(frozen=True)
 class Discount:
-    """The discount phi(t, T) of DMPO.
-
-    Source: DMPO (Shi et al. 2024), Eqs. 14-16 and Corollary 4.0.2.
-    Differs: phi regains the factor gamma^t that Eqs. 14-15 give it, unless `discount` is printed.
-    """
+    """The discount phi(t, T) of DMPO: `derived_discount`, or `printed_discount`."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
 

@@ -53,15 +53,20 @@ def weigh_group(
     Raises:
         ValueError: If the reference is needed and missing, or has not one entry a turn.
     """
-    if "reference" not in credit.needs:
-        return [credit.weigh(*_turn_numbers(len(one.turns)), None) for one in group]
-    if reference is None:
-        raise ValueError(
-            f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
-        )
-    if [len(one) for one in reference] != [len(one.turns) for one in group]:
-        raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
-    return [credit.weigh(*_turn_numbers(len(turns)), _confidence(turns)) for turns in reference]
+    turns = [len(one.turns) for one in group]
+    confidence: list[Tensor | None] = [None] * len(group)
+    if "reference" in credit.needs:
+        if reference is None:
+            raise ValueError(
+                f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
+            )
+        if [len(one) for one in reference] != turns:
+            raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
+        confidence = [_confidence(one) for one in reference]
+    return [
+        credit.weigh(torch.arange(count, dtype=torch.float32), torch.full((count,), float(count)), known)
+        for count, known in zip(turns, confidence, strict=True)
+    ]
 
 
 def _confidence(turns: Sequence[Tensor]) -> Tensor:
@@ -70,8 +75,3 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
     turn_index = torch.arange(len(turns)).repeat_interleave(counts)
     sums = torch.zeros(len(turns)).index_add(0, turn_index, torch.cat(list(turns)))
     return (sums / counts).exp()
-
-
-def _turn_numbers(count: int) -> tuple[Tensor, Tensor]:
-    """Position and number of turns, for the turns of one trajectory."""
-    return torch.arange(count, dtype=torch.float32), torch.full((count,), float(count))

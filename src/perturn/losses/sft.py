@@ -8,8 +8,7 @@ from torch import Tensor
 
 from perturn.credit import TurnCredit
 from perturn.credit.uniform import Uniform
-from perturn.losses.logprobs import TurnLogprobs
-from perturn.losses.weights import turn_weights
+from perturn.losses.logprobs import TurnLogprobs, turn_weights
 
 
 def sft_loss(chosen: TurnLogprobs, weight: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ class SFT:
         """Return the loss, in nats per token [trajectories]."""
         return sft_loss(chosen, turn_weights(chosen, self.credit))
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the mean log-probability of a token, in nats [trajectories]; without gradient."""
-        with torch.no_grad():
-            return side.mean_by_trajectory(side.policy)
+        return side.mean_by_trajectory(side.policy)
