@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perturn.errors import ModelError
-from perturn.policy.attention import NAME, forest_mask, kernel
-from perturn.policy.checkpointing import keep_attention
-from perturn.policy.head import Head, token_logprobs
-from perturn.policy.last_layer import spare_last_layer, want
+from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
+from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.rope import steady_length, too_long, usable_length
