@@ -21,8 +21,8 @@ from trl import DPOConfig, DPOTrainer
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.policy.batches import Collator
-from perturn.policy.examples import Example
 from perturn.policy.reference import reference_logprobs
+from perturn.policy.tokens import Example
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()

@@ -3,8 +3,7 @@ import torch
 
 from perturn.errors import DataError
 from perturn.policy.batches import Collator, Examples, Filled, collate
-from perturn.policy.examples import Example, check_lengths, encode_example
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN, Encoded, Example, check_lengths, encode_example
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 

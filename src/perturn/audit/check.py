@@ -17,9 +17,8 @@ from perturn.data.pairs import pair_with_expert
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
-from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
-from perturn.policy.tokens import NO_TURN, Renderer
+from perturn.policy.tokens import NO_TURN, Example, Renderer, encode_example
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, PreferencePair, Trajectory
 

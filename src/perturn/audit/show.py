@@ -14,8 +14,7 @@ from rich.text import Text
 from perturn.audit.rows import read_rows
 from perturn.audit.view import View, view_of
 from perturn.errors import ConfigError, DataError, ModelError
-from perturn.policy.examples import Example, encode_example
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
 
 _STYLES = {

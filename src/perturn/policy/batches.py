@@ -9,9 +9,8 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from perturn.losses import TurnLogprobs
-from perturn.policy.examples import Example
 from perturn.policy.packing import Batch, by_budget, lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN, Encoded, Example
 
 
 class Examples(Dataset[Example | None]):

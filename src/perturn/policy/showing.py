@@ -10,10 +10,9 @@ import torch
 
 from perturn.credit import Credit
 from perturn.errors import DataError
-from perturn.policy.examples import Example
 from perturn.policy.models import load_model
 from perturn.policy.reference import compute_logprobs
-from perturn.policy.tokens import NO_TURN
+from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.weighing import turn_logprobs, weigh
 
 Turns = dict[int, tuple[float, float]]

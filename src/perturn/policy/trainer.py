@@ -28,14 +28,13 @@ from perturn.policy.adapters import add_adapters
 from perturn.policy.batches import Collator, Examples, Filled, chosen_reference, empty_pack
 from perturn.policy.checkpoints import resuming, saving
 from perturn.policy.config import TurnConfig, section
-from perturn.policy.examples import check_lengths, encode_example, sides
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.means import Means
 from perturn.policy.models import context_length, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch
 from perturn.policy.reference import Track, reference_identity, reference_logprobs
-from perturn.policy.tokens import Renderer
+from perturn.policy.tokens import Renderer, check_lengths, encode_example, sides
 from perturn.policy.weighing import choose_credit, weigh
 from perturn.settings.recipe import build
 from perturn.types import PreferencePair, Trajectory

@@ -12,8 +12,7 @@ from torch import Tensor
 from perturn.credit import CREDITS, Credit
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
-from perturn.policy.examples import Example
-from perturn.policy.tokens import NO_TURN
+from perturn.policy.tokens import NO_TURN, Example
 from perturn.settings.recipe import build
 from perturn.types import Trajectory
 

@@ -25,11 +25,10 @@ from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
 from perturn.policy.batches import Examples
 from perturn.policy.config import TurnConfig
-from perturn.policy.examples import Example
 from perturn.policy.models import compute_dtype, context_length, device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import NO_TURN
+from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
