@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
 from perturn import TurnConfig, TurnTrainer
-from perturn.policy.batches import Collator
+from perturn.policy.packing import Collator
 from perturn.policy.reference import reference_logprobs
 from perturn.policy.tokens import Example
 

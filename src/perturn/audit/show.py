@@ -85,9 +85,9 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length)
-    credit = locate("perturn.policy.weighing:credit_of")(view.loss, view.credit)
+    credit = locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
     examples = list(_encoded(data, view))
-    weighed = locate("perturn.policy.showing:turn_weights")(model_name, examples[:limit], credit)
+    weighed = locate("perturn.policy.reference:turn_weights")(model_name, examples[:limit], credit)
     for number, (example, weights) in enumerate(zip(examples, weighed, strict=False)):
         for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
             console.rule(f"row {number} {name}")

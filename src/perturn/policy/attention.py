@@ -116,8 +116,10 @@ def forest_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
     if isinstance(attention_mask, BlockMask):
-        found = flex_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        return found[0], None
+        output, _ = flex_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+        return output, None
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

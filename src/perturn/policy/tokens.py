@@ -47,9 +47,14 @@ class Encoded:
     """Whole turns cut from the end to keep the length limit."""
 
     @property
+    def loss_turns(self) -> list[int]:
+        """Turn index of each token that carries loss [loss tokens]."""
+        return [turn for turn in self.turn if turn != NO_TURN]
+
+    @property
     def turns(self) -> int:
         """Number of turns that carry loss."""
-        return len(set(self.turn) - {NO_TURN})
+        return len(set(self.loss_turns))
 
 
 class Renderer:
@@ -324,8 +329,9 @@ def encode_example(
 
 def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
     """The trajectory with those of its turns that carry loss."""
-    kept = sorted(set(encoded.turn) - {NO_TURN})
-    return replace(trajectory, turns=tuple(trajectory.turns[turn] for turn in kept))
+    return replace(
+        trajectory, turns=tuple(trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
+    )
 
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:

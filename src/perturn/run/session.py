@@ -188,7 +188,7 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path
 
 
 def _load_policy(path: str, **settings: Any) -> Loaded:
-    loaded: Loaded = locate("perturn.policy.serving:load_policy")(path, **settings, say=console.print)
+    loaded: Loaded = locate("perturn.policy.models:load_policy")(path, **settings, say=console.print)
     return loaded
 
 

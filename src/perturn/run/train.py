@@ -23,10 +23,10 @@ from perturn.errors import RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
-from perturn.policy.batches import Examples
 from perturn.policy.config import TurnConfig
 from perturn.policy.models import compute_dtype, context_length, device, load_model
 from perturn.policy.names import load_tokenizer
+from perturn.policy.packing import Examples
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer

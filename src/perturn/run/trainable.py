@@ -7,10 +7,9 @@ import importlib.util
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
-from perturn.policy.adapters import add_adapters
 from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import context_length, empty_model
-from perturn.policy.weighing import choose_credit
+from perturn.policy.models import add_adapters, context_length, empty_model
+from perturn.policy.reference import choose_credit
 from perturn.run.train import lora_config, make_config
 from perturn.settings.recipe import Recipe, Train, build
 
