@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.checks import check_choice, check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.uniform import Uniform
+from perturn.credit.turns import Uniform
 from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perturn.credit import TurnCredit
-from perturn.credit.uniform import Uniform
+from perturn.credit.turns import Uniform
 from perturn.losses.logprobs import TurnLogprobs, turn_weights
 
 

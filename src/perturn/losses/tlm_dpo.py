@@ -8,7 +8,7 @@ from torch import Tensor
 
 from perturn.checks import check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.confidence import Confidence
+from perturn.credit.turns import Confidence
 from perturn.losses.dpo import dpo_loss
 from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perturn.checks import check_choice
 from perturn.credit import TurnCredit
-from perturn.credit.confidence import Confidence
+from perturn.credit.turns import Confidence
 from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.logprobs import (
     REDUCTIONS,
