@@ -21,11 +21,6 @@ from perturn.losses.logprobs import (
 )
 
 
-def reference_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
-    """Return log C_w as the paper has it, in nats [pairs]."""
-    return log_coefficient
-
-
 def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
     """Scale the coefficients of an optimizer step so that they average 1.
 
@@ -46,17 +41,13 @@ def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor
     return (log_coefficient - largest) - (step - largest).logsumexp(0) + math.log(step.shape[0])
 
 
-def one_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
-    """Return log C_w = 0: what Eq. 15 gives where pi_ref stands for pi_c, in nats [pairs]."""
-    return torch.zeros_like(log_coefficient)
-
-
 COEFFICIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "reference": reference_coefficient,
+    "reference": lambda log_coefficient, step: log_coefficient,
     "self_normalized": self_normalized_coefficient,
-    "one": one_coefficient,
+    "one": lambda log_coefficient, step: torch.zeros_like(log_coefficient),
 }
-"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used."""
+"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used. `one` is what
+Eq. 15 gives where pi_ref stands for pi_c."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class TLMDRE:
         check_choice("coefficient", self.coefficient, COEFFICIENTS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None) -> Tensor:
-        """Return the loss, without unit [pairs]."""
+        """Return the loss, without unit [pairs]; `step`: `step_statistic` of all pairs of the step, None: of these."""
         return density_ratio_loss(*self._terms(chosen, rejected, step), kernel=self._kernel)
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
@@ -129,21 +120,14 @@ class TLMDRE:
     def diagnostics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what to log beside the loss, without gradient.
-
-        Args:
-            chosen: The chosen trajectories.
-            rejected: The rejected trajectories.
-            step: `step_statistic` of all pairs of the optimizer step; None: these pairs are all.
+        """Return what to log beside the loss, without gradient; the arguments are those of the loss.
 
         Returns:
             By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
             (sum C_w)^2 / sum C_w^2 over the step, in pairs: one value, once a pair [pairs].
         """
-        log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected, step)
-        entries = density_ratio_diagnostics(
-            log_ratio_chosen, log_ratio_rejected, log_coefficient, kernel=self._kernel
-        )
+        *log_ratios, log_coefficient = self._terms(chosen, rejected, step)
+        entries = density_ratio_diagnostics(*log_ratios, log_coefficient, kernel=self._kernel)
         # In log space: with `sum` every C_w may be too small for a float.
         of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
         of_step = of_step - of_step.max()

@@ -297,14 +297,7 @@ def _keep(output: Tensor, lse: Tensor) -> None:
 
 
 def keep_attention(model: Any) -> Callable[[], None]:
-    """Make the checkpointing that is switched on from now on keep attention's outputs.
-
-    Args:
-        model: A causal language model of transformers, with `forest_attention`.
-
-    Returns:
-        What undoes it.
-    """
+    """Make the checkpointing that is switched on from now on keep attention's outputs. Returns what undoes it."""
     name = _method(model)
     model.perturn_plain_checkpointing = getattr(model, name)
     setattr(model, name, MethodType(_enable, model))

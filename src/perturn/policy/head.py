@@ -180,14 +180,7 @@ def _logits(products: Tensor, scale: float, softcap: float | None) -> Tensor:
 
 
 def spare_last_layer(model: Any) -> Callable[[], None]:
-    """Make the last layer ask for `want`; until it is called, all tokens are wanted.
-
-    Args:
-        model: A causal language model of transformers.
-
-    Returns:
-        What undoes it.
-    """
+    """Make the last layer ask for `want`; until it is called, all tokens are wanted. Returns what undoes it."""
     want(model, None)
     block = getattr(_last_layer(model), "mlp", None)
     hooks: list[Any] = []
@@ -205,9 +198,7 @@ def spare_last_layer(model: Any) -> Callable[[], None]:
 def want(model: Any, tokens: Tensor | None) -> None:
     """Say which tokens are wanted of the last layer, for the passes that follow and their backward passes.
 
-    Args:
-        model: As above.
-        tokens: Positions, in order, each once [tokens]; None: all.
+    They are positions, in order, each once [tokens]; None: all.
     """
     for name in ("self_attn", "mlp"):
         part = getattr(_last_layer(model), name, None)

@@ -227,7 +227,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
 
     Args:
         loss: The loss.
-        settings: The section it was made from.
+        settings: The section that it was made from.
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
@@ -265,9 +265,7 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
 def weigh(example: Example, credit: Credit) -> Example:
     """The example with the weight of each turn: what losses read, and what is recorded and shown.
 
-    Args:
-        example: With its reference, where the credit needs one.
-        credit: What weighs; each side is a group of its own.
+    It has its reference, where the credit needs one; each side is a group of its own.
 
     Raises:
         ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
@@ -318,15 +316,9 @@ def turn_logprobs(example: Example, side: int) -> list[Tensor]:
 def turn_weights(
     model_name: str, examples: Sequence[Example], credit: Credit
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
-    """Confidence and weight of each turn that carries loss, to be shown, computed as training computes them.
+    """(confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
 
-    Args:
-        model_name: Reference policy; loaded if there is a row.
-        examples: The rows.
-        credit: What weighs.
-
-    Returns:
-        One list a row, with one (confidence, weight) by turn for each side.
+    The reference policy is loaded if there is a row.
     """
     model = load_model(model_name) if examples else None
     return (_side_weights(model, example, credit) for example in examples)
