@@ -126,8 +126,8 @@ class TLMDRE:
             By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
             (sum C_w)^2 / sum C_w^2 over the step, in pairs: one value, once a pair [pairs].
         """
-        *log_ratios, log_coefficient = self._terms(chosen, rejected, step)
-        entries = density_ratio_diagnostics(*log_ratios, log_coefficient, kernel=self._kernel)
+        terms = self._terms(chosen, rejected, step)
+        entries, log_coefficient = density_ratio_diagnostics(*terms, kernel=self._kernel), terms[-1]
         # In log space: with `sum` every C_w may be too small for a float.
         of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
         of_step = of_step - of_step.max()

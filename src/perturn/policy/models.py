@@ -119,26 +119,23 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
     except Exception as error:  # peft is code of others, as are the models it looks through
         reason = " ".join(str(error).split())
         raise ConfigError(f"adapters cannot be added: {type(error).__name__}: {reason}") from error
-    if isinstance(wanted, list | tuple | set):
-        _refuse_unmatched(wanted, adapted)
+    if isinstance(
+        wanted, list | tuple | set
+    ):  # peft passes over a name that no module has, where another one matches
+        found = adapted.targeted_module_names
+        missing = [name for name in wanted if not any(f".{each}".endswith(f".{name}") for each in found)]
+        if missing:
+            known = sorted({each.rpartition(".")[2] for each in found})
+            raise ConfigError(
+                f"target_modules names {', '.join(map(repr, sorted(missing)))}, which the model does not have; "
+                f"adapters were added to {', '.join(known)} alone."
+            )
     if hasattr(adapted.get_output_embeddings(), "base_layer"):
         raise ConfigError(
             "the output layer gets an adapter, which packed training would pass over; take it out of target_modules, "
             "or train all of it with modules_to_save."
         )
     return adapted
-
-
-def _refuse_unmatched(wanted: list[str] | tuple[str, ...] | set[str], adapted: Any) -> None:
-    """Refuse names that no module has; peft passes over them where another one matches."""
-    found = adapted.targeted_module_names
-    missing = [name for name in wanted if not any(f".{each}".endswith(f".{name}") for each in found)]
-    if missing:
-        known = sorted({each.rpartition(".")[2] for each in found})
-        raise ConfigError(
-            f"target_modules names {', '.join(map(repr, sorted(missing)))}, which the model does not have; adapters "
-            f"were added to {', '.join(known)} alone."
-        )
 
 
 def context_length(model: Any) -> int | None:

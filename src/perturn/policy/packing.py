@@ -135,7 +135,13 @@ class _Forest:
             for branch in [ended, *branches] if ended else branches:
                 self.add(branch, start)
             return
-        segment = self._lay(rows, start, end)
+        segment = [self.size, self.size + end - start, 0]
+        self.ids.append(self.inputs[rows[0]][start:end])
+        self.position.append(np.arange(start, end))
+        for row in rows:
+            self.where[row][start:end] = np.arange(*segment[:2])
+        self.segments.append(segment)
+        self.size = segment[1]
         for branch in branches:
             self.add(branch, end)
         segment[2] = self.size
@@ -157,17 +163,6 @@ class _Forest:
             differs = np.flatnonzero(self.inputs[row][start:end] != first[start:end])
             end = start + int(differs[0]) if len(differs) else end
         return end
-
-    def _lay(self, rows: Sequence[int], start: int, end: int) -> list[int]:
-        """Add the tokens from `start` to `end`, which the rows share, as one segment."""
-        segment = [self.size, self.size + end - start, self.size + end - start]
-        self.ids.append(self.inputs[rows[0]][start:end])
-        self.position.append(np.arange(start, end))
-        for row in rows:
-            self.where[row][start:end] = np.arange(*segment[:2])
-        self.segments.append(segment)
-        self.size = segment[1]
-        return segment
 
 
 class Examples(Dataset[Example | None]):
