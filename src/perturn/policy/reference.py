@@ -1,4 +1,4 @@
-"""What is computed of each row before training: reference log-probabilities, and the weight of each turn.
+"""Reference log-probabilities and the weight of each turn: all that is computed of a row before training.
 
 The reference is asked once, without gradient, and what it says is kept on disk under a hash of all it depends on.
 Weights are written here and nowhere else.

@@ -266,7 +266,7 @@ class TurnTrainer(Trainer):
     def _metrics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What to log of a pack beside its loss, by name."""
+        """Metrics of a pack beside its loss, by name."""
         found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy), "weight/chosen": chosen.weight}
         if rejected is not None:
             rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
@@ -289,7 +289,7 @@ class TurnTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """What a full disk leaves of a checkpoint is removed, which makes room again."""
+        """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         with writing(
             folder, foreign=(Exception,)
