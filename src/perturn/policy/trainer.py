@@ -291,9 +291,8 @@ class TurnTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        with writing(
-            folder, foreign=(Exception,)
-        ):  # torch, safetensors and tokenizers have errors of their own
+        # torch, safetensors and tokenizers have errors of their own for a full disk
+        with writing(folder, foreign=(Exception,)):
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:
