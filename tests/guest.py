@@ -88,8 +88,7 @@ from typing import ClassVar
 
 import torch
 
-from perturn.credit.protocol import weigh_group
-from perturn.credit.uniform import Uniform
+from perturn.credit.turns import Uniform, weigh_group
 from perturn.losses import LOSSES
 
 

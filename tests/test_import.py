@@ -24,7 +24,7 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
         "perturn.audit",
         "perturn.engines.vllm.settings",
         "perturn.engines.local.settings",
-        "perturn.policy.examples",
+        "perturn.policy.tokens",
         "perturn.run.collect",
         "perturn.run.pair",
         "perturn.run.evaluate",

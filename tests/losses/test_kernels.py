@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.losses.density_ratio import density_ratio_loss
-from perturn.losses.kernels import KERNELS, make_kernel
+from perturn.losses.density_ratio import KERNELS, Kernel, density_ratio_loss
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 RATIOS = st.floats(math.log(0.01), math.log(100)).map(math.exp)
@@ -19,7 +18,7 @@ all_kernels = pytest.mark.parametrize("name", KERNELS)
 
 
 def kernel(name, alpha=ALPHA, max_log_ratio=20.0):
-    return make_kernel(name, alpha=alpha, max_log_ratio=max_log_ratio)
+    return Kernel(name, alpha, max_log_ratio)
 
 
 def doubles(*values):

@@ -1,3 +1,4 @@
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.errors import DataError
-from perturn.policy.logprobs import action_logprobs
+from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_logprobs
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -196,3 +197,22 @@ def test_the_stored_reference_is_memory_mapped(tiny_model, tmp_path):
     assert mapped()
     del found
     assert not mapped()
+
+
+def test_a_second_prepare_does_nothing(tiny_model):
+    """The model's own forward is not buried under two of ours, and its signature is still found by name."""
+    prepare(tiny_model)
+    first = tiny_model.forward
+    prepare(tiny_model)
+
+    assert tiny_model.forward == first
+    assert "packed" in inspect.signature(tiny_model.forward).parameters
+
+
+def test_preparing_leaves_mode_and_gradients_alone(tiny_model):
+    """The comparison runs without dropout and without gradient, and puts the mode back."""
+    tiny_model.train()
+    prepare(tiny_model)
+
+    assert tiny_model.training
+    assert all(parameter.grad is None for parameter in tiny_model.parameters())

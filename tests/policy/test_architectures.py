@@ -1,42 +1,11 @@
 import copy
-import inspect
 import json
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from perturn.errors import ModelError
 from perturn.policy.logprobs import action_logprobs, prepare
@@ -61,52 +30,37 @@ SIZE = {
 }
 GEMMA = SIZE | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 128}
 KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
+MULTIPLIERS = {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}
+TIED = {"tie_word_embeddings": True, "attention_bias": True}
+CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0}
 MODELS = {
-    "llama": (LlamaForCausalLM, LlamaConfig, SIZE),
-    "llama, tied, with biases": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        SIZE | {"tie_word_embeddings": True, "attention_bias": True},
-    ),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, SIZE),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, SIZE | {"head_dim": 16}),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA | KINDS),
-    "gemma2 without attention softcap": (
-        Gemma2ForCausalLM,
-        Gemma2Config,
-        GEMMA | KINDS | {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0},
-    ),
-    "mistral": (MistralForCausalLM, MistralConfig, SIZE | {"sliding_window": None}),
-    "mistral with a window": (MistralForCausalLM, MistralConfig, SIZE | {"sliding_window": 128}),
-    "granite": (
-        GraniteForCausalLM,
-        GraniteConfig,
-        SIZE
-        | {
-            "logits_scaling": 3.0,
-            "attention_multiplier": 0.2,
-            "embedding_multiplier": 2.0,
-            "residual_multiplier": 0.5,
-        },
-    ),
-    "cohere": (CohereForCausalLM, CohereConfig, SIZE | {"logit_scale": 0.25}),
-    "phi3": (Phi3ForCausalLM, Phi3Config, SIZE),
-    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, SIZE | {"no_rope_layers": [1, 0]}),
+    "llama": ("LlamaForCausalLM", SIZE),
+    "llama, tied, with biases": ("LlamaForCausalLM", SIZE | TIED),
+    "qwen2": ("Qwen2ForCausalLM", SIZE),
+    "qwen3": ("Qwen3ForCausalLM", SIZE | {"head_dim": 16}),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA | KINDS),
+    "gemma2 without attention softcap": ("Gemma2ForCausalLM", GEMMA | KINDS | CAPS),
+    "mistral": ("MistralForCausalLM", SIZE | {"sliding_window": None}),
+    "mistral with a window": ("MistralForCausalLM", SIZE | {"sliding_window": 128}),
+    "granite": ("GraniteForCausalLM", SIZE | MULTIPLIERS | {"logits_scaling": 3.0}),
+    "cohere": ("CohereForCausalLM", SIZE | {"logit_scale": 0.25}),
+    "phi3": ("Phi3ForCausalLM", SIZE),
+    "smollm3": ("SmolLM3ForCausalLM", SIZE | {"no_rope_layers": [1, 0]}),
     "gpt2": (
-        GPT2LMHeadModel,
-        GPT2Config,
+        "GPT2LMHeadModel",
         {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
         | {"bos_token_id": 1, "eos_token_id": 2},
     ),
 }
-"""Class, class of the configuration, and its settings."""
+"""Class and the settings of its configuration."""
 
 
 def make(name="llama", dtype=torch.float64, **changes):
     """A tiny model with random weights, norms and biases among them."""
-    model_class, config_class, settings = MODELS[name]
+    class_name, settings = MODELS[name]
+    model_class = getattr(transformers, class_name)
     torch.manual_seed(0)
-    model = model_class(config_class(**settings | changes)).eval()
+    model = model_class(model_class.config_class(**settings | changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -177,30 +131,31 @@ def test_the_group_is_packed_as_its_docstring_says():
     assert len(BATCH["segments"]) == 6
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_packed_equals_each_sequence_alone(name):
+def assert_as_alone(model, untouched, share=1e-5):
+    """Log-probabilities and gradients are those of a copy that was never prepared; returns them."""
+    found, expected = action_logprobs(model, BATCH), plain(untouched)
+    theirs = gradients(untouched, expected)
+
+    assert_close(found, expected, atol=share, rtol=0)
+    assert_same_gradients(gradients(model, found), theirs, share)
+    return found, theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "share"),
+    [(name, torch.float64, 1e-5) for name in MODELS]
+    + [(name, torch.float32, 1e-4) for name in ("llama", "gemma3", "cohere")],
+)
+def test_packed_equals_each_sequence_alone(name, dtype, share):
     """Log-probabilities and the gradient of every parameter, against a copy that was never prepared.
 
-    float64 but for norms and rotations, which these models compute in float32: 1e-5 of the size at hand.
+    float64 but for norms and rotations, which these models compute in float32: 1e-5 of the size at hand. In float32,
+    log-probabilities of size 10 through two layers: 1e-4; gradients to 1e-4 of their size.
     """
-    model, untouched = make(name), make(name)
-    found, expected = action_logprobs(model, BATCH), plain(untouched)
+    found, _ = assert_as_alone(make(name, dtype), make(name, dtype), share)
 
-    assert found.dtype == torch.float64
-    assert expected.std() > 0.2
-    assert_close(found, expected, atol=1e-5, rtol=0)
-    assert_same_gradients(gradients(model, found), gradients(untouched, expected), 1e-5)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "cohere"])
-def test_float32_is_as_close_as_its_rounding(name):
-    """Log-probabilities of size 10 through two layers: 1e-4; gradients to 1e-4 of their size."""
-    model, untouched = make(name, torch.float32), make(name, torch.float32)
-    found, expected = action_logprobs(model, BATCH), plain(untouched)
-
-    assert found.dtype == torch.float32
-    assert_close(found, expected, atol=1e-4, rtol=0)
-    assert_same_gradients(gradients(model, found), gradients(untouched, expected), 1e-4)
+    assert found.dtype == dtype
+    assert found.std() > 0.2
 
 
 def test_sharing_changes_nothing():
@@ -248,14 +203,10 @@ def model(request):
 @peft_warns
 def test_adapters_packed_equal_each_sequence_alone(model):
     """LoRA by peft, around a model that was prepared or is not yet: values, and gradients of the adapters alone."""
-    model, untouched = adapt(model), adapt(make())
-    found, expected = action_logprobs(model, BATCH), plain(untouched)
-    theirs = gradients(untouched, expected)
+    found, theirs = assert_as_alone(adapt(model), adapt(make()))
 
-    assert_close(found, expected, atol=1e-5, rtol=0)
-    assert not torch.allclose(expected, plain(make()), atol=1e-2)
+    assert not torch.allclose(found, plain(make()), atol=1e-2)
     assert all("lora_" in name for name in theirs)
-    assert_same_gradients(gradients(model, found), theirs, 1e-5)
 
 
 @peft_warns
@@ -274,12 +225,9 @@ def test_an_output_layer_that_is_trained_whole_learns():
     with torch.no_grad():
         for one in (model, untouched):
             one.get_output_embeddings().modules_to_save["default"].weight.mul_(1.1)
-    found, expected = action_logprobs(model, BATCH), plain(untouched)
-    theirs = gradients(untouched, expected)
+    _, theirs = assert_as_alone(model, untouched)
 
-    assert_close(found, expected, atol=1e-5, rtol=0)
     assert any("lm_head" in name for name in theirs)
-    assert_same_gradients(gradients(model, found), theirs, 1e-5)
 
 
 def test_bfloat16_autocast_is_close():
@@ -322,7 +270,7 @@ def test_a_window_that_no_layer_uses_is_no_limit():
     assert_close(action_logprobs(model, BATCH), plain(model), atol=1e-5, rtol=0)
 
 
-class TimesThree(LlamaForCausalLM):
+class TimesThree(transformers.LlamaForCausalLM):
     """Its logits are three times the output layer's."""
 
     def forward(self, *args, **others):
@@ -332,7 +280,7 @@ class TimesThree(LlamaForCausalLM):
         return out
 
 
-class Reversed(LlamaForCausalLM):
+class Reversed(transformers.LlamaForCausalLM):
     """Its positions are not those it is given."""
 
     def __init__(self, config):
@@ -343,13 +291,13 @@ class Reversed(LlamaForCausalLM):
         return args, inputs | {"position_ids": torch.arange(inputs["input_ids"].shape[1])[None]}
 
 
-class NoInterface(LlamaForCausalLM):
+class NoInterface(transformers.LlamaForCausalLM):
     """Attends in a way of its own."""
 
     _supports_attention_backend = False
 
 
-class NoPositions(LlamaForCausalLM):
+class NoPositions(transformers.LlamaForCausalLM):
     """Counts positions itself."""
 
     def get_decoder(self):
@@ -363,30 +311,27 @@ class NoPositions(LlamaForCausalLM):
         return Decoder()
 
 
-SMALL_BLOOM = BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=2)
+BLOOM = {"vocab_size": VOCABULARY, "hidden_size": 16, "n_layer": 1, "n_head": 2}
 CONVOLUTION = SIZE | {"layer_types": ["conv", "full_attention"]}
 EXPERTS = SIZE | KINDS | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED = {
-    "logits times 3": (lambda: TimesThree(LlamaConfig(**SIZE)), r"^TimesThree gives other log-probabilities"),
-    "own positions": (lambda: Reversed(LlamaConfig(**SIZE)), r"^Reversed gives other log-probabilities"),
-    "no interface": (lambda: NoInterface(LlamaConfig(**SIZE)), r"^NoInterface does not attend through"),
-    "no positions": (lambda: NoPositions(LlamaConfig(**SIZE)), r"^NoPositions takes no position_ids"),
-    "bloom": (lambda: BloomForCausalLM(SMALL_BLOOM), r"^BloomForCausalLM .*; take another model"),
-    "convolutions": (lambda: Lfm2ForCausalLM(Lfm2Config(**CONVOLUTION)), r"has layers of type conv; packed"),
-    "softcap": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA | KINDS)),
-        r"^Gemma2Attention asks for softcap",
-    ),
-    "sinks": (lambda: GptOssForCausalLM(GptOssConfig(**EXPERTS)), r"^GptOssAttention asks for s_aux"),
+    "logits times 3": (TimesThree, SIZE, r"^TimesThree gives other log-probabilities"),
+    "own positions": (Reversed, SIZE, r"^Reversed gives other log-probabilities"),
+    "no interface": (NoInterface, SIZE, r"^NoInterface does not attend through"),
+    "no positions": (NoPositions, SIZE, r"^NoPositions takes no position_ids"),
+    "bloom": (transformers.BloomForCausalLM, BLOOM, r"^BloomForCausalLM .*; take another model"),
+    "convolutions": (transformers.Lfm2ForCausalLM, CONVOLUTION, r"has layers of type conv; packed"),
+    "softcap": (transformers.Gemma2ForCausalLM, GEMMA | KINDS, r"^Gemma2Attention asks for softcap"),
+    "sinks": (transformers.GptOssForCausalLM, EXPERTS, r"^GptOssAttention asks for s_aux"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_packed_is_refused(name):
     """Each time it is asked; and the model is left as it was, with its attention and in training mode."""
-    build, message = REFUSED[name]
+    model_class, settings, message = REFUSED[name]
     torch.manual_seed(0)
-    model = build().train()
+    model = model_class(model_class.config_class(**settings)).train()
     ids = torch.tensor([tokens(12, 7)])
     attention, forward = model.config._attn_implementation, model.forward
     before = model(input_ids=ids).logits
@@ -431,7 +376,7 @@ def test_what_is_saved_knows_nothing_of_us(tmp_path):
     model = make(dtype=torch.float32)
     expected = action_logprobs(model, BATCH)
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
     assert "perturn" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     assert loaded.config._attn_implementation == "sdpa"
@@ -450,23 +395,3 @@ def test_a_copy_of_a_prepared_model_is_a_model_of_its_own():
 
     assert torch.equal(action_logprobs(other, BATCH), expected)
     assert not torch.allclose(action_logprobs(model, BATCH), expected)
-
-
-def test_a_second_prepare_does_nothing():
-    """The model's own forward is not buried under two of ours, and its signature is still found by name."""
-    model = make()
-    prepare(model)
-    first = model.forward
-    prepare(model)
-
-    assert model.forward == first
-    assert "packed" in inspect.signature(model.forward).parameters
-
-
-def test_preparing_leaves_mode_and_gradients_alone():
-    """The comparison runs without dropout and without gradient, and puts the mode back."""
-    model = make().train()
-    prepare(model)
-
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.errors import ModelError
-from perturn.policy import attention, checkpointing
+from perturn.policy import attention
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import Encoded
@@ -64,9 +64,8 @@ def test_a_second_backward_pass_attends_again(model, calls):
 
 def test_nothing_is_kept_without_a_backward_pass_or_after_it(model, monkeypatch):
     """Passes without gradient do not checkpoint; those with it take all that they kept."""
-    layers = []
-    plain = checkpointing._Layer.__init__
-    monkeypatch.setattr(checkpointing._Layer, "__init__", lambda self: plain(self) or layers.append(self))
+    layers, plain = [], attention._contexts
+    monkeypatch.setattr(attention, "_contexts", lambda: layers.append(plain()) or layers[-1])
     model.activation_checkpointing_enable()
     gradients(model)
     model.eval()
@@ -74,8 +73,8 @@ def test_nothing_is_kept_without_a_backward_pass_or_after_it(model, monkeypatch)
         action_logprobs(model, BATCH)
 
     assert len(layers) == len(model.model.layers)
-    assert [layer.kept for layer in layers] == [[]] * len(layers)
-    assert checkpointing._open == []
+    assert all(first.kept == again.kept == [] for first, again in layers)
+    assert attention._open == []
 
 
 def test_a_callers_own_contexts_come_first(model, calls):
@@ -109,7 +108,7 @@ def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 def test_the_old_name_of_the_method_keeps_attention_too(tiny_model, calls, monkeypatch):
     """As transformers 5.19 calls it, which vLLM brings."""
-    monkeypatch.setattr(checkpointing, "_method", lambda model: "gradient_checkpointing_enable")
+    monkeypatch.setattr(attention, "_method", lambda model: "gradient_checkpointing_enable")
     prepare(tiny_model)
     tiny_model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     calls.clear()

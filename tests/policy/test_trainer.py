@@ -13,11 +13,10 @@ from torch.testing import assert_close
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.adapters import add_adapters
 from perturn.policy.logprobs import action_logprobs
-from perturn.policy.models import load_model
+from perturn.policy.models import add_adapters, load_model
 from perturn.policy.packing import lay_out
-from perturn.policy.weighing import turn_logprobs
+from perturn.policy.reference import turn_logprobs
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [

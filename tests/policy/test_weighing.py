@@ -8,8 +8,8 @@ import torch
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
-from perturn.policy.examples import Example, encode_example
-from perturn.policy.weighing import choose_credit, weigh
+from perturn.policy.reference import choose_credit, weigh
+from perturn.policy.tokens import Example, encode_example
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 

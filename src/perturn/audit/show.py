@@ -14,8 +14,7 @@ from rich.text import Text
 from perturn.audit.rows import read_rows
 from perturn.audit.view import View, totals, view_of
 from perturn.errors import ConfigError, DataError, ModelError
-from perturn.policy.examples import Example, encode_example
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
 
 _STYLES = {
@@ -87,9 +86,9 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length)
-    credit = locate("perturn.policy.weighing:credit_of")(view.loss, view.credit)
+    credit = locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
     examples = list(_encoded(data, view))
-    weighed = locate("perturn.policy.showing:turn_weights")(model_name, examples[:limit], credit)
+    weighed = locate("perturn.policy.reference:turn_weights")(model_name, examples[:limit], credit)
     for number, (example, weights) in enumerate(zip(examples, weighed, strict=False)):
         for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
             console.rule(f"row {number} {name}")

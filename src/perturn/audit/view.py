@@ -9,10 +9,9 @@ from typing import Any
 
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError
-from perturn.policy.examples import Example
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import NO_TURN, Renderer
+from perturn.policy.tokens import NO_TURN, Example, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
 
 

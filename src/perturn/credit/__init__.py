@@ -10,10 +10,8 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
     [1.0, 0.333]
 """
 
-from perturn.credit.confidence import Confidence
-from perturn.credit.discount import Discount
 from perturn.credit.protocol import Credit, TurnCredit
-from perturn.credit.uniform import Uniform
+from perturn.credit.turns import Confidence, Discount, Uniform
 from perturn.table import Table
 
 CREDITS: Table[type[Credit]] = Table(

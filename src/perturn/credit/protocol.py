@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from perturn.types import Trajectory
@@ -34,44 +33,3 @@ class TurnCredit(Credit, Protocol):
             confidence: p, the geometric mean of pi_ref over the tokens of each turn, in (0, 1] [turns]; None unless
                 the credit needs `reference`.
         """
-
-
-def weigh_group(
-    credit: TurnCredit, group: Sequence[Trajectory], reference: Sequence[Sequence[Tensor]] | None = None
-) -> list[Tensor]:
-    """Weigh each trajectory of a group by itself, with a credit that needs no group.
-
-    Args:
-        credit: What weighs.
-        group: Trajectories.
-        reference: log pi_ref of each turn's tokens, in nats `[trajectories][turns]`, each [tokens]; None unless the
-            credit needs it.
-
-    Returns:
-        Weights, without unit, one tensor a trajectory [turns].
-
-    Raises:
-        ValueError: If the reference is needed and missing, or has not one entry a turn.
-    """
-    if "reference" not in credit.needs:
-        return [credit.weigh(*_turn_numbers(len(one.turns)), None) for one in group]
-    if reference is None:
-        raise ValueError(
-            f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
-        )
-    if [len(one) for one in reference] != [len(one.turns) for one in group]:
-        raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
-    return [credit.weigh(*_turn_numbers(len(turns)), _confidence(turns)) for turns in reference]
-
-
-def _confidence(turns: Sequence[Tensor]) -> Tensor:
-    """Geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
-    counts = torch.tensor([len(turn) for turn in turns])
-    turn_index = torch.arange(len(turns)).repeat_interleave(counts)
-    sums = torch.zeros(len(turns)).index_add(0, turn_index, torch.cat(list(turns)))
-    return (sums / counts).exp()
-
-
-def _turn_numbers(count: int) -> tuple[Tensor, Tensor]:
-    """Position and number of turns, for the turns of one trajectory."""
-    return torch.arange(count, dtype=torch.float32), torch.full((count,), float(count))

@@ -8,12 +8,9 @@ from torch import Tensor
 
 from perturn.checks import check_choice
 from perturn.credit import TurnCredit
-from perturn.credit.uniform import Uniform
-from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
-from perturn.losses.kernels import Kernel, make_kernel
-from perturn.losses.logprobs import TurnLogprobs, check_pairs
-from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import turn_weights
+from perturn.credit.turns import Uniform
+from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 
 @dataclass(frozen=True)
@@ -46,32 +43,27 @@ class DIL:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        self._kernel()
+        self._kernel  # noqa: B018  checks its settings
         check_choice("reduction", self.reduction, REDUCTIONS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, without unit [pairs]."""
-        return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel())
+        return density_ratio_loss(*self._terms(chosen, rejected), kernel=self._kernel)
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return log r after reduction, in nats [trajectories]; without gradient."""
-        with torch.no_grad():
-            return self._log_ratio(side)
+        return reduced_log_ratio(side, self.credit, self.reduction)
 
     def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
         """Return the entries of density_ratio_diagnostics, each [pairs]; without gradient."""
-        return density_ratio_diagnostics(*self._terms(chosen, rejected), kernel=self._kernel())
+        return density_ratio_diagnostics(*self._terms(chosen, rejected), kernel=self._kernel)
 
     def _terms(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log r of both sides and log C = 0, in nats, each [pairs]."""
-        check_pairs(chosen, rejected)
-        log_ratio_chosen = self._log_ratio(chosen)
-        return log_ratio_chosen, self._log_ratio(rejected), torch.zeros_like(log_ratio_chosen)
+        """Log r of both sides and log C = 0, in nats, each [pairs]."""
+        of_chosen, of_rejected = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
+        return of_chosen, of_rejected, torch.zeros_like(of_chosen)
 
-    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """Return log r, in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
-
+    @property
     def _kernel(self) -> Kernel:
-        """Return the kernel the settings describe."""
-        return make_kernel(self.kernel, alpha=self.alpha, max_log_ratio=self.max_log_ratio)
+        return Kernel(self.kernel, self.alpha, self.max_log_ratio)

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from perturn.checks import check_choice, check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.uniform import Uniform
-from perturn.losses.logprobs import TurnLogprobs, check_pairs
-from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import turn_weights
+from perturn.credit.turns import Uniform
+from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
@@ -60,14 +58,10 @@ class DPO:
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""
-        check_pairs(chosen, rejected)
-        return dpo_loss(self._log_ratio(chosen), self._log_ratio(rejected), beta=self.beta)
+        log_ratios = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
+        return dpo_loss(*log_ratios, beta=self.beta)
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return beta u, without unit [trajectories]; without gradient."""
-        with torch.no_grad():
-            return self.beta * self._log_ratio(side)
-
-    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """Return u, in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
+        return self.beta * reduced_log_ratio(side, self.credit, self.reduction)

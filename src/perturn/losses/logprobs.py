@@ -1,11 +1,15 @@
-"""TurnLogprobs: one side of a batch of pairs, flat and ragged, with its reductions by segment."""
+"""One side of a batch of pairs, flat and ragged, and how its tokens become one number for each trajectory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from perturn.credit import TurnCredit
 
 NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 """Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
@@ -41,36 +45,38 @@ class TurnLogprobs:
     behavior: Tensor | None = None
     """log mu of each token under the policy that sampled it, in nats [tokens]; None where no loss reads it."""
 
+    turn_index: Tensor = field(init=False, repr=False)
+    """Turn of each token, counted through the batch [tokens]."""
+
     num_turns: int = field(init=False, repr=False)
     """Number of turns in the batch."""
 
     num_trajectories: int = field(init=False, repr=False)
     """Number of trajectories in the batch."""
 
-    turn_index: Tensor = field(init=False, repr=False)
-    """Turn of each token, counted through the batch [tokens]."""
-
-    turn_trajectory: Tensor = field(init=False, repr=False)
-    """Trajectory of each turn [turns]."""
-
-    turn_position: Tensor = field(init=False, repr=False)
-    """Position t of each turn inside its trajectory, from 0 [turns]."""
-
-    tokens_per_turn: Tensor = field(init=False, repr=False)
-    """Number of tokens n_i of each turn [turns]."""
-
-    tokens_per_trajectory: Tensor = field(init=False, repr=False)
-    """Number of tokens n of each trajectory [trajectories]."""
-
-    turns_per_trajectory: Tensor = field(init=False, repr=False)
-    """Number of turns T of each trajectory [trajectories]."""
-
     def __post_init__(self) -> None:
-        """Check the segments and count them; the only place that waits for the device."""
-        self._check_tensors()
-        for name, value in _segments(self.turn.long(), self.trajectory.long()).items():
-            object.__setattr__(self, name, value)
-        self._check_weight()
+        """Check the tensors and count the segments; the only place that waits for the device."""
+        if self.policy.dim() != 1:
+            raise ValueError(f"policy must have shape [tokens], got {list(self.policy.shape)}.")
+        for name in ("policy", "turn", "trajectory", "reference", "behavior"):
+            self._check(name, len(self.policy))
+        if not len(self.policy):
+            raise ValueError("a batch must hold at least one token that carries loss, got none.")
+        turn_index, num_turns, num_trajectories = _segments(self.turn.long(), self.trajectory.long())
+        object.__setattr__(self, "turn_index", turn_index)
+        object.__setattr__(self, "num_turns", num_turns)
+        object.__setattr__(self, "num_trajectories", num_trajectories)
+        self._check("weight", num_turns, ", one for each turn")
+
+    def _check(self, name: str, count: int, what: str = "") -> None:
+        tensor = getattr(self, name)
+        if tensor is None:
+            return
+        if tensor.shape != (count,):
+            raise ValueError(f"{name} must have shape [{count}]{what}, got {list(tensor.shape)}.")
+        if tensor.device != self.policy.device:
+            raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
+        _check_dtype(name, tensor, floating=name not in ("turn", "trajectory"))
 
     @classmethod
     def from_nested(
@@ -112,9 +118,7 @@ class TurnLogprobs:
             reference=None if reference is None else _flatten(reference),
             turn=torch.tensor(turn, device=flat.device),
             trajectory=torch.tensor(trajectory, device=flat.device),
-            weight=None
-            if weight is None
-            else torch.cat([_as_tensor(turns) for turns in weight]).to(flat.device),
+            weight=None if weight is None else _flatten([weight]).to(flat.device),
             behavior=None if behavior is None else _flatten(behavior),
         )
 
@@ -135,13 +139,40 @@ class TurnLogprobs:
         """
         _check_padded(policy, reference, turn)
         loss_mask = turn >= 0
-        rows = torch.arange(turn.shape[0], device=turn.device).unsqueeze(1).expand_as(turn)
         return cls(
             policy=policy[loss_mask],
             reference=None if reference is None else reference[loss_mask],
             turn=turn[loss_mask],
-            trajectory=rows[loss_mask],
+            trajectory=loss_mask.nonzero()[:, 0],
         )
+
+    @cached_property
+    def turn_trajectory(self) -> Tensor:
+        """Trajectory of each turn [turns]."""
+        trajectory = self.trajectory.long()
+        return trajectory.new_zeros(self.num_turns).scatter(0, self.turn_index, trajectory)
+
+    @cached_property
+    def turn_position(self) -> Tensor:
+        """Position t of each turn inside its trajectory, from 0 [turns]."""
+        first_turn = self.turns_per_trajectory.cumsum(0) - self.turns_per_trajectory
+        turns = torch.arange(self.num_turns, device=self.turn_index.device)
+        return turns - first_turn[self.turn_trajectory]
+
+    @cached_property
+    def tokens_per_turn(self) -> Tensor:
+        """Number of tokens n_i of each turn [turns]."""
+        return self.sum_by_turn(torch.ones_like(self.turn_index))
+
+    @cached_property
+    def tokens_per_trajectory(self) -> Tensor:
+        """Number of tokens n of each trajectory [trajectories]."""
+        return self.sum_by_trajectory(torch.ones_like(self.turn_index))
+
+    @cached_property
+    def turns_per_trajectory(self) -> Tensor:
+        """Number of turns T of each trajectory [trajectories]."""
+        return self.sum_over_turns(torch.ones_like(self.turn_trajectory))
 
     @property
     def precision(self) -> torch.dtype:
@@ -161,18 +192,13 @@ class TurnLogprobs:
             )
         return _raise_precision(self.reference.detach())
 
-    def log_confidence(self) -> Tensor:
-        """Return log p_i, the mean of log pi_ref over the tokens of a turn, in nats [turns]."""
-        return self.mean_by_turn(self.frozen_reference())
-
     def confidence(self) -> Tensor:
         """Return p_i, the geometric mean of pi_ref over the tokens of a turn, between 0 and 1 [turns]."""
-        return self.log_confidence().exp()
+        return self.mean_by_turn(self.frozen_reference()).exp()
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
         """Sum token values [tokens] over each turn [turns]."""
-        self._check_length(values, self.turn.shape[0], "tokens")
-        return _segment_sum(values, self.turn_index, self.num_turns)
+        return _segment_sum(values, self.turn_index, self.num_turns, "tokens")
 
     def mean_by_turn(self, values: Tensor) -> Tensor:
         """Average token values [tokens] over each turn [turns]."""
@@ -180,8 +206,7 @@ class TurnLogprobs:
 
     def sum_by_trajectory(self, values: Tensor) -> Tensor:
         """Sum token values [tokens] over each trajectory [trajectories]."""
-        self._check_length(values, self.turn.shape[0], "tokens")
-        return _segment_sum(values, self.trajectory.long(), self.num_trajectories)
+        return _segment_sum(values, self.trajectory.long(), self.num_trajectories, "tokens")
 
     def mean_by_trajectory(self, values: Tensor) -> Tensor:
         """Average token values [tokens] over each trajectory, every token counting alike [trajectories]."""
@@ -189,71 +214,89 @@ class TurnLogprobs:
 
     def sum_over_turns(self, values: Tensor) -> Tensor:
         """Sum turn values [turns] over each trajectory [trajectories]."""
-        self._check_length(values, self.num_turns, "turns")
-        return _segment_sum(values, self.turn_trajectory, self.num_trajectories)
+        return _segment_sum(values, self.turn_trajectory, self.num_trajectories, "turns")
 
     def mean_over_turns(self, values: Tensor) -> Tensor:
         """Average turn values [turns] over each trajectory, every turn counting alike [trajectories]."""
         return self.sum_over_turns(values) / self.turns_per_trajectory
 
-    def _check_tensors(self) -> None:
-        """Raise unless the tensors of tokens have one length, one device and the right kinds of dtype."""
-        tensors = {"policy": self.policy, "turn": self.turn, "trajectory": self.trajectory}
-        optional = {"reference": self.reference, "behavior": self.behavior}
-        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-        for name, tensor in tensors.items():
-            if tensor.dim() != 1 or tensor.shape != self.policy.shape:
-                expected = f"[{self.policy.shape[0]}]" if self.policy.dim() == 1 else "[tokens]"
-                raise ValueError(f"{name} must have shape {expected}, got {list(tensor.shape)}.")
-            if tensor.device != self.policy.device:
-                raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
-            _check_dtype(name, tensor, floating=name not in ("turn", "trajectory"))
-        if self.policy.shape[0] == 0:
-            raise ValueError("a batch must hold at least one token that carries loss, got none.")
 
-    def _check_weight(self) -> None:
-        """Raise unless there is one number for each turn, where there are any."""
-        if self.weight is None:
-            return
-        if self.weight.shape != (self.num_turns,):
-            raise ValueError(
-                f"weight must have shape [{self.num_turns}], one for each turn, got {list(self.weight.shape)}."
-            )
-        _check_dtype("weight", self.weight, floating=True)
-        if self.weight.device != self.policy.device:
-            raise ValueError(
-                f"weight must be on {self.policy.device} as policy is, got {self.weight.device}."
-            )
-
-    @staticmethod
-    def _check_length(values: Tensor, length: int, axis: str) -> None:
-        """Raise unless the values are one per token or one per turn, as the reduction expects."""
-        if values.shape != (length,):
-            raise ValueError(f"values must have shape [{length}] ({axis}), got {list(values.shape)}.")
+def weighted_sum(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return sum_i w_i sum_j x_ij: the logarithm of a product over tokens, as papers write it."""
+    return side.sum_over_turns(weight * side.sum_by_turn(values))
 
 
-def check_pairs(chosen: TurnLogprobs, rejected: TurnLogprobs) -> None:
-    """Raise unless both sides hold the same number of trajectories, one of each to a pair."""
+def weighted_token_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return (1/n) sum_i w_i sum_j x_ij: every token has an equal vote, then its turn's weight.
+
+    The divisor is n and not sum_i w_i n_i, so that weights keep their size: all 0.2 gives a fifth of all 1.
+    """
+    return weighted_sum(side, values, weight) / side.tokens_per_trajectory
+
+
+def weighted_turn_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return (1/T) sum_i w_i (1/n_i) sum_j x_ij: every turn has an equal vote, then its weight."""
+    return side.mean_over_turns(weight * side.mean_by_turn(values))
+
+
+REDUCTIONS: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
+    "sum": weighted_sum,
+    "token_mean": weighted_token_mean,
+    "turn_mean": weighted_turn_mean,
+}
+"""By name: from values x_ij of the tokens of a side, in any unit [tokens], and weights w_i [turns], to one number for
+each trajectory, in the unit of x [trajectories]."""
+
+
+def turn_weights(side: TurnLogprobs, credit: TurnCredit) -> Tensor:
+    """Return the weights a batch came with; without them, ask a credit.
+
+    Args:
+        side: The batch.
+        credit: The credit of the loss's paper.
+
+    Returns:
+        Weights, without unit, float32 at least [turns]; without gradient.
+    """
+    if side.weight is not None:
+        return side.weight.detach().to(side.precision)
+    position = side.turn_position.to(side.precision)
+    turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
+    confidence = side.confidence() if "reference" in credit.needs else None
+    return credit.weigh(position, turns, confidence)
+
+
+def reduced_log_ratio(side: TurnLogprobs, credit: TurnCredit, reduction: str = "sum") -> Tensor:
+    """Return the log-ratios of a side, weighed turn by turn and reduced, in nats [trajectories]."""
+    return REDUCTIONS[reduction](side, side.log_ratio(), turn_weights(side, credit))
+
+
+def reduced_log_ratios(
+    chosen: TurnLogprobs, rejected: TurnLogprobs, credit: TurnCredit, reduction: str = "sum"
+) -> tuple[Tensor, Tensor]:
+    """Return the same of both sides, each [pairs]; they must hold one trajectory for each pair."""
     if chosen.num_trajectories != rejected.num_trajectories:
         raise ValueError(
             "chosen and rejected must hold one trajectory for each pair, "
             f"got {chosen.num_trajectories} chosen and {rejected.num_trajectories} rejected."
         )
+    return reduced_log_ratio(chosen, credit, reduction), reduced_log_ratio(rejected, credit, reduction)
 
 
 def _raise_precision(values: Tensor) -> Tensor:
-    """Return the values in float32 where they have less, unchanged otherwise."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _segment_sum(values: Tensor, segment: Tensor, count: int) -> Tensor:
-    """Sum the values of each segment; segment ids are 0..count-1."""
+def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tensor:
+    """Sum the values of each segment; segment ids are 0..count-1, one for each value."""
+    if values.shape != segment.shape:
+        raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
     values = _raise_precision(values)
     return values.new_zeros(count).index_add(0, segment, values)
 
 
-def _segments(turn: Tensor, trajectory: Tensor) -> dict[str, int | Tensor]:
-    """Check the ids of all tokens and derive every count and map from them."""
+def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
+    """Turn of each token, counted through the batch, with the numbers of turns and trajectories; ids are checked."""
     trajectory_change, turn_change = trajectory.diff(), turn.diff()
     starts_turn = (trajectory_change != 0) | (turn_change != 0)
     turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
@@ -277,26 +320,7 @@ def _segments(turn: Tensor, trajectory: Tensor) -> dict[str, int | Tensor]:
         raise ValueError(
             "turn ids must not decrease inside a trajectory: the tokens of a turn stand together."
         )
-    return {"num_turns": num_turns, "num_trajectories": num_trajectories} | _maps(
-        turn_index, trajectory, num_turns, num_trajectories
-    )
-
-
-def _maps(turn_index: Tensor, trajectory: Tensor, num_turns: int, num_trajectories: int) -> dict[str, Tensor]:
-    """Return the maps between tokens, turns and trajectories, and the counts in each."""
-    one_per_token = torch.ones_like(turn_index)
-    turn_trajectory = trajectory.new_zeros(num_turns).scatter(0, turn_index, trajectory)
-    one_per_turn = torch.ones_like(turn_trajectory)
-    turns_per_trajectory = _segment_sum(one_per_turn, turn_trajectory, num_trajectories)
-    first_turn = turns_per_trajectory.cumsum(0) - turns_per_trajectory
-    return {
-        "turn_index": turn_index,
-        "turn_trajectory": turn_trajectory,
-        "turn_position": torch.arange(num_turns, device=turn_index.device) - first_turn[turn_trajectory],
-        "tokens_per_turn": _segment_sum(one_per_token, turn_index, num_turns),
-        "tokens_per_trajectory": _segment_sum(one_per_token, trajectory, num_trajectories),
-        "turns_per_trajectory": turns_per_trajectory,
-    }
+    return turn_index, num_turns, num_trajectories
 
 
 def _check_dtype(name: str, tensor: Tensor, *, floating: bool) -> None:
@@ -327,39 +351,28 @@ def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> Non
 
 def _turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
     """Return the number of tokens of each turn `[trajectories][turns]`; none may be empty."""
-    lengths: list[list[int]] = []
+    if not len(nested):
+        raise ValueError(f"{name} must hold at least one trajectory, got none.")
     for k, turns in enumerate(nested):
         if not hasattr(turns, "__len__") or len(turns) == 0:
             raise ValueError(f"{name} must hold at least one turn in trajectory {k}, got none.")
-        lengths.append(
-            [_turn_length(f"{name}, trajectory {k}, turn {i}", turn) for i, turn in enumerate(turns)]
-        )
-    if not lengths:
-        raise ValueError(f"{name} must hold at least one trajectory, got none.")
-    return lengths
+        for i, turn in enumerate(turns):
+            where = f"{name}, trajectory {k}, turn {i}"
+            if not hasattr(turn, "__len__") or (isinstance(turn, Tensor) and turn.dim() != 1):
+                raise ValueError(f"{where}: expected the log-probabilities [tokens], got {turn!r}.")
+            if len(turn) == 0:
+                raise ValueError(f"{where}: expected at least one token, got none.")
+    return [[len(turn) for turn in turns] for turns in nested]
 
 
-def _turn_length(where: str, turn: Sequence[float] | Tensor) -> int:
-    """Return the number of tokens of one turn."""
-    if not hasattr(turn, "__len__") or (isinstance(turn, Tensor) and turn.dim() != 1):
-        raise ValueError(f"{where}: expected the log-probabilities [tokens], got {turn!r}.")
-    if len(turn) == 0:
-        raise ValueError(f"{where}: expected at least one token, got none.")
-    return len(turn)
-
-
-def _check_same_nesting(name: str, policy: list[list[int]], reference: list[list[int]]) -> None:
+def _check_same_nesting(name: str, policy: list[list[int]], other: list[list[int]]) -> None:
     """Raise unless the named one is nested as policy is; name the first place that differs."""
-    if len(policy) != len(reference):
-        raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(reference)}.")
-    for k, (policy_turns, reference_turns) in enumerate(zip(policy, reference, strict=True)):
-        for i in range(max(len(policy_turns), len(reference_turns))):
-            in_policy = policy_turns[i] if i < len(policy_turns) else 0
-            in_reference = reference_turns[i] if i < len(reference_turns) else 0
-            if in_policy != in_reference:
-                raise ValueError(
-                    f"trajectory {k}, turn {i}: policy has {in_policy} tokens, but {name} {in_reference}."
-                )
+    if len(policy) != len(other):
+        raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(other)}.")
+    for k, turns in enumerate(zip(policy, other, strict=True)):
+        for i, (own, found) in enumerate(zip_longest(*turns, fillvalue=0)):
+            if own != found:
+                raise ValueError(f"trajectory {k}, turn {i}: policy has {own} tokens, but {name} {found}.")
 
 
 def _flatten(nested: NestedLogprobs) -> Tensor:

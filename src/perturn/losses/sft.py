@@ -7,43 +7,31 @@ import torch
 from torch import Tensor
 
 from perturn.credit import TurnCredit
-from perturn.credit.uniform import Uniform
-from perturn.losses.logprobs import TurnLogprobs
-from perturn.losses.weights import turn_weights
+from perturn.credit.turns import Uniform
+from perturn.losses.logprobs import TurnLogprobs, turn_weights
 
 
-def sft_loss(chosen: TurnLogprobs, weight: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the tokens of a trajectory, each with the weight of its turn.
+@dataclass(frozen=True)
+class SFT:
+    """Mean negative log-likelihood of the tokens of a chosen trajectory, each with the weight of its turn.
 
         L = -(1/n) sum_i w_i sum_j log pi(y_ij)
 
     Source: behavioral cloning, as in tlm-DRE, Section 5.1, and DMPO, Eq. 7.
     Differs: a mean for each trajectory, so a short trajectory weighs as much as a long one. The trainers
     of the papers average over the tokens of the whole batch, and have no weight, which is w = 1.
-
-    Args:
-        chosen: The trajectories to imitate.
-        weight: w, without unit [turns].
-
-    Returns:
-        Loss, in nats per token [trajectories].
     """
-    return -chosen.mean_by_trajectory(weight[chosen.turn_index] * chosen.policy)
-
-
-@dataclass(frozen=True)
-class SFT:
-    """Negative log-likelihood per token of the chosen trajectories; the rejected side is ignored."""
 
     needs_reference: ClassVar[bool] = False
     needs_rejected: ClassVar[bool] = False
     credit: ClassVar[TurnCredit] = Uniform()
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None) -> Tensor:
-        """Return the loss, in nats per token [trajectories]."""
-        return sft_loss(chosen, turn_weights(chosen, self.credit))
+        """Return the loss, in nats per token [trajectories]; the rejected side is ignored."""
+        weight = turn_weights(chosen, self.credit)
+        return -chosen.mean_by_trajectory(weight[chosen.turn_index] * chosen.policy)
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the mean log-probability of a token, in nats [trajectories]; without gradient."""
-        with torch.no_grad():
-            return side.mean_by_trajectory(side.policy)
+        return side.mean_by_trajectory(side.policy)

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from perturn.checks import check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.confidence import Confidence
+from perturn.credit.turns import Confidence
 from perturn.losses.dpo import dpo_loss
-from perturn.losses.logprobs import TurnLogprobs, check_pairs
-from perturn.losses.reduction import weighted_sum
-from perturn.losses.weights import turn_weights
+from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,14 @@ class TLMDPO:
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""
-        check_pairs(chosen, rejected)
-        return dpo_loss(self._log_ratio(chosen), self._log_ratio(rejected), beta=self.beta)
+        return dpo_loss(*reduced_log_ratios(chosen, rejected, self.credit), beta=self.beta)
 
     @property
     def credit(self) -> TurnCredit:
         """The paper's turn weights."""
         return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return beta sum_i omega_i sum_j u_ij, without unit [trajectories]; without gradient."""
-        with torch.no_grad():
-            return self.beta * self._log_ratio(side)
-
-    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """Return sum_i omega_i sum_j u_ij, in nats [trajectories]."""
-        return weighted_sum(side, side.log_ratio(), turn_weights(side, self.credit))
+        return self.beta * reduced_log_ratio(side, self.credit)

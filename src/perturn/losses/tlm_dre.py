@@ -10,17 +10,15 @@ from torch import Tensor
 
 from perturn.checks import check_choice
 from perturn.credit import TurnCredit
-from perturn.credit.confidence import Confidence
-from perturn.losses.density_ratio import density_ratio_diagnostics, density_ratio_loss
-from perturn.losses.kernels import Kernel, make_kernel
-from perturn.losses.logprobs import TurnLogprobs, check_pairs
-from perturn.losses.reduction import REDUCTIONS
-from perturn.losses.weights import turn_weights
-
-
-def reference_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
-    """Return log C_w as the paper has it, in nats [pairs]."""
-    return log_coefficient
+from perturn.credit.turns import Confidence
+from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.logprobs import (
+    REDUCTIONS,
+    TurnLogprobs,
+    reduced_log_ratio,
+    reduced_log_ratios,
+    turn_weights,
+)
 
 
 def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
@@ -43,17 +41,13 @@ def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor
     return (log_coefficient - largest) - (step - largest).logsumexp(0) + math.log(step.shape[0])
 
 
-def one_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
-    """Return log C_w = 0: what Eq. 15 gives where pi_ref stands for pi_c, in nats [pairs]."""
-    return torch.zeros_like(log_coefficient)
-
-
 COEFFICIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "reference": reference_coefficient,
+    "reference": lambda log_coefficient, step: log_coefficient,
     "self_normalized": self_normalized_coefficient,
-    "one": one_coefficient,
+    "one": lambda log_coefficient, step: torch.zeros_like(log_coefficient),
 }
-"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used."""
+"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used. `one` is what
+Eq. 15 gives where pi_ref stands for pi_c."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +92,14 @@ class TLMDRE:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        self._kernel()
-        self.credit  # noqa: B018  checks its settings
+        self._kernel  # noqa: B018  checks its settings
+        self.credit  # noqa: B018
         check_choice("reduction", self.reduction, REDUCTIONS)
         check_choice("coefficient", self.coefficient, COEFFICIENTS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None) -> Tensor:
-        """Return the loss, without unit [pairs]."""
-        return density_ratio_loss(*self._terms(chosen, rejected, step), kernel=self._kernel())
+        """Return the loss, without unit [pairs]; `step`: `step_statistic` of all pairs of the step, None: of these."""
+        return density_ratio_loss(*self._terms(chosen, rejected, step), kernel=self._kernel)
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
         """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
@@ -118,29 +112,22 @@ class TLMDRE:
         """The paper's turn weights."""
         return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
+    @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
-        """Return log r after reduction, in nats [trajectories]; without gradient."""
-        with torch.no_grad():
-            return self._log_ratio(side)
+        """Return log r after reduction (Eq. 8), in nats [trajectories]; without gradient."""
+        return reduced_log_ratio(side, self.credit, self.reduction)
 
     def diagnostics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what to log beside the loss, without gradient.
-
-        Args:
-            chosen: The chosen trajectories.
-            rejected: The rejected trajectories.
-            step: `step_statistic` of all pairs of the optimizer step; None: these pairs are all.
+        """Return what to log beside the loss, without gradient; the arguments are those of the loss.
 
         Returns:
             By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
             (sum C_w)^2 / sum C_w^2 over the step, in pairs: one value, once a pair [pairs].
         """
-        log_ratio_chosen, log_ratio_rejected, log_coefficient = self._terms(chosen, rejected, step)
-        entries = density_ratio_diagnostics(
-            log_ratio_chosen, log_ratio_rejected, log_coefficient, kernel=self._kernel()
-        )
+        terms = self._terms(chosen, rejected, step)
+        entries, log_coefficient = density_ratio_diagnostics(*terms, kernel=self._kernel), terms[-1]
         # In log space: with `sum` every C_w may be too small for a float.
         of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
         of_step = of_step - of_step.max()
@@ -150,16 +137,11 @@ class TLMDRE:
     def _terms(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log r of both sides and log C_w, in nats, each [pairs]."""
-        check_pairs(chosen, rejected)
+        """Log r of both sides and log C_w, in nats, each [pairs]."""
+        log_ratios = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
         own = self.step_statistic(chosen)
-        log_coefficient = COEFFICIENTS[self.coefficient](own, own if step is None else step)
-        return self._log_ratio(chosen), self._log_ratio(rejected), log_coefficient
+        return *log_ratios, COEFFICIENTS[self.coefficient](own, own if step is None else step)
 
-    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """Return log r (Eq. 8), in nats [trajectories]."""
-        return REDUCTIONS[self.reduction](side, side.log_ratio(), turn_weights(side, self.credit))
-
+    @property
     def _kernel(self) -> Kernel:
-        """Return the kernel the settings describe."""
-        return make_kernel(self.kernel, alpha=self.alpha, max_log_ratio=self.max_log_ratio)
+        return Kernel(self.kernel, self.alpha, self.max_log_ratio)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perturn.errors import DataError
 from perturn.policy.reference import compute_logprobs
-from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.policy.tokens import Encoded, Renderer
 from perturn.settings.recipe import TOKEN_BUDGET
 from perturn.types import Trajectory
 
@@ -72,7 +72,7 @@ def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> T
     Raises:
         DataError: If training would see other tokens of a turn than were sampled.
     """
-    loss_turns = torch.tensor([turn for turn in encoded.turn if turn != NO_TURN])
+    loss_turns = torch.tensor(encoded.loss_turns)
     found = [torch.empty(0)]
     for index, turn in enumerate(trajectory.turns):
         seen = tuple(token for token, of in zip(encoded.ids, encoded.turn, strict=True) if of == index)

@@ -3,6 +3,9 @@
 On the CPU a segment costs two calls of torch's flash attention: its own tokens, causally, and everything that
 descends from it. No mask exists, and nothing is computed to be masked away. On a GPU the same forest becomes one
 block mask of FlexAttention.
+
+Activation checkpointing keeps what attention gave, since its cost grows with the length of a sequence and its output
+does not: the backward pass computes all else of a layer again.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
+from types import MethodType
 from typing import Any
 
 import torch
@@ -22,7 +26,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from perturn.errors import ModelError
-from perturn.policy import checkpointing
 
 NAME = "perturn"
 """Name of our attention among transformers' implementations."""
@@ -113,8 +116,10 @@ def forest_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
     if isinstance(attention_mask, BlockMask):
-        found = flex_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-        return found[0], None
+        output, _ = flex_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+        return output, None
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -122,17 +127,14 @@ def forest_attention(
     # The kernel takes the features to be contiguous, and does not look.
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     segments, wanted = attention_mask[0, 0].tolist(), getattr(module, "perturn_wanted", None)
-    if wanted is None:
-        pieces = _pieces(segments)
-        output: Tensor = _ForestAttention.apply(  # type: ignore[no-untyped-call]
-            query, key, value, pieces, scaling
-        )
-        return output, None
-    found = _ForestAttention.apply(  # type: ignore[no-untyped-call]
-        query.index_select(2, wanted), key, value, _wanted_pieces(segments, wanted.tolist()), scaling
-    )
-    output = found.new_zeros(1, query.shape[2], *found.shape[2:])
-    return output.index_copy(1, wanted, found), None
+    tokens = query.shape[2]
+    if wanted is not None:
+        query = query.index_select(2, wanted)
+    pieces = _pieces(segments) if wanted is None else _wanted_pieces(segments, wanted.tolist())
+    found: Tensor = _ForestAttention.apply(query, key, value, pieces, scaling)  # type: ignore[no-untyped-call]
+    if wanted is not None:
+        found = found.new_zeros(1, tokens, *found.shape[2:]).index_copy(1, wanted, found)
+    return found, None
 
 
 def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
@@ -163,8 +165,8 @@ class _ForestAttention(torch.autograd.Function):
         pieces: list[Piece],
         scale: float | None,
     ) -> Tensor:
-        output, lse = checkpointing.take() or _attend(*_grouped(query, key, value), pieces, scale)
-        checkpointing.keep(output, lse)
+        output, lse = _take() or _attend(*_grouped(query, key, value), pieces, scale)
+        _keep(output, lse)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.pieces, ctx.scale = pieces, scale
         return output.flatten(1, 2)[None]
@@ -225,7 +227,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """Attention calls that all segments need."""
+    """Attention calls that segments need: start, end, and the end of what descends from each."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
@@ -235,12 +237,7 @@ def _pieces(segments: list[list[int]]) -> list[Piece]:
 
 
 def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
-    """The same, where only some tokens ask; query rows count these.
-
-    Args:
-        segments: Start, end, and end of what descends from it.
-        wanted: Positions of the tokens that ask, in order.
-    """
+    """The same, where only some tokens ask, at these positions in order; query rows count them."""
     pieces: list[Piece] = []
     for start, end, reach in segments:
         first, last, far = (bisect_left(wanted, bound) for bound in (start, end, reach))
@@ -265,6 +262,72 @@ def _join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None
     total = torch.logaddexp(lse, other_lse)
     output.mul_((lse - total).exp_().unsqueeze(-1)).add_(other * (other_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
+
+
+_Kept = tuple[Tensor, Tensor]
+"""Output and log-sum-exps of one attention."""
+
+_open: list[_Computing] = []
+"""Checkpointed layers that are being computed, the innermost last."""
+
+
+class _Computing:
+    """While a checkpointed layer is computed, for the first time or again; may be entered several times."""
+
+    def __init__(self, kept: list[_Kept], again: bool) -> None:
+        self.kept, self.again = kept, again
+
+    def __enter__(self) -> None:
+        _open.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _open.pop()
+
+
+def _take() -> _Kept | None:
+    """Output of this attention when its layer was computed before; None where it has to be computed."""
+    layer = _open[-1] if _open else None
+    return layer.kept.pop(0) if layer and layer.again and layer.kept else None
+
+
+def _keep(output: Tensor, lse: Tensor) -> None:
+    """Keep what this attention gave, if its layer will be computed again."""
+    if _open and not _open[-1].again:
+        _open[-1].kept.append((output, lse))
+
+
+def keep_attention(model: Any) -> Callable[[], None]:
+    """Make the checkpointing that is switched on from now on keep attention's outputs. Returns what undoes it."""
+    name = _method(model)
+    model.perturn_plain_checkpointing = getattr(model, name)
+    setattr(model, name, MethodType(_enable, model))
+
+    def undo() -> None:
+        delattr(model, name)
+        del model.perturn_plain_checkpointing
+
+    return undo
+
+
+def _method(model: Any) -> str:
+    """Name of the model's method that sets checkpointing up; it is older in transformers before 5, such as vLLM's."""
+    new = "activation_checkpointing_enable"
+    return new if hasattr(model, new) else "gradient_checkpointing_enable"
+
+
+def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -> None:
+    """The model's own method, with our contexts; its settings come as `..._kwargs` or first."""
+    given = others.pop(_method(model).replace("enable", "kwargs"), settings)
+    how = {"use_reentrant": False} | (given or {})
+    if not how["use_reentrant"]:  # the other kind knows no contexts
+        how.setdefault("context_fn", _contexts)
+    model.perturn_plain_checkpointing(how, **others)
+
+
+def _contexts() -> tuple[_Computing, _Computing]:
+    """For one layer of one pass: when it is computed, and when it is computed again."""
+    kept: list[_Kept] = []
+    return _Computing(kept, again=False), _Computing(kept, again=True)
 
 
 AttentionInterface.register(NAME, forest_attention)

@@ -10,7 +10,7 @@ from transformers import TrainingArguments, get_scheduler
 
 from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
-from perturn.policy.examples import SHARED_PREFIX
+from perturn.policy.tokens import SHARED_PREFIX
 from perturn.settings.recipe import Train
 
 _MANY_STEPS = 1_000_000

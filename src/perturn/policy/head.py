@@ -1,4 +1,8 @@
-"""The output layer at chosen tokens: log-probabilities without ever holding all logits.
+"""The last layer and the output layer at chosen tokens: log-probabilities without ever holding all logits.
+
+In the last layer, only tokens that predict a loss token have to attend and to pass the feed-forward block, for nothing
+reads what the others would become there. So both are told which tokens are wanted and give zeros for the rest, whose
+keys and values still serve. An architecture whose last layer has other names computes all tokens, as before.
 
 Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
 sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those
@@ -7,6 +11,7 @@ that follow are computed again, which adds a third to their share of a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -172,3 +177,51 @@ def _logits(products: Tensor, scale: float, softcap: float | None) -> Tensor:
     if scale != 1.0:
         logits *= scale
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def spare_last_layer(model: Any) -> Callable[[], None]:
+    """Make the last layer ask for `want`; until it is called, all tokens are wanted. Returns what undoes it."""
+    want(model, None)
+    block = getattr(_last_layer(model), "mlp", None)
+    hooks: list[Any] = []
+    if isinstance(block, torch.nn.Module):
+        hooks = [block.register_forward_pre_hook(_select), block.register_forward_hook(_spread)]
+
+    def undo() -> None:
+        want(model, None)
+        for hook in hooks:
+            hook.remove()
+
+    return undo
+
+
+def want(model: Any, tokens: Tensor | None) -> None:
+    """Say which tokens are wanted of the last layer, for the passes that follow and their backward passes.
+
+    They are positions, in order, each once [tokens]; None: all.
+    """
+    for name in ("self_attn", "mlp"):
+        part = getattr(_last_layer(model), name, None)
+        if isinstance(part, torch.nn.Module):
+            part.perturn_wanted = tokens  # type: ignore[assignment]
+
+
+def _last_layer(model: Any) -> Any:
+    layers = getattr(model.get_decoder(), "layers", None)
+    return layers[-1] if isinstance(layers, torch.nn.ModuleList) else None
+
+
+def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Only the wanted tokens go in."""
+    if block.perturn_wanted is None:
+        return None
+    block.perturn_tokens = inputs[0].shape[1]
+    return inputs[0].index_select(1, block.perturn_wanted), *inputs[1:]
+
+
+def _spread(block: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """The output at the wanted tokens, zeros elsewhere."""
+    if block.perturn_wanted is None:
+        return None
+    zeros = output.new_zeros(output.shape[0], block.perturn_tokens, output.shape[2])
+    return zeros.index_copy(1, block.perturn_wanted, output)

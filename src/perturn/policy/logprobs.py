@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perturn.errors import ModelError
-from perturn.policy.attention import NAME, forest_mask, kernel
-from perturn.policy.checkpointing import keep_attention
-from perturn.policy.head import Head, token_logprobs
-from perturn.policy.last_layer import spare_last_layer, want
+from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
+from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.rope import steady_length, too_long, usable_length
@@ -80,26 +78,22 @@ def prepare(model: Any) -> None:
     _logger.info("%s: packed sequences attend by %s", type(model).__name__, kernel(model.device))
 
 
-def _forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
-    """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
-    if packed is None:
-        want(model, None)
-        return model.perturn_plain_forward(*args, **others)
-    want(model, packed["predictor"].unique())
-    states = model.get_decoder()(
-        input_ids=packed["ids"][None],
-        position_ids=packed["position"][None],
-        attention_mask=forest_mask(packed["segments"]),
-        use_cache=False,
-    ).last_hidden_state[0]
-    return {"logprobs": token_logprobs(states[packed["predictor"]], packed["target"], _head(model))}
-
-
 def _forward_like(plain: Any) -> Any:
-    """`_forward` with the signature of the model's own, where `generate` looks up what it may pass."""
+    """The forward with `packed`, with the signature of the model's own, where `generate` looks up what it may pass."""
 
-    def forward(model: Any, *args: Any, **others: Any) -> Any:
-        return _forward(model, *args, **others)
+    def forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
+        """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
+        if packed is None:
+            want(model, None)
+            return model.perturn_plain_forward(*args, **others)
+        want(model, packed["predictor"].unique())
+        states = model.get_decoder()(
+            input_ids=packed["ids"][None],
+            position_ids=packed["position"][None],
+            attention_mask=forest_mask(packed["segments"]),
+            use_cache=False,
+        ).last_hidden_state[0]
+        return {"logprobs": token_logprobs(states[packed["predictor"]], packed["target"], _head(model))}
 
     added = [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),

@@ -1,4 +1,4 @@
-"""Load a model from a Hub id, a local folder, or a bundled model; hash weights; where and in which type it runs."""
+"""Load a model from a Hub id, a local folder, or a bundled model; adapters; hashes; where and in which type it runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from perturn.errors import ModelError
-from perturn.policy.names import from_pretrained, load_config, model_help
+from perturn.engines import Loaded
+from perturn.errors import ConfigError, ModelError
+from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
+from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
 
 _logger = logging.getLogger(__name__)
@@ -66,6 +68,74 @@ def empty_model(name: str, say: Callable[[str], None] = _logger.info) -> Any:
             raise ModelError(
                 f"model {name!r} is no causal language model: {reason} {model_help()}"
             ) from error
+
+
+def load_policy(
+    path: str, *, policy: str, dtype: str, template: str | None, say: Callable[[str], None]
+) -> Loaded:
+    """Load a policy with its weights into this process, for the engines that need them.
+
+    Args:
+        path: Folder or Hub id.
+        policy: Its name in the run.
+        dtype: The setting `model.dtype`.
+        template: Text of the chat template, if it is not the tokenizer's own.
+        say: Told what is done before anything slow starts.
+    """
+    where = device()
+    kind = compute_dtype(dtype, where)
+    model = load_model(path, dtype=kind, say=say)
+    return Loaded(
+        model=model,
+        tokens=Renderer(load_tokenizer(path), template),
+        name=f"{policy}@{weights_digest(model)[:12]}",
+        device=where.type,
+        dtype=str(kind).removeprefix("torch."),
+        context=context_length(model),
+    )
+
+
+def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
+    """Wrap the model; equal seeds give equal adapters.
+
+    Args:
+        model: A causal language model; it may have no weights (`empty_model`).
+        peft_config: What peft adds.
+        seed: Of the adapters' first weights.
+
+    Raises:
+        ConfigError: If peft is missing, cannot add them, a module that is to have one is not there, or the output layer
+            gets one.
+    """
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise ConfigError('peft_config needs peft; run: pip install "perturn[lora]"') from error
+    wanted = getattr(peft_config, "target_modules", None)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            adapted = get_peft_model(model, peft_config)
+    except Exception as error:  # peft is code of others, as are the models it looks through
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"adapters cannot be added: {type(error).__name__}: {reason}") from error
+    if isinstance(
+        wanted, list | tuple | set
+    ):  # peft passes over a name that no module has, where another one matches
+        found = adapted.targeted_module_names
+        missing = [name for name in wanted if not any(f".{each}".endswith(f".{name}") for each in found)]
+        if missing:
+            known = sorted({each.rpartition(".")[2] for each in found})
+            raise ConfigError(
+                f"target_modules names {', '.join(map(repr, sorted(missing)))}, which the model does not have; "
+                f"adapters were added to {', '.join(known)} alone."
+            )
+    if hasattr(adapted.get_output_embeddings(), "base_layer"):
+        raise ConfigError(
+            "the output layer gets an adapter, which packed training would pass over; take it out of target_modules, "
+            "or train all of it with modules_to_save."
+        )
+    return adapted
 
 
 def context_length(model: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Sequences laid end to end as a forest: tokens that several of them begin with are there, and computed, once.
+"""Examples as packed batches: sequences laid end to end as a forest, where tokens that several begin with are once.
 
 A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that what descends
 from a segment follows it without a gap: three numbers a segment say all that attention needs to know.
@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset, Sampler
 
 from perturn.errors import DataError
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.losses import TurnLogprobs
+from perturn.policy.rendering import first_difference
+from perturn.policy.tokens import NO_TURN, Encoded, Example
 
 Batch = dict[str, Tensor]
 """A packed batch: see `lay_out`."""
@@ -79,7 +82,7 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
     size = 0
     for index in sorted(range(len(groups)), key=lambda index: groups[index][0].ids):
         own = count_tokens(groups[index])
-        added = own - _common(groups[index][0].ids, groups[packs[-1][-1]][0].ids) if packs else own
+        added = own - first_difference(groups[index][0].ids, groups[packs[-1][-1]][0].ids) if packs else own
         if packs and size + added <= budget:
             packs[-1].append(index)
             size += added
@@ -92,13 +95,7 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
 def count_tokens(sequences: Sequence[Encoded]) -> int:
     """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
     ordered = sorted(encoded.ids for encoded in sequences)
-    return sum(map(len, ordered)) - sum(_common(a, b) for a, b in pairwise(ordered))
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens with which both begin."""
-    differs = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(differs, min(len(a), len(b)))
+    return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
 
 
 def _targets(encoded: Encoded) -> Ids:
@@ -138,7 +135,13 @@ class _Forest:
             for branch in [ended, *branches] if ended else branches:
                 self.add(branch, start)
             return
-        segment = self._lay(rows, start, end)
+        segment = [self.size, self.size + end - start, 0]
+        self.ids.append(self.inputs[rows[0]][start:end])
+        self.position.append(np.arange(start, end))
+        for row in rows:
+            self.where[row][start:end] = np.arange(*segment[:2])
+        self.segments.append(segment)
+        self.size = segment[1]
         for branch in branches:
             self.add(branch, end)
         segment[2] = self.size
@@ -161,13 +164,105 @@ class _Forest:
             end = start + int(differs[0]) if len(differs) else end
         return end
 
-    def _lay(self, rows: Sequence[int], start: int, end: int) -> list[int]:
-        """Add the tokens from `start` to `end`, which the rows share, as one segment."""
-        segment = [self.size, self.size + end - start, self.size + end - start]
-        self.ids.append(self.inputs[rows[0]][start:end])
-        self.position.append(np.arange(start, end))
-        for row in rows:
-            self.where[row][start:end] = np.arange(*segment[:2])
-        self.segments.append(segment)
-        self.size = segment[1]
-        return segment
+
+class Examples(Dataset[Example | None]):
+    """Encoded rows, as the Trainer reads them; at the index `None` there is none."""
+
+    def __init__(self, rows: list[Example]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int | None) -> Example | None:
+        return None if index is None else self.rows[index]
+
+
+class Filled(Sampler[int | None]):
+    """Rows in the order of another sampler, then `None` until they divide evenly.
+
+    So every process gets equally many batches and no row twice: the last batches hold fewer rows, or none.
+    """
+
+    def __init__(self, sampler: Sampler[int], multiple: int) -> None:
+        self.sampler = sampler
+        self.multiple = multiple
+
+    def __len__(self) -> int:
+        rows = len(self.sampler)  # type: ignore[arg-type]
+        return rows + -rows % self.multiple
+
+    def __iter__(self) -> Iterator[int | None]:
+        yield from self.sampler
+        yield from [None] * (len(self) - len(self.sampler))  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell a sampler that shuffles by epoch which one it is."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Examples -> packs of bounded size, each one pass through the model."""
+
+    token_budget: int
+    """Tokens of a pack, counted after sharing; an example with more is a pack of its own."""
+
+    def __call__(self, examples: Sequence[Example | None]) -> dict[str, list[Batch]]:
+        """Pack the examples there are; which pack holds which changes memory and speed, not the loss."""
+        present = [example for example in examples if example is not None]
+        packs = by_budget([example.sides for example in present], self.token_budget)
+        return {"packs": [collate([present[index] for index in pack]) for pack in packs]}
+
+
+def empty_pack() -> Batch:
+    """A pack of no pairs: the shortest pass there is, for a process that has fewer packs than another."""
+    token = Encoded(ids=(0, 0), turn=(NO_TURN, 0), role=("user", "assistant"))
+    return lay_out([token]) | {"pairs": torch.tensor([0])}
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Examples -> one packed batch: all chosen sides, then all rejected sides.
+
+    Adds `pairs`, the number of examples [1], and where the examples have them `reference` [loss tokens], `weight`
+    [turns] and `statistic` [pairs].
+    """
+    order = [(example, 0) for example in examples]
+    order += [(example, 1) for example in examples if example.rejected is not None]
+    batch = lay_out([example.sides[side] for example, side in order])
+    batch["pairs"] = torch.tensor([len(examples)])
+    for name in ("reference", "weight"):
+        if getattr(examples[0], name):
+            batch[name] = torch.cat([getattr(example, name)[side] for example, side in order])
+    if examples[0].statistic is not None:
+        batch["statistic"] = torch.tensor([example.statistic for example in examples])
+    return batch
+
+
+def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogprobs | None]:
+    """A batch from `collate` with the log-probabilities of its loss tokens -> chosen and rejected trajectories.
+
+    Args:
+        batch: At least one example, with the weight of each turn.
+        logprobs: Of the policy, in nats [loss tokens].
+
+    Returns:
+        Both sides; None for the rejected one where the examples have none.
+    """
+    turn, trajectory, reference = batch["turn"], batch["sequence"], batch.get("reference")
+    pairs, sequences = int(batch["pairs"]), int(trajectory[-1]) + 1
+    starts_turn = torch.ones_like(turn, dtype=torch.bool)
+    starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
+
+    def side(mask: Tensor, first: int) -> TurnLogprobs:
+        return TurnLogprobs(
+            policy=logprobs[mask],
+            reference=None if reference is None else reference[mask],
+            turn=turn[mask],
+            trajectory=trajectory[mask] - first,
+            weight=batch["weight"][mask[starts_turn]],
+        )
+
+    is_chosen = trajectory < pairs
+    return side(is_chosen, 0), side(~is_chosen, pairs) if sequences > pairs else None

@@ -1,4 +1,8 @@
-"""Reference log-probabilities: computed once without gradient, kept on disk under a hash of all they depend on."""
+"""Reference log-probabilities and the weight of each turn: all that is computed of a row before training.
+
+The reference is asked once, without gradient, and what it says is kept on disk under a hash of all it depends on.
+Weights are written here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +23,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from perturn.credit import CREDITS, Credit
 from perturn.data.cache import evict, reference_bytes, remove_abandoned
+from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
+from perturn.losses import LOSSES, Loss, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs, exact_length
-from perturn.policy.models import config_digest, tensors_digest, weights_digest
+from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
 from perturn.policy.packing import by_budget, lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.settings.recipe import TOKEN_BUDGET
+from perturn.policy.tokens import NO_TURN, Encoded, Example
+from perturn.settings.recipe import TOKEN_BUDGET, build
+from perturn.types import Trajectory
 
 _logger = logging.getLogger(__name__)
 
@@ -36,6 +45,9 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 _PROBE = 256
 """Tokens that every reference is asked for, to tell it from others."""
+
+_COMPUTED = frozenset({"reference"})
+"""Quantities that training computes for a credit that needs them."""
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
@@ -171,10 +183,8 @@ def _is_plain(value: object) -> bool:
 
 def _save(file: Path, logprobs: list[Tensor]) -> None:
     """Write the file whole or not at all, with a hash of what it holds."""
-    held = {
-        "logprobs": torch.cat(logprobs),
-        "lengths": torch.tensor([len(each) for each in logprobs]),
-    }
+    lengths = torch.tensor([len(each) for each in logprobs])
+    held = {"logprobs": torch.cat(logprobs), "lengths": lengths}
     with replacing(file, foreign=(SafetensorError,)) as fresh:
         save_file(held, fresh, metadata={"check": _check(file, held)})
 
@@ -210,3 +220,121 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
     for sequence in sequences:
         digest.update(torch.tensor([len(sequence.ids), *sequence.ids, *sequence.turn]).numpy().tobytes())
     return digest.hexdigest()
+
+
+def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit that weighs the turns of a loss.
+
+    Args:
+        loss: The loss.
+        settings: The section that it was made from.
+        section: `name` of a credit and its settings; None: the loss's own.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, or the
+            loss's section sets the credit that this one replaces.
+    """
+    if section is None:
+        return loss.credit
+    replaced: Any = loss.credit
+    unread = sorted(settings.keys() & {each.name for each in fields(replaced)})
+    if unread:
+        raise ConfigError(
+            f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
+            "credit, or leave one of the two out."
+        )
+    credit: Credit = build(CREDITS, section, "credit")
+    unknown = sorted(credit.needs - _COMPUTED)
+    if unknown:
+        raise ConfigError(
+            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute; it computes "
+            f"{', '.join(sorted(_COMPUTED))}."
+        )
+    return credit
+
+
+def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit of a recipe's sections `loss` and `credit`; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong.
+    """
+    return choose_credit(build(LOSSES, loss, "loss"), loss, section)
+
+
+def weigh(example: Example, credit: Credit) -> Example:
+    """The example with the weight of each turn: what losses read, and what is recorded and shown.
+
+    It has its reference, where the credit needs one; each side is a group of its own.
+
+    Raises:
+        ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
+    """
+    weight = []
+    for index, trajectory in enumerate(example.trajectories):
+        needed = {"reference": [turn_logprobs(example, index)]} if "reference" in credit.needs else {}
+        found = credit([trajectory], **needed)
+        _check_weights(found, trajectory, credit)
+        weight.append(found[0].detach())
+    return replace(example, weight=tuple(weight))
+
+
+def _check_weights(found: Any, trajectory: Trajectory, credit: Credit) -> None:
+    """Refuse what does not hold one finite number for each turn of one trajectory."""
+    turns = len(trajectory.turns)
+    one = found[0] if isinstance(found, list | tuple) and len(found) == 1 else None
+    if isinstance(one, Tensor) and one.is_floating_point() and one.shape == (turns,) and one.isfinite().all():
+        return
+    raise ConfigError(
+        f"credit {type(credit).__name__} must return one tensor a trajectory, with a finite floating-point number for "
+        f"each of its turns; for the {turns} turns of task {trajectory.task.id!r:.80} it returned {found!r:.200}."
+    )
+
+
+def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
+    """The examples with their weights, and with what the loss reads of all pairs of an optimizer step.
+
+    Raises:
+        ConfigError: If the credit's weights are none.
+    """
+    weighed = [weigh(example, credit) for example in examples]
+    if not hasattr(loss, "step_statistic"):
+        return weighed
+    reference = [turn_logprobs(example, 0) for example in weighed]
+    chosen = TurnLogprobs.from_nested(reference, reference, [example.weight[0] for example in weighed])
+    statistics = loss.step_statistic(chosen).tolist()
+    return [replace(one, statistic=found) for one, found in zip(weighed, statistics, strict=True)]
+
+
+def turn_logprobs(example: Example, side: int) -> list[Tensor]:
+    """Reference log-probabilities of one side, turn by turn, in nats; one tensor a turn that carries loss [tokens]."""
+    carried = torch.tensor(example.sides[side].loss_turns)
+    lengths = carried.unique_consecutive(return_counts=True)[1].tolist()
+    return list(example.reference[side].split(lengths))
+
+
+def turn_weights(
+    model_name: str, examples: Sequence[Example], credit: Credit
+) -> Iterator[list[dict[int, tuple[float, float]]]]:
+    """(confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
+
+    The reference policy is loaded if there is a row.
+    """
+    model = load_model(model_name) if examples else None
+    return (_side_weights(model, example, credit) for example in examples)
+
+
+def _side_weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
+    known, largest = model.get_input_embeddings().num_embeddings, max(max(side.ids) for side in example.sides)
+    if largest >= known:
+        raise DataError(
+            f"token id {largest} is none of the model, which knows {known}; name the model that sampled the rows."
+        )
+    with torch.no_grad():
+        example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
+    found = []
+    for index, (side, weight) in enumerate(zip(example.sides, weigh(example, credit).weight, strict=True)):
+        confidence = [float(turn.mean().exp()) for turn in turn_logprobs(example, index)]
+        both = zip(confidence, weight.tolist(), strict=True)
+        found.append(dict(zip(sorted(set(side.loss_turns)), both, strict=True)))
+    return found

@@ -1,4 +1,4 @@
-"""The one place that turns a conversation into token ids with a turn index for each token.
+"""The one place that turns a conversation into token ids with a turn index for each token, and rows into examples.
 
 Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
 that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
-from perturn.policy.rendering import ChatTemplate, first_difference
-from perturn.policy.walk import NO_TURN as NO_TURN
-from perturn.policy.walk import Piece, Walk
-from perturn.types import Action, Message, Prompt, Trajectory, Turn
+from perturn.policy.rendering import NO_TURN as NO_TURN
+from perturn.policy.rendering import ChatTemplate, Piece, Walk, first_difference
+from perturn.types import Action, Message, PreferencePair, Prompt, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
 """A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
@@ -27,9 +29,10 @@ TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
 
-
 _PROBE_TURNS = 5
 """Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
+
+SHARED_PREFIX = ("keep", "mask")
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,20 @@ class Encoded:
     """Whole turns cut from the end to keep the length limit."""
 
     @property
+    def loss_turns(self) -> list[int]:
+        """Turn index of each token that carries loss [loss tokens]."""
+        return [turn for turn in self.turn if turn != NO_TURN]
+
+    @property
     def turns(self) -> int:
         """Number of turns that carry loss."""
-        return len(set(self.turn) - {NO_TURN})
+        return len(set(self.loss_turns))
 
 
 class Renderer:
     """Conversation -> tokens, for one tokenizer and its chat template.
 
-    Each message is rendered and tokenized once as a conversation grows (see `walk.py`). A training sequence is compared
+    Each message is rendered and tokenized once as a conversation grows, by a `Walk`. A training sequence is compared
     with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
     template carries something from message to message (`namespace`). Where a template writes a message otherwise
     because of others far before it, all messages are rendered at each turn, in a time that grows with the square of
@@ -104,7 +112,12 @@ class Renderer:
         """
         trajectory.require_full_history()
         _check_turns(trajectory)
-        kept = self._fit(trajectory, max_length)
+        try:
+            kept = self._fit(trajectory, max_length, self._whole)
+        except ModelError:
+            if self._whole:
+                raise
+            kept = self._fit(trajectory, max_length, whole=True)
         played = sum(piece.turn != NO_TURN for piece in kept)
         return Encoded(
             ids=tuple(token for piece in kept for token in piece.ids),
@@ -142,17 +155,19 @@ class Renderer:
     def _ask(self, prompt: Prompt, whole: bool = False) -> _Asked:
         return _Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
-    def _fit(self, trajectory: Trajectory, max_length: int | None) -> list[Piece]:
+    def _fit(self, trajectory: Trajectory, max_length: int | None, whole: bool) -> list[Piece]:
         """Pieces of the turns that fit."""
-        walk = Walk(self._chat, trajectory.prompt, trajectory.tools, self._whole)
-        try:
-            kept, length = _fit(walk, trajectory, max_length)
-            walk.confirm()
-        except ModelError:
-            if walk.whole:
-                raise
-            walk = Walk(self._chat, trajectory.prompt, trajectory.tools, whole=True)
-            kept, length = _fit(walk, trajectory, max_length)
+        walk = Walk(self._chat, trajectory.prompt, trajectory.tools, whole)
+        kept: list[Piece] = []
+        length = 0
+        for turn in trajectory.turns:
+            heard = walk.hear(turn.observation)
+            pieces = [*walk.by_role(heard), walk.say(turn.action)]
+            length += sum(len(piece.ids) for piece in pieces)
+            if max_length is not None and length > max_length:
+                break
+            kept += pieces
+        walk.confirm()
         if not kept:
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
@@ -242,41 +257,116 @@ class _Asked:
             self._next_look = 2 * self.walk.turns
 
 
-def _fit(walk: Walk, trajectory: Trajectory, max_length: int | None) -> tuple[list[Piece], int]:
-    """Pieces of the turns that fit, and the length up to the end of the last turn that was tried."""
-    kept: list[Piece] = []
-    length = 0
-    for turn in trajectory.turns:
-        heard = walk.hear(turn.observation)
-        pieces = [*walk.by_role(heard), walk.say(turn.action)]
-        length += sum(len(piece.ids) for piece in pieces)
-        if max_length is not None and length > max_length:
-            break
-        kept += pieces
-    return kept, length
-
-
 def _check_turns(trajectory: Trajectory) -> None:
-    """Refuse a trajectory without turns, and actions that no sequence holds."""
+    """Refuse a trajectory without turns, ids that no tensor holds, and calls that no template reads."""
     if not trajectory.turns:
         raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
-    for index, turn in enumerate(trajectory.turns):
-        where = f"task {trajectory.task.id!r}: turns[{index}].action"
-        _check_action(turn.action, where)
-        if not (turn.action.text or turn.action.tool_calls or turn.action.token_ids):
+    for number, turn in enumerate(trajectory.turns):
+        action, where = turn.action, f"task {trajectory.task.id!r}: turns[{number}].action"
+        for index, token in enumerate(action.token_ids or ()):
+            if not 0 <= token < 2**31:
+                raise DataError(
+                    f"{where}.token_ids[{index}]: expected a token id, got {token:.4g}; remove the row."
+                )
+        for index, call in enumerate(action.tool_calls):
+            function = call.get("function", call)
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise DataError(
+                    f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
+                )
+        if not (action.text or action.tool_calls or action.token_ids):
             raise DataError(f"{where} is empty; remove the row.")
 
 
-def _check_action(action: Action, where: str) -> None:
-    """Refuse ids that no tensor holds, and calls that no template reads."""
-    for index, token in enumerate(action.token_ids or ()):
-        if not 0 <= token < 2**31:
-            raise DataError(
-                f"{where}.token_ids[{index}]: expected a token id, got {token:.4g}; remove the row."
-            )
-    for index, call in enumerate(action.tool_calls):
-        function = call.get("function", call)
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise DataError(
-                f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
-            )
+@dataclass(frozen=True)
+class Example:
+    """One row of training data; `rejected` is None where a loss reads one side only."""
+
+    chosen: Encoded
+    rejected: Encoded | None = None
+    reference: tuple[Tensor, ...] = ()
+    """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
+    trajectories: tuple[Trajectory, ...] = ()
+    """Each side as it was played, with those of its turns that carry loss."""
+    weight: tuple[Tensor, ...] = ()
+    """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
+    statistic: float | None = None
+    """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
+
+    @property
+    def sides(self) -> tuple[Encoded, ...]:
+        """The sides there are."""
+        return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
+
+
+def encode_example(
+    row: Trajectory | PreferencePair, renderer: Renderer, max_length: int | None, shared_prefix: str = "keep"
+) -> Example:
+    """Row -> tokens.
+
+    Args:
+        row: A trajectory, or a pair of them.
+        renderer: Conversation -> tokens.
+        max_length: Longest sequence in tokens; None for no limit.
+        shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
+
+    Raises:
+        DataError: If both sides are the same tokens, or a side has no turn that fits.
+    """
+    if isinstance(row, Trajectory):
+        chosen = renderer.encode(row, max_length)
+        return Example(chosen, trajectories=(_with_loss(row, chosen),))
+    chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
+    if chosen.ids == rejected.ids:
+        cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
+        raise DataError(f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair.")
+    if shared_prefix == "mask":
+        turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
+        chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
+    trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
+    return Example(chosen, rejected, trajectories=trajectories)
+
+
+def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
+    """The trajectory with those of its turns that carry loss."""
+    return replace(
+        trajectory, turns=tuple(trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
+    )
+
+
+def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
+    """Number of whole turns, from the first, in which both sides are the same tokens."""
+    both = [list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)]
+    same = first_difference(*both)
+    return min(_turns_before(chosen, same), _turns_before(rejected, same))
+
+
+def _turns_before(side: Encoded, position: int) -> int:
+    """Number of turns that end before a position."""
+    last = {turn: index for index, turn in enumerate(side.turn) if turn != NO_TURN}
+    return sum(index < position for index in last.values())
+
+
+def _without_turns(side: Encoded, turns: int) -> Encoded:
+    """The side with the loss of its first turns masked."""
+    return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
+
+
+def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
+    """Refuse sequences longer than the model's context.
+
+    Raises:
+        DataError: For the longest one.
+    """
+    longest = max((len(side.ids) for side in sides(examples)), default=0)
+    if limit is not None and longest > limit:
+        raise DataError(
+            f"the longest sequence has {longest} tokens, but the model's context is {limit}; "
+            f"set max_length to {limit} or less to drop whole turns from the end."
+        )
+
+
+def sides(examples: Sequence[Example]) -> Iterator[Encoded]:
+    """All sides of all examples, in order."""
+    for example in examples:
+        yield from example.sides

@@ -7,9 +7,12 @@ logs TRL's metric names. Everything else, from accelerate to the Hub, is the Tra
 from __future__ import annotations
 
 import logging
+import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,21 +25,16 @@ from transformers import Trainer
 
 from perturn.data.cache import cache_folder
 from perturn.data.trl import from_trl
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, ModelError, PerturnError
+from perturn.io.writing import writing
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.adapters import add_adapters
-from perturn.policy.batches import Collator, Examples, Filled, chosen_reference, empty_pack
-from perturn.policy.checkpoints import resuming, saving
 from perturn.policy.config import TurnConfig, section
-from perturn.policy.examples import check_lengths, encode_example, sides
 from perturn.policy.logprobs import action_logprobs, prepare
-from perturn.policy.means import Means
-from perturn.policy.models import context_length, load_model
+from perturn.policy.models import add_adapters, context_length, load_model
 from perturn.policy.names import load_tokenizer
-from perturn.policy.packing import Batch
-from perturn.policy.reference import Track, reference_identity, reference_logprobs
-from perturn.policy.tokens import Renderer
-from perturn.policy.weighing import choose_credit, weigh
+from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
+from perturn.policy.reference import Track, choose_credit, reference_identity, reference_logprobs, weigh_all
+from perturn.policy.tokens import Renderer, check_lengths, encode_example, sides
 from perturn.settings.recipe import build
 from perturn.types import PreferencePair, Trajectory
 
@@ -88,15 +86,17 @@ class TurnTrainer(Trainer):
             processing_class or load_tokenizer(model.config.name_or_path), args.chat_template
         )
         self._context = context_length(model)
-        train = self._encode(train_dataset, args, "train")
-        evaluation = self._encode(eval_dataset, args, "eval")
+        train = self._encode(train_dataset, "train")
+        evaluation = self._encode(eval_dataset, "eval")
+        parts = [part for part in (train, evaluation) if part is not None]
         if args.disable_dropout:
             _disable_dropout(model)
         prepare(model)
         if self.needs_reference:  # before adapters, which may change the weights they are added to
-            self._add_references((train, evaluation), model if ref_model is None else ref_model, track)
-        for examples in (train, evaluation):
-            self._add_weights(examples)
+            shown = track or partial(tqdm, desc="reference", disable=args.disable_tqdm)
+            self._add_references(parts, model if ref_model is None else ref_model, shown)
+        for part in parts:
+            part.rows = weigh_all(part.rows, self.loss, self.credit)
         if peft_config is not None:
             model = add_adapters(model, peft_config, args.seed)
         super().__init__(
@@ -108,7 +108,11 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
-        _refuse_data_parallel(self.args.n_gpu)
+        if self.args.n_gpu > 1:  # they would split a batch that is not made of rows
+            raise ConfigError(
+                f"this process sees {self.args.n_gpu} GPUs; start one process each with `accelerate launch` or "
+                "`torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
+            )
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
@@ -120,7 +124,7 @@ class TurnTrainer(Trainer):
 
     def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
-        parsed = (
+        parsed: Trajectory | PreferencePair = (
             row if isinstance(row, Trajectory | PreferencePair) else from_trl(row, task_id=f"row-{index}")
         )
         if isinstance(parsed, PreferencePair):
@@ -131,73 +135,51 @@ class TurnTrainer(Trainer):
             )
         return parsed
 
-    def _encode(self, rows: Iterable[Any] | None, args: TurnConfig, name: str) -> Examples | None:
+    def _encode(self, rows: Iterable[Any] | None, name: str) -> Examples | None:
         """Rows -> checked examples."""
         if rows is None:
             return None
-        encoded = []
+        args, encoded = self.turn_args, []
         for index, row in enumerate(rows):
-            where = f"{name} row {index}"
             try:
                 parsed = self._parse(row, index)
                 encoded.append(encode_example(parsed, self.renderer, args.max_length, args.shared_prefix))
             except DataError as error:
-                raise DataError(f"{where}: {error}") from error
+                raise DataError(f"{name} row {index}: {error}") from error
         if not encoded:
             raise DataError(f"the {name} dataset is empty; give at least one row.")
         check_lengths(encoded, self._context)
-        dropped = sum(side.dropped_turns for side in sides(encoded))
+        dropped = [side.dropped_turns for side in sides(encoded) if side.dropped_turns]
         if dropped:
-            cut = sum(side.dropped_turns > 0 for side in sides(encoded))
             _logger.warning(
                 "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
                 name,
-                dropped,
-                cut,
+                sum(dropped),
+                len(dropped),
                 args.max_length,
             )
         return Examples(encoded)
 
-    def _add_references(self, parts: Iterable[Examples | None], reference: Any, track: Track | None) -> None:
-        """Give the examples of training and evaluation the reference's log-probabilities; it is not needed again."""
-        home, device = reference.device, self.turn_args.device
-        if home != device:
-            reference.to(device)
+    def _add_references(self, parts: Iterable[Examples], reference: Any, track: Track) -> None:
+        """Give each example the reference's log-probabilities; the reference is not needed again."""
+        args, home = self.turn_args, reference.device
+        if home != args.device:
+            reference.to(args.device)
         identity = reference_identity(reference, self._autocast)
-        for examples in parts:
-            if examples is not None:
-                self._add_reference(examples, reference, identity, track or self._tqdm)
-        if home != device:
+        for part in parts:
+            logprobs = reference_logprobs(
+                reference,
+                list(sides(part.rows)),
+                folder=Path(args.reference_cache or cache_folder() / "reference"),
+                identity=identity,
+                token_budget=args.token_budget,
+                precision=self._autocast,
+                track=track,
+            )
+            found = iter(logprobs)
+            part.rows = [replace(row, reference=tuple(next(found) for _ in row.sides)) for row in part.rows]
+        if home != args.device:
             reference.to(home)
-
-    def _add_reference(self, examples: Examples, reference: Any, identity: str, track: Track) -> None:
-        """Give each example the reference's log-probabilities."""
-        folder = self.turn_args.reference_cache
-        logprobs = reference_logprobs(
-            reference,
-            list(sides(examples.rows)),
-            folder=Path(folder) if folder else cache_folder() / "reference",
-            identity=identity,
-            token_budget=self.turn_args.token_budget,
-            precision=self._autocast,
-            track=track,
-        )
-        found = iter(logprobs)
-        examples.rows = [
-            replace(row, reference=tuple(next(found) for _ in row.sides)) for row in examples.rows
-        ]
-
-    def _add_weights(self, examples: Examples | None) -> None:
-        """Give each example the weights of its turns, and what the loss reads of all pairs of an optimizer step."""
-        if examples is None:
-            return
-        examples.rows = [weigh(row, self.credit) for row in examples.rows]
-        if hasattr(self.loss, "step_statistic"):
-            statistics = self.loss.step_statistic(chosen_reference(examples.rows)).tolist()
-            examples.rows = [
-                replace(row, statistic=statistic)
-                for row, statistic in zip(examples.rows, statistics, strict=True)
-            ]
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Equally many batches for every process, and every row in one of them."""
@@ -221,19 +203,10 @@ class TurnTrainer(Trainer):
                 pack["step"] = step
         return batches, pairs
 
-    @property
-    def _is_training(self) -> bool:
-        assert self.model is not None
-        return self.model.training
-
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision training will run in, so that policy and reference start equal."""
         dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
         return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
-
-    def _tqdm(self, work: Iterable[Any]) -> Iterable[Any]:
-        shown: Iterable[Any] = tqdm(work, desc="reference", disable=self.turn_args.disable_tqdm)
-        return shown
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -269,15 +242,15 @@ class TurnTrainer(Trainer):
         """Sum of a pack's losses over the number of pairs in the optimizer step."""
         with self._autocast():
             logprobs = action_logprobs(model, inputs)
-        pairs = int(inputs["pairs"].sum())
-        if not pairs:
+        if not inputs["pairs"]:
             return logprobs.sum() * 0.0
-        chosen, rejected = self._both_sides(inputs, logprobs, pairs)
+        chosen, rejected = both_sides(inputs, logprobs)
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
-        mode = "train" if self._is_training else "eval"
-        self._record(chosen, rejected, mode, step)
-        self._means[mode].add("loss", value.detach())
+        means = self._means["train" if model.training else "eval"]
+        for name, values in self._metrics(chosen, rejected, step).items():
+            means.add(name, values)
+        means.add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / share
         return (total, {"loss": value.detach()}) if return_outputs else total
@@ -289,35 +262,13 @@ class TurnTrainer(Trainer):
         pairs: Tensor = self.accelerator.gather(own).sum()
         return pairs
 
-    def _both_sides(
-        self, inputs: Batch, logprobs: Tensor, pairs: int
-    ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
-        """Split a pack's log-probabilities into its chosen and rejected trajectories."""
-        turn, trajectory, reference = inputs["turn"], inputs["sequence"], inputs.get("reference")
-        starts_turn = torch.ones_like(turn, dtype=torch.bool)
-        starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
-
-        def side(mask: Tensor, first: int) -> TurnLogprobs:
-            return TurnLogprobs(
-                policy=logprobs[mask],
-                reference=None if reference is None else reference[mask],
-                turn=turn[mask],
-                trajectory=trajectory[mask] - first,
-                weight=inputs["weight"][mask[starts_turn]],
-            )
-
-        is_chosen = trajectory < pairs
-        return side(is_chosen, 0), side(~is_chosen, pairs) if self.loss.needs_rejected else None
-
     @torch.no_grad()
-    def _record(
-        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, mode: str, step: dict[str, Tensor]
-    ) -> None:
-        """Keep this pack's metrics until they are logged."""
-        assert chosen.weight is not None
+    def _metrics(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Metrics of a pack beside its loss, by name."""
         found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy), "weight/chosen": chosen.weight}
         if rejected is not None:
-            assert rejected.weight is not None
             rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
             found |= {
                 "weight/rejected": rejected.weight,
@@ -329,8 +280,7 @@ class TurnTrainer(Trainer):
             }
             diagnostics = getattr(self.loss, "diagnostics", None)
             found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
-        for name, values in found.items():
-            self._means[mode].add(name, values)
+        return cast("dict[str, Tensor]", found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last entry to the trainer's own entries of training."""
@@ -339,19 +289,26 @@ class TurnTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        with saving(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"):
-            super()._save_checkpoint(model, trial)
+        """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        # torch, safetensors and tokenizers have errors of their own for a full disk
+        with writing(folder, foreign=(Exception,)):
+            try:
+                super()._save_checkpoint(model, trial)
+            except Exception:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with resuming(resume_from_checkpoint):
+        with _resuming(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with resuming(checkpoint):
+        with _resuming(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with resuming(checkpoint):
+        with _resuming(checkpoint):
             super()._load_rng_state(checkpoint)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
@@ -385,13 +342,18 @@ class TurnTrainer(Trainer):
         return torch.stack(losses).sum(), None, None
 
 
-def _refuse_data_parallel(gpus: int) -> None:
-    """Several GPUs in one process would split a batch that is not made of rows."""
-    if gpus > 1:
-        raise ConfigError(
-            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, "
-            "or show it one with CUDA_VISIBLE_DEVICES=0."
-        )
+@contextmanager
+def _resuming(checkpoint: str | None) -> Iterator[None]:
+    """Read a checkpoint in the block; the libraries that read it say in many ways that it is damaged."""
+    try:
+        yield
+    except PerturnError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"checkpoint {checkpoint!r} cannot be read: {type(error).__name__}: {error} Remove that folder; training "
+            "then goes on from an earlier one, or begins anew."
+        ) from error
 
 
 def _disable_dropout(model: nn.Module) -> None:
@@ -401,3 +363,28 @@ def _disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():  # attention layers keep theirs as a number
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+class Means:
+    """Means by name of values that several passes and processes have; sums and counts stay on each one's device."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Keep the values of one pass of this process; processes need not add the same names, or equally often."""
+        part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
+        self._parts[name].append(part)
+
+    def take(self) -> dict[str, float]:
+        """Mean of all values of all processes since the last call; every process makes it, and waits for the others."""
+        own = {name: torch.stack(parts).sum(0).tolist() for name, parts in self._parts.items()}
+        self._parts.clear()
+        sums: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for process in gather_object([own]):
+            for name, part in process.items():
+                sums[name].append(part)
+        return {
+            name: sum(total for total, _ in parts) / sum(count for _, count in parts)
+            for name, parts in sums.items()
+        }

@@ -178,7 +178,7 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path
     """Open the engine in this process, which may be on another machine than the run and its folder."""
 
     def load() -> Loaded:
-        loaded: Loaded = locate("perturn.policy.serving:load_policy")(
+        loaded: Loaded = locate("perturn.policy.models:load_policy")(
             path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
         )
         return loaded

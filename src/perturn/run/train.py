@@ -23,18 +23,16 @@ from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.adapters import add_adapters
 from perturn.policy.agreement import differences, summary
-from perturn.policy.batches import Examples
 from perturn.policy.config import TurnConfig
-from perturn.policy.examples import Example
 from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import compute_dtype, context_length, device, empty_model, load_model
+from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model, load_model
 from perturn.policy.names import load_tokenizer
+from perturn.policy.packing import Examples
+from perturn.policy.reference import choose_credit
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import NO_TURN
+from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
-from perturn.policy.weighing import choose_credit
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.tracking import PROJECT, open_trackers

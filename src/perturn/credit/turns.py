@@ -1,0 +1,200 @@
+"""The credits that need no group, for their number depends on the turn alone: uniform, confidence, discount."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.checks import check_choice, check_positive, check_unit_interval
+from perturn.credit.protocol import TurnCredit
+from perturn.types import Trajectory
+
+
+def weigh_group(
+    credit: TurnCredit, group: Sequence[Trajectory], reference: Sequence[Sequence[Tensor]] | None = None
+) -> list[Tensor]:
+    """Weigh each trajectory of a group by itself, with a credit that needs no group.
+
+    Args:
+        credit: What weighs.
+        group: Trajectories.
+        reference: log pi_ref of each turn's tokens, in nats `[trajectories][turns]`, each [tokens]; None unless the
+            credit needs it.
+
+    Returns:
+        Weights, without unit, one tensor a trajectory [turns].
+
+    Raises:
+        ValueError: If the reference is needed and missing, or has not one entry a turn.
+    """
+    turns = [len(one.turns) for one in group]
+    confidence: list[Tensor | None] = [None] * len(group)
+    if "reference" in credit.needs:
+        if reference is None:
+            raise ValueError(
+                f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
+            )
+        if [len(one) for one in reference] != turns:
+            raise ValueError("reference must hold one entry for each turn of each trajectory of the group.")
+        confidence = [_confidence(one) for one in reference]
+    return [
+        credit.weigh(torch.arange(count, dtype=torch.float32), torch.full((count,), float(count)), known)
+        for count, known in zip(turns, confidence, strict=True)
+    ]
+
+
+def _confidence(turns: Sequence[Tensor]) -> Tensor:
+    """Geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
+    counts = torch.tensor([len(turn) for turn in turns])
+    turn_index = torch.arange(len(turns)).repeat_interleave(counts)
+    sums = torch.zeros(len(turns)).index_add(0, turn_index, torch.cat(list(turns)))
+    return (sums / counts).exp()
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The weight 1 for every turn, as a loss on whole trajectories has it.
+
+    Source: none is needed; the baseline that every turn-level credit is compared with.
+    Differs: nothing.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return 1 for every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_group(self, group)
+
+    def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None = None) -> Tensor:
+        """Return 1 for every turn, without unit [turns]."""
+        return torch.ones_like(position)
+
+
+def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: float) -> Tensor:
+    """Weigh turns of which the reference is confident lower than the others.
+
+        omega_i = low  if p_i > pivot else high,   p_i = exp(mean_j log pi_ref(y_ij))
+
+    Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 9-10.
+    Differs: nothing. Read from the reference, never from the policy; carries no gradient.
+
+    Args:
+        confidence: p, in (0, 1] [turns].
+        pivot: Confidence up to which a turn takes the high weight, in [0, 1].
+        low: Weight of a confident turn, without unit.
+        high: Weight of any other turn, without unit.
+
+    Returns:
+        Weights, without unit [turns].
+    """
+    return torch.full_like(confidence, low).masked_fill(confidence <= pivot, high)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """A low weight for turns of which the reference is confident, a high one for the others: `confidence_weights`."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"reference"})
+
+    pivot: float = 0.9
+    """Confidence above which a turn takes the low weight, in [0, 1]."""
+
+    low: float = 0.2
+    """Weight of a turn the reference is confident of, without unit; > 0."""
+
+    high: float = 1.0
+    """Weight of any other turn, without unit; >= low."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_unit_interval("pivot", self.pivot)
+        check_positive("low", self.low)
+        check_positive("high", self.high)
+        if self.high < self.low:
+            raise ValueError(f"high must be >= low, got high {self.high} and low {self.low}.")
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, reference: Sequence[Sequence[Tensor]] | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the weight of every turn, one tensor a trajectory, without unit [turns]; see `weigh_group`."""
+        return weigh_group(self, group, reference)
+
+    def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None) -> Tensor:
+        """Return omega of every turn, without unit [turns]."""
+        assert confidence is not None
+        return confidence_weights(confidence, pivot=self.pivot, low=self.low, high=self.high)
+
+
+def derived_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor:
+    """Discount of turn t of T, as it follows from the occupancy measure.
+
+        phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T)
+
+    Source: DMPO (Shi et al. 2024), Eqs. 14-15 and Corollary 4.0.2.
+    Differs: the printed Eq. 16 lost the factor gamma^t; see printed_discount. Exact limits: gamma = 0 leaves
+    the first turn alone, gamma = 1 gives (T - t) / T.
+
+    Args:
+        position: t, from 0 [turns], floating point; the result has its dtype.
+        turns: T of the trajectory each turn belongs to [turns], floating point.
+        gamma: Discount, in [0, 1].
+
+    Returns:
+        Discount, without unit, in [0, 1] [turns].
+    """
+    if gamma == 0:
+        return (position == 0).to(position.dtype)
+    return torch.exp(position * math.log(gamma)) * printed_discount(position, turns, gamma=gamma)
+
+
+def printed_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor:
+    """Discount of turn t of T, as the paper prints it.
+
+        phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T)
+
+    Source: DMPO (Shi et al. 2024), Eq. 16.
+    Differs: nothing. Contradicts Corollary 4.0.2 of the paper: gamma = 0 gives 1 for every turn. gamma = 1 is
+    the exact limit (T - t) / T.
+
+    Args and Returns: as of derived_discount.
+    """
+    if gamma == 0:
+        return torch.ones_like(position)
+    if gamma == 1:
+        return (turns - position) / turns
+    # 1 - gamma^k as -expm1(k log gamma): keeps its digits when gamma is near 1.
+    log_gamma = math.log(gamma)
+    return torch.expm1((turns - position) * log_gamma) / torch.expm1(turns * log_gamma)
+
+
+DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "printed": printed_discount}
+"""Discount by name."""
+
+
+@dataclass(frozen=True)
+class Discount:
+    """The discount phi(t, T) of DMPO: `derived_discount`, or `printed_discount`."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    gamma: float = 0.7
+    """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""
+
+    discount: str = "derived"
+    """derived: phi as Eqs. 14-15 give it. printed: phi as Eq. 16 prints it, without gamma^t."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_unit_interval("gamma", self.gamma)
+        check_choice("discount", self.discount, DISCOUNTS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return phi(t, T) of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_group(self, group)
+
+    def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None = None) -> Tensor:
+        """Return phi(t, T) of every turn, without unit [turns]."""
+        return DISCOUNTS[self.discount](position, turns, gamma=self.gamma)
