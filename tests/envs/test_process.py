@@ -14,8 +14,8 @@ from perturn import errors
 from perturn.data.store import read_trajectories
 from perturn.envs import process
 from perturn.envs.check import check_environment
-from perturn.envs.child import told
-from perturn.envs.process import ProcessWorld, ProcessWorlds, runs_here, value_of, world_count
+from perturn.envs.process import ProcessWorlds, runs_here, world_count
+from perturn.envs.remote import told, value_of
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.settings.recipe import Worlds, parse
@@ -37,7 +37,7 @@ def section(cls="World", **settings):
 @pytest.fixture
 def world():
     """A world in a process of its own."""
-    world = ProcessWorld(section(), LIMITS)
+    world = ProcessWorlds(section(), LIMITS)()
     yield world
     world.close()
 
@@ -88,7 +88,7 @@ def assert_ends(*pids):
 
 def test_a_sound_world_is_as_sound_in_a_process():
     """The documentation's example: contract kept, same tasks, same expert, solved by it."""
-    world = ProcessWorld(EXAMPLE, LIMITS)
+    world = ProcessWorlds(EXAMPLE, LIMITS)()
     task = world.tasks("train")[2]
 
     posed = world.reset(task, 0)
@@ -161,7 +161,7 @@ def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
 @pytest.mark.parametrize("how", ["stop", "half a head", "head alone"])
 def test_no_part_of_an_answer_is_waited_for_beyond_the_limit(world, how):
     """A child that is stopped, that ignores SIGTERM, or goes to sleep over its answer; what it started ends too."""
-    world = ProcessWorld(section(), Worlds(step_seconds=1))
+    world = ProcessWorlds(section(), Worlds(step_seconds=1))()
     world.reset(Task("t"), 0)
     pids = [int(world.step("pid").text), int(world.step("child").text)]
 
@@ -173,11 +173,11 @@ def test_no_part_of_an_answer_is_waited_for_beyond_the_limit(world, how):
 
 def test_a_task_that_nobody_takes_is_not_waited_for_beyond_the_limit():
     """4 MB, more than a pipe holds, for a child that was stopped between two calls."""
-    world = ProcessWorld(section(), Worlds(start_seconds=5))
+    world = ProcessWorlds(section(), Worlds(start_seconds=5))()
     world.reset(Task("t"), 0)
     pid = int(world.step("pid").text)
     psutil.Process(pid).suspend()
-    world._limits = Worlds(start_seconds=0.5)
+    world._link._limits = Worlds(start_seconds=0.5)
 
     with pytest.raises(
         WorldLost, match=r"was killed in reset of task 'u', where worlds.start_seconds = 0.5 ran"
@@ -229,7 +229,7 @@ def test_large_tasks_and_observations_cross_in_pieces(world):
 def test_a_stopped_world_is_closed_in_time(monkeypatch):
     """Nobody waits for its farewell for longer than for that of others."""
     monkeypatch.setattr(process, "_CLOSE_S", 0.2)
-    world = ProcessWorld(section(), LIMITS)
+    world = ProcessWorlds(section(), LIMITS)()
     world.reset(Task("t"), 0)
     pid = int(world.step("pid").text)
     psutil.Process(pid).suspend()
@@ -257,7 +257,7 @@ def test_keys_stay_with_us(monkeypatch):
     }
     for name, value in (secret | needed).items():
         monkeypatch.setenv(name, value)
-    world = ProcessWorld(section(), Worlds(pass_env=["MYSQL_PWD"]))
+    world = ProcessWorlds(section(), Worlds(pass_env=["MYSQL_PWD"]))()
     world.reset(Task("t"), 0)
     found = set(world.step("environ").text.split("\n"))
     world.close()
@@ -332,7 +332,7 @@ def test_a_lost_world_starts_again_with_the_next_episode(world):
 
 def test_the_episode_limit_counts_the_worlds_time_only():
     """Two steps of 1 s are too many for 1.8 s; waiting 2 s in between is not counted, and a reset begins anew."""
-    world = ProcessWorld(section(), Worlds(episode_seconds=1.8))
+    world = ProcessWorlds(section(), Worlds(episode_seconds=1.8))()
     world.reset(Task("t"), 0)
     world.step("slow")
     world.reset(Task("t"), 0)
@@ -406,7 +406,7 @@ def test_worlds_are_used_again_unless_they_failed():
 @pytest.mark.parametrize("way", ["child", "fork"])
 def test_what_a_world_started_ends_with_it(end, way):
     """A process of the world's own, with an interpreter of its own or forked with the pipes open."""
-    world = ProcessWorld(section(), IMPATIENT)
+    world = ProcessWorlds(section(), IMPATIENT)()
     world.reset(Task("t"), 0)
     pids = [int(world.step("pid").text), int(world.step(way).text)]
     if end != "close":
@@ -420,7 +420,7 @@ def test_what_a_world_started_ends_with_it(end, way):
 
 def test_a_forgotten_world_ends():
     """Nobody closes it; it is garbage collected."""
-    world = ProcessWorld(section(), LIMITS)
+    world = ProcessWorlds(section(), LIMITS)()
     world.reset(Task("t"), 0)
     pid = int(world.step("pid").text)
 
@@ -432,9 +432,9 @@ def test_a_forgotten_world_ends():
 PARENT = """
 import sys, threading, time
 from perturn.settings.recipe import Worlds
-from perturn.envs.process import ProcessWorld
+from perturn.envs.process import ProcessWorlds
 from perturn.types import Task
-world = ProcessWorld({section}, Worlds())
+world = ProcessWorlds({section}, Worlds())()
 world.reset({task}, 0)
 {steps}
 print("ready", flush=True)
@@ -522,8 +522,8 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     (tmp_path / "script.py").write_text(
         "print('once')\n"
         "from perturn.settings.recipe import Worlds\n"
-        "from perturn.envs.process import ProcessWorld\n"
-        f"ProcessWorld({section()!r}, Worlds()).close()\n"
+        "from perturn.envs.process import ProcessWorlds\n"
+        f"ProcessWorlds({section()!r}, Worlds())().close()\n"
     )
 
     ended = subprocess.run(
@@ -535,7 +535,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
 
 def test_tasks_that_json_would_change_are_refused():
     """A tuple would come back as a list."""
-    world = ProcessWorld(section(cls="Lister"), LIMITS)
+    world = ProcessWorlds(section(cls="Lister"), LIMITS)()
 
     with pytest.raises(EnvironmentFailure, match=r"'place': \(1, 2\).*worlds.processes=0"):
         world.tasks("train")
@@ -591,7 +591,7 @@ def test_wrong_limits_are_refused(settings, says):
 def test_a_lost_world_leaves_nothing_open():
     """Killed, reaped, and its pipes closed."""
     before = psutil.Process().num_fds()
-    world = ProcessWorld(section(), IMPATIENT)
+    world = ProcessWorlds(section(), IMPATIENT)()
     world.reset(Task("t"), 0)
     with pytest.raises(WorldLost):
         world.step("hang")

@@ -10,7 +10,7 @@ from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
 from perturn.errors import EngineFailure, EnvironmentFailure, RunError
-from perturn.faults import observation_faults
+from perturn.faults import sound
 from perturn.io.plain import fault, told
 from perturn.types import (
     Action,
@@ -108,7 +108,7 @@ def _blank(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -
 
 def _pose(env: Environment, job: Job, protocol: EpisodeProtocol) -> Observation:
     """The first observation, if it can be played under the protocol."""
-    posed = _sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
+    posed = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
     problem = misfit(posed, protocol)
     if problem:
         raise EnvironmentFailure(f"{env.name} {problem}")
@@ -150,17 +150,10 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
     """The world's answer to an action."""
     what = f"step({command!r:.80})"
-    seen = _sound(env.step(command), what)
+    seen = sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:
         raise EnvironmentFailure(
             f"{what} returned {len(seen.results)} results for {len(calls)} calls. Remedy: return one text a call in "
             "Observation.results."
         )
     return seen
-
-
-def _sound(answer: Observation, call: str) -> Observation:
-    """The answer itself, if it is an observation with values of the right kinds."""
-    for found in observation_faults(answer):
-        raise EnvironmentFailure(f"{call} returned {found}")
-    return replace(answer, reward=float(answer.reward))
