@@ -11,13 +11,12 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,7 +27,6 @@ from perturn.io.writing import write_whole, writing
 
 _LAYOUT = "1"
 """Changes with anything that makes an older index unusable."""
-_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,7 @@ def content_key(files: Iterable[str | os.PathLike[str]], *settings: object) -> s
 
 
 def check_installed(extra: str) -> None:
-    """Refuse to go on without the libraries that the index needs.
-
-    Args:
-        extra: The extra of Perturn that brings them.
-    """
+    """Refuse to go on without the libraries that the index needs, which an extra of Perturn brings."""
     try:
         import bm25s  # noqa: F401
         import Stemmer  # noqa: F401
@@ -123,7 +117,7 @@ class DocumentIndex:
         key = _name_hash(name)
         low, high = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         found = [int(number) for number in self._holders[low:high]]
-        return [number for number in found if _same(self._line(number)["name"], name)]
+        return [number for number in found if _folded(self._line(number)["name"]) == _folded(name)]
 
     def search(self, query: str, limit: int) -> list[int]:
         """The documents that match best, best first; those that share no word with the query never do."""
@@ -165,19 +159,18 @@ def _build(folder: Path, documents: Iterable[Document]) -> None:
     """Write an index beside its place and move it there: whoever comes second finds it whole."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            _write(partial_folder, documents)
-            partial_folder.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process may have been faster
-                raise
-        finally:
-            shutil.rmtree(partial_folder, ignore_errors=True)
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            fresh = Path(beside) / "index"
+            fresh.mkdir()
+            _write(fresh, documents)
+            try:
+                fresh.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process may have been faster
+                    raise
 
 
 def _write(folder: Path, documents: Iterable[Document]) -> None:
-    """Write the files of an index."""
     import bm25s
 
     starts, hashes = [0], list[int]()
@@ -206,30 +199,26 @@ def _written(
         yield document.text
 
 
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().split())
+
+
 def _name_hash(name: str) -> int:
-    key = " ".join(name.casefold().split())
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
-
-
-def _same(one: str, other: str) -> bool:
-    return one.casefold().split() == other.casefold().split()
+    return int.from_bytes(hashlib.blake2b(_folded(name).encode(), digest_size=8).digest())
 
 
 def _digest(file: Path) -> str:
     """Hash of a file's content, which is read again only if the file has changed."""
-    try:
-        stat = file.stat()
-    except OSError:
-        raise DataError(f"{file}: expected a file, got none. Correct the path.") from None
-    if not file.is_file():
-        raise DataError(f"{file}: expected a file, got a folder. Correct the path.")
+    if not os.path.isfile(file):
+        raise DataError(
+            f"{file}: expected a file, got {'a folder' if file.is_dir() else 'none'}. Correct the path."
+        )
+    stat = file.stat()
     state = f"{file.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"
     note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
     if note.is_file():
         return note.read_text()
-    found = hashlib.sha256()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            found.update(block)
-    write_whole(note, found.hexdigest())
-    return found.hexdigest()
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    write_whole(note, found)
+    return found
