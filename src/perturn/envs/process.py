@@ -222,9 +222,7 @@ class _Child:
             if self._output in ready:
                 self._listen()
             if self._pipe in ready:
-                if self._pipe.unsent:
-                    self._pipe.send()
-                if (message := self._pipe.receive()) is not None:
+                if (message := self._pipe.exchange()) is not None:
                     return _reply(message)
             elif self._process.poll() is not None:  # a child of its own may hold the pipe open
                 raise EOFError

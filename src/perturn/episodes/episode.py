@@ -54,12 +54,23 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         policy: Identity of the policy that will answer.
     """
     reader = FORMATS[protocol.format]
-    record = _blank(env, job, protocol, policy)
+    record = Trajectory(
+        task=job.task,
+        turns=(),
+        environment=env.name,
+        protocol=f"{protocol.name}-{protocol.format}",
+        prompt=system_prompt(protocol),
+        sample=job.sample,
+        seed=job.seed,
+        policy=policy,
+        history=protocol.history,
+    )
     turns: list[Turn] = []
     past: list[Turn] = []
-    seen = Observation("")
     try:
-        seen = _pose(env, job, protocol)
+        seen = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
+        if problem := misfit(seen, protocol):
+            raise EnvironmentFailure(f"{env.name} {problem}")
         record = replace(record, tools=seen.tools)
         calls: tuple[ToolCall, ...] = ()
         while not seen.terminated and len(turns) < protocol.limit(job.task):
@@ -89,30 +100,6 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
-
-
-def _blank(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:
-    """The trajectory before its first turn."""
-    return Trajectory(
-        task=job.task,
-        turns=(),
-        environment=env.name,
-        protocol=f"{protocol.name}-{protocol.format}",
-        prompt=system_prompt(protocol),
-        sample=job.sample,
-        seed=job.seed,
-        policy=policy,
-        history=protocol.history,
-    )
-
-
-def _pose(env: Environment, job: Job, protocol: EpisodeProtocol) -> Observation:
-    """The first observation, if it can be played under the protocol."""
-    posed = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
-    problem = misfit(posed, protocol)
-    if problem:
-        raise EnvironmentFailure(f"{env.name} {problem}")
-    return posed
 
 
 def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
