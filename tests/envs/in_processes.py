@@ -12,21 +12,13 @@ from perturn.settings.recipe import Worlds
 from perturn.types import Action, EpisodeProtocol, Sampling, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
-
-
 EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
-
-
 LIMITS = Worlds(start_seconds=60, step_seconds=60, episode_seconds=180)
-
-
 IMPATIENT = Worlds(start_seconds=60, step_seconds=2, episode_seconds=180)
 
 
 SHORT_START = Worlds(start_seconds=5)
 """A limit that is waited for in full, and yet long enough for an interpreter to start on a busy machine."""
-
-
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
 
 
