@@ -135,6 +135,8 @@ def test_a_lost_world_starts_again_with_the_next_episode(world):
     first = world.step("pid").text
     with pytest.raises(WorldLost):
         world.step("exit")
+    with pytest.raises(EnvironmentFailure, match="no episode is running: call reset before step"):
+        world.step("up")
 
     world.reset(Task("t"), 0)
 

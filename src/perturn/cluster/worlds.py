@@ -262,10 +262,6 @@ class _OnNode:
         self._slot: tuple[_Server, int] | None = None
         self.facts = worlds.facts
 
-    @property
-    def open(self) -> bool:
-        return self._slot is not None
-
     def call(self, method: str, *arguments: Any) -> Any:
         if self._slot is None:
             self._slot = self._worlds.enter()

@@ -101,10 +101,6 @@ class _Process:
         """Seconds that are left of the episode; only those count that its world takes."""
         self.facts = facts or self._start()
 
-    @property
-    def open(self) -> bool:
-        return self._child is not None
-
     def call(self, method: str, *arguments: Any) -> Any:
         if self._child is None:
             self._start()
@@ -142,6 +138,7 @@ class _Process:
                 f"a process for a world cannot be started: {error}; set worlds.processes to fewer."
             ) from error
         self._closer = weakref.finalize(self, self._child.kill)
+        self._left = self._limits.episode_seconds
         try:
             facts: dict[str, Any] = self.call("open", self._section)
         except BaseException:

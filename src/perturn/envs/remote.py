@@ -35,11 +35,6 @@ class Link(Protocol):
     facts: dict[str, Any]
     """What `PlainWorld.facts` said there."""
 
-    @property
-    def open(self) -> bool:
-        """Whether there is a world that `reset` has been called on."""
-        ...
-
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `PlainWorld` returns there; where there is no world yet, one is started."""
         ...
@@ -75,8 +70,6 @@ class RemoteWorld:
 
     def step(self, action: str) -> Observation:
         """Take one action."""
-        if not self._link.open:
-            raise EnvironmentFailure("no episode is running: call reset before step.")
         return _observation(self._link.call("step", action))
 
     def close(self) -> None:
@@ -89,6 +82,7 @@ class PlainWorld:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._playing = False
 
     def facts(self) -> dict[str, Any]:
         """Name and abilities of the world."""
@@ -100,10 +94,13 @@ class PlainWorld:
 
     def reset(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
         """Start an episode."""
+        self._playing = True
         return _fields(Observation, sound(self._env.reset(Task(**task), seed), "reset"))
 
     def step(self, action: str) -> dict[str, Any]:
         """Take one action."""
+        if not self._playing:  # the world that did is lost
+            raise EnvironmentFailure("no episode is running: call reset before step.")
         return _fields(Observation, sound(self._env.step(action), "step"))
 
     def expert(self, task: dict[str, Any]) -> list[str]:
