@@ -100,7 +100,7 @@ class OpenEnv:
         try:
             self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = parse_json(self._socket.recv(timeout=self._timeout), self._url, EnvironmentFailure)
-        except (OSError, WebSocketException, TimeoutError, EnvironmentFailure, ValueError) as error:
+        except (OSError, WebSocketException, EnvironmentFailure, ValueError) as error:
             self.close()
             said = str(error) or type(error).__name__
             raise WorldLost(f"the session with {self._url} was lost in {kind}: {said}; {_HINT}.") from error

@@ -119,16 +119,12 @@ class _Process:
             self._left -= time.monotonic() - began
 
     def close(self) -> None:
-        if self._child is None:
-            return
-        try:
-            reply = self._child.ask("close", (), _CLOSE_S)
-        except (EOFError, OSError, Garbled):
-            reply = None
-        finally:
-            self._stop()
-        if reply is not None:
-            value_of(reply)
+        if self._child is not None:
+            try:
+                with suppress(EOFError, OSError, Garbled):
+                    value_of(self._child.ask("close", (), _CLOSE_S))
+            finally:
+                self._stop()
 
     def _start(self) -> dict[str, Any]:
         try:
@@ -151,8 +147,8 @@ class _Process:
         assert self._child is not None
         child, what = self._child, _in_words(method, *arguments)
         try:
-            if (reply := child.ask(method, arguments, seconds)) is not None:
-                return value_of(reply)
+            return value_of(child.ask(method, arguments, seconds))
+        except TimeoutError:
             how = (
                 f"was killed in {what}, where worlds.{limit} = {getattr(self._limits, limit):g} ran out "
                 "(raise it if the world is only slow)"
@@ -205,10 +201,11 @@ class _Child:
         os.set_blocking(self._output.fileno(), False)
         self._words = b""
 
-    def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any] | None:
-        """The child's answer to a call; None if it has not taken the call and given the whole answer in time.
+    def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
+        """The child's answer to a call.
 
         Raises:
+            TimeoutError: If it has not taken the call and given the whole answer in time.
             EOFError: If the child has died; OSError likewise.
             Garbled: If what it sent is no answer.
         """
@@ -223,7 +220,7 @@ class _Child:
                     return _reply(message)
             elif self._process.poll() is not None:  # a child of its own may hold the pipe open
                 raise EOFError
-        return None
+        raise TimeoutError
 
     def _wait(self, seconds: float) -> list[Any]:
         """The pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
