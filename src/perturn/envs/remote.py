@@ -10,6 +10,7 @@ import dataclasses
 import json
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
@@ -57,7 +58,7 @@ class RemoteWorld:
 
     def __getattr__(self, name: str) -> Any:
         if name in _SHOWS and self._link.facts[name]:
-            return lambda task: self._link.call(name, plain_task(task))
+            return partial(self._show, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -75,6 +76,10 @@ class RemoteWorld:
     def close(self) -> None:
         """End the world. It may be used again."""
         self._link.close()
+
+    def _show(self, name: str, task: Task) -> Sequence[Any]:
+        said: list[Any] = self._link.call(name, plain_task(task))
+        return said if name == "expert" else [(thought, action) for thought, action in said]
 
 
 class PlainWorld:
