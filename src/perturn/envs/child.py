@@ -16,12 +16,7 @@ from perturn.envs.remote import PlainWorld, told
 
 
 def main(pipe: int, lifeline: int) -> None:
-    """Answer calls until the parent hangs up.
-
-    Args:
-        pipe: File descriptor that calls come from and answers go to.
-        lifeline: Socket on which nothing is ever sent; it ends with the parent.
-    """
+    """Answer the calls of a pipe until the parent hangs up; nothing is sent on the lifeline, which ends with it."""
     _die_with_parent(lifeline)
     _serve(socket.socket(fileno=pipe))
 

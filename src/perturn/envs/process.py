@@ -267,11 +267,7 @@ class _Child:
 
 
 def _reply(message: bytes) -> dict[str, Any]:
-    """A child's answer.
-
-    Raises:
-        Garbled: If it is none.
-    """
+    """A child's answer, or `Garbled`."""
     try:
         reply = json.loads(message)
     except (ValueError, RecursionError) as error:

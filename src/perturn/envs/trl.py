@@ -129,11 +129,7 @@ def _wait(value: Any) -> Any:
 
 
 def _tools(env: Any) -> dict[str, Callable[..., Any]]:
-    """The methods that TRL takes for tools, in its order.
-
-    Raises:
-        ConfigError: If the class has none, or lacks another method.
-    """
+    """The methods that TRL takes for tools, in its order; a class without any, or without the others, is refused."""
     label = type(env).__name__
     for method, why in _NEEDED.items():
         if not callable(getattr(env, method, None)):

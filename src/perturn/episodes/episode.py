@@ -118,9 +118,6 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
     """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
 
     What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
-
-    Raises:
-        EngineFailure: If a log-probability is no number.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(
