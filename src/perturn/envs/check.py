@@ -42,7 +42,7 @@ def check_environment(make: Callable[[], Environment], split: str = "train", epi
 
 
 class _Problems:
-    """What was found, each problem once."""
+    """The problems that were found, each once."""
 
     def __init__(self) -> None:
         self.told: dict[str, None] = {}

@@ -128,7 +128,7 @@ class OpenEnv:
 
 def _websocket(url: str) -> str:
     """The address of a server's sessions."""
-    scheme, mark, place = url.partition("://")
+    scheme, mark, rest = url.partition("://")
     if not mark or scheme not in ("http", "https", "ws", "wss"):
         raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")
-    return f"{scheme.replace('http', 'ws')}://{place.rstrip('/').removesuffix('/ws')}/ws"
+    return f"{scheme.replace('http', 'ws')}://{rest.rstrip('/').removesuffix('/ws')}/ws"

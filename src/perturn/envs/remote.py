@@ -34,10 +34,10 @@ class Link(Protocol):
     """The way to a world elsewhere."""
 
     facts: dict[str, Any]
-    """What `PlainWorld.facts` said there."""
+    """Name and abilities of the world, from `PlainWorld.facts`."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of `PlainWorld` returns there; where there is no world yet, one is started."""
+        """Value of a method of `PlainWorld` there; where there is no world yet, one is started."""
         ...
 
     def close(self) -> None:
