@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from perturn.envs.load import environment_maker
-from perturn.envs.process import ProcessWorld, ProcessWorlds
+from perturn.envs.process import ProcessWorlds
 from perturn.episodes.play import Job, play
 from perturn.settings.recipe import Section, Worlds
 from perturn.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
@@ -152,7 +152,7 @@ def measure(section: Section, where: str, concurrency: int, call: float, episode
 def measure_process() -> None:
     """Start, step and size of one process."""
     began = time.monotonic()
-    world = ProcessWorld({"name": f"{Path(__file__).resolve()}:Cheap"}, Worlds())
+    world = ProcessWorlds({"name": f"{Path(__file__).resolve()}:Cheap"}, Worlds())()
     started = time.monotonic()
     world.reset(Task("t"), 0)
     for _ in range(5000):

@@ -7,9 +7,11 @@ import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from perturn.errors import EnvironmentFailure
 from perturn.io.plain import fault, told
 from perturn.types import Environment, Observation, Task
 
@@ -52,6 +54,17 @@ def observation_faults(answer: object) -> list[str]:
         if problem := fault(getattr(answer, name), name):
             found.append(f"{problem}. Remedy: {_PLAIN}.")
     return found
+
+
+def sound(answer: Observation, call: str) -> Observation:
+    """The answer itself, its reward a float, if it has no fault.
+
+    Raises:
+        EnvironmentFailure: Naming the call and the first fault.
+    """
+    for found in observation_faults(answer):
+        raise EnvironmentFailure(f"{call} returned {found}")
+    return replace(answer, reward=float(answer.reward))
 
 
 def _float(number: Real) -> float:

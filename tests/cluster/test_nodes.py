@@ -187,7 +187,7 @@ def test_nodes_that_join_get_worlds(nodes, steps):
     def other():
         server, _ = worlds.enter()
         worlds.leave(server)
-        return server is not world._slot[0]
+        return server is not world._link._slot[0]
 
     wait_for(other)
     assert worlds.capacity(8) == 4

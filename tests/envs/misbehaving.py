@@ -1,4 +1,4 @@
-"""A world that does what its actions say, among them everything a world must not do. Loaded by test_process.py."""
+"""A world that does what its actions say, among them everything a world must not do. Loaded by in_processes.py."""
 
 import os
 import re

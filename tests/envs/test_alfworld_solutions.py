@@ -13,7 +13,7 @@ from perturn.envs.alfworld.games import KINDS
 from perturn.envs.alfworld.like import SPLITS, ALFWorldLike
 from perturn.envs.alfworld.text import GRAMMARS
 from perturn.envs.check import check_environment
-from perturn.envs.process import ProcessWorld
+from perturn.envs.process import ProcessWorlds
 from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job
@@ -154,7 +154,7 @@ def test_expert_says_what_it_thinks(like):
     task = like.tasks("valid_seen")[0]
     protocol = replace(PROTOCOLS["alfworld-eto"], example=())
     here = demonstrate(like, Job(task, 0), protocol)
-    world = ProcessWorld({"name": "alfworld-like"}, Worlds())
+    world = ProcessWorlds({"name": "alfworld-like"}, Worlds())()
     there = demonstrate(world, Job(task, 0), protocol)
     world.close()
 

@@ -7,7 +7,7 @@ import pytest
 
 from perturn.envs.check import check_environment
 from perturn.envs.gymnasium import Gymnasium
-from perturn.envs.process import ProcessWorld
+from perturn.envs.process import ProcessWorlds
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.collect import play_script
@@ -47,7 +47,7 @@ def test_the_example_keeps_the_contract():
     """Also through a process of its own."""
     assert check_environment(lambda: Gymnasium(EXAMPLE)) == []
     section = {"name": "gymnasium", "make": EXAMPLE, "seeds": {"train": 2}}
-    world = ProcessWorld(section, Worlds())
+    world = ProcessWorlds(section, Worlds())()
     try:
         assert check_environment(lambda: world) == []
     finally:

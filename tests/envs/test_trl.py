@@ -177,7 +177,7 @@ def test_asynchronous_tools_are_waited_for(here, tmp_path):
         ("NoTools", {}, ConfigError, "no public method besides reset and get_reward"),
         ("NoHints", {}, ConfigError, r"no schema can be made of tool act\(\)"),
         ("Slow", {"ask_reward": "often"}, ConfigError, "ask_reward must be each or end, got 'often'"),
-        ("Slow", {"rows": {"train": "nowhere.jsonl"}}, DataError, "nowhere.jsonl cannot be read"),
+        ("Slow", {"rows": {"train": "nowhere.jsonl"}}, DataError, "nowhere.jsonl: cannot be read"),
         ("Slow", {"rows": {"train": "ROWS"}}, DataError, "rows.jsonl:2: expected a JSON object"),
     ],
 )

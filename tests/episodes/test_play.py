@@ -1,3 +1,5 @@
+"""Many episodes at once: none waits for another, none costs another anything, and all worlds are closed."""
+
 import asyncio
 import logging
 import threading
@@ -6,80 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perturn.episodes.formats import FORMATS
-from perturn.episodes.play import Job, episode, play
-from perturn.episodes.prompts import system_prompt
+from episodes.counting import PROTOCOL, Counter, Script, jobs, up
+from perturn.episodes.play import Job, play
 from perturn.errors import BystanderLost, EngineFailure, EnvironmentFailure, RunError, WorldLost
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
-
-PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
+from perturn.types import Action, Sampling, Status, Task
 
 
-@dataclass
-class _Counter:
-    """Count to three with 'up'; 'crash' raises, and so does reset of a task called broken."""
-
-    worlds: list = field(default_factory=list)
-    name = "counter-1.0"
-    closed = False
-    breaks_on_close = False
-
-    def __post_init__(self):
-        self.worlds.append(self)
-
-    def tasks(self, split):
-        return [Task("t/1")]
-
-    def reset(self, task, seed):
-        if task.id == "broken":
-            raise EnvironmentFailure("no such room")
-        self.count, self.seed = 0, seed
-        return Observation("count is 0", state_key="0")
-
-    def step(self, action):
-        if action == "crash":
-            raise RuntimeError("the world fell over")
-        if action != "up":
-            return Observation("what?", valid=False, state_key=str(self.count))
-        self.count += 1
-        done = self.count == 3
-        return Observation(
-            f"count is {self.count}",
-            reward=0.25 * self.count,
-            terminated=done,
-            success=done,
-            state_key=str(self.count),
-        )
-
-    def close(self):
-        assert not self.closed
-        self.closed = True
-        if self.breaks_on_close:
-            raise RuntimeError("cannot close")
-
-
-@dataclass
-class _Script:
-    """An engine that answers from a function of the prompt, and remembers what it was asked."""
-
-    answer: object
-    name: str = "script"
-    batches: list = field(default_factory=list)
-    forgotten: list = field(default_factory=list)
-
-    def generate(self, prompts, sampling):
-        self.batches.append(prompts)
-        return [self.answer(prompt) for prompt in prompts]
-
-    def forget(self, conversation):
-        self.forgotten.append(conversation)
-
-    def close(self):
-        pass
-
-
-def up(prompt):
-    return Action("Action: up")
+def start(jobs, engine, make, **settings):
+    """The trajectories to come."""
+    return play(jobs, engine, make, protocol=PROTOCOL, sampling=Sampling(), **settings)
 
 
 def by_task(**answers):
@@ -87,125 +24,11 @@ def by_task(**answers):
     return lambda prompt: answers.get(prompt.conversation.split("#")[0], up)(prompt)
 
 
-def played(answer, jobs, concurrency=2, protocol=PROTOCOL):
+def played(answer, jobs, concurrency=2):
     """(trajectories by task, worlds, engine) after playing all jobs."""
-    worlds, engine = [], _Script(answer)
-    found = play(
-        jobs,
-        engine,
-        lambda: _Counter(worlds),
-        protocol=protocol,
-        sampling=Sampling(),
-        concurrency=concurrency,
-    )
+    worlds, engine = [], Script(answer)
+    found = start(jobs, engine, lambda: Counter(worlds), concurrency=concurrency)
     return {one.task.id: one for one in found}, worlds, engine
-
-
-def jobs(*names):
-    return [Job(Task(name), seed=index) for index, name in enumerate(names)]
-
-
-def finish_from(steps, *texts):
-    """Send the texts to an episode under way; the trajectory it returns."""
-    for text in texts[:-1]:
-        steps.send(Action(text))
-    with pytest.raises(StopIteration) as end:
-        steps.send(Action(texts[-1]))
-    return end.value.value
-
-
-def finish(steps, *texts):
-    """Start an episode and send the texts; the trajectory it returns."""
-    next(steps)
-    return finish_from(steps, *texts)
-
-
-def test_an_episode_is_played_by_hand():
-    """Prompts out, actions in: 'up' three times ends it with rewards 0.25, 0.5 and 0.75."""
-    steps = episode(_Counter(), Job(Task("t/1"), seed=5, sample=2), protocol=PROTOCOL, policy="hand")
-    first = next(steps)
-    second = steps.send(Action("Action: up"))
-    third = steps.send(Action("Action: up"))
-    record = finish_from(steps, "Action: up")
-
-    assert first.messages == system_prompt(PROTOCOL)
-    assert (first.turns, first.observation) == ((), ({"role": "user", "content": "count is 0"},))
-    assert second.observation == ({"role": "user", "content": "count is 1"},)
-    assert third.turns == record.turns[:2]
-    assert [turn.reward for turn in record.turns] == [0.25, 0.5, 0.75]
-    assert [turn.state_key for turn in record.turns] == ["0", "1", "2"]
-    assert record.total_reward == 1.5
-    assert (record.success, record.terminated, record.truncated) == (True, True, False)
-    assert (record.environment, record.protocol) == ("counter-1.0", "plain-action")
-    assert (record.policy, record.key, record.seed) == ("hand", ("t/1", 2), 5)
-    assert (record.status, record.error) == (Status.COMPLETED, None)
-
-
-def test_the_system_prompt_is_the_protocols_text_and_the_formats_instruction():
-    """An empty system text leaves no blank line behind."""
-    instruction = FORMATS["action"].instruction
-
-    assert system_prompt(PROTOCOL)[0]["content"] == f"Play.\n\n{instruction}"
-    assert system_prompt(EpisodeProtocol("p", format="action"))[0]["content"] == instruction
-
-
-def test_an_answer_that_breaks_the_format_is_an_invalid_turn():
-    """The world is not asked; the reminder is the next observation, and the state is what it was."""
-    steps = episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL)
-    next(steps)
-    steps.send(Action("Action: up"))
-    asked = steps.send(Action("up"))
-    record = finish_from(steps, "Action: up", "Action: up")
-
-    assert asked.observation == ({"role": "user", "content": FORMATS["action"].reminder},)
-    assert [turn.valid for turn in record.turns] == [True, False, True, True]
-    assert [turn.reward for turn in record.turns] == [0.25, 0.0, 0.5, 0.75]
-    assert [turn.state_key for turn in record.turns] == ["0", "1", "1", "2"]
-    assert record.turns[1].action.text == "up"
-    assert record.success
-
-
-def test_an_action_the_world_does_not_understand_is_an_invalid_turn():
-    """Well written, but the environment said so."""
-    record = finish(
-        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL),
-        *["Action: dance", "Action: up", "Action: up", "Action: up"],
-    )
-
-    assert [turn.valid for turn in record.turns] == [False, True, True, True]
-
-
-def test_the_turn_limit_truncates():
-    """Four turns of 'wait' end by our limit, not by the world."""
-    record = finish(episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), *["Action: wait"] * 4)
-
-    assert len(record.turns) == 4
-    assert (record.success, record.terminated, record.truncated) == (False, False, True)
-    assert record.status is Status.COMPLETED
-
-
-def test_the_turn_limit_may_depend_on_the_kind_of_task():
-    """One turn for this kind."""
-    protocol = EpisodeProtocol("p", format="action", max_turns=4, max_turns_by_kind={"short": 1})
-    record = finish(
-        episode(_Counter(), Job(Task("t/1", kind="short"), seed=0), protocol=protocol), "Action: up"
-    )
-
-    assert len(record.turns) == 1
-    assert record.truncated
-
-
-def test_a_world_that_raises_in_step_fails_its_episode_and_keeps_the_turns():
-    """The turn that raised is not a turn; type and text of the error are kept."""
-    record = finish(
-        episode(_Counter(), Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up", "Action: crash"
-    )
-
-    assert record.status is Status.FAILED
-    assert record.error == "RuntimeError: the world fell over"
-    assert len(record.turns) == 1
-    assert record.total_reward == 0.25
-    assert (record.terminated, record.truncated, record.success) == (False, False, False)
 
 
 def test_seeds_differ_by_turn_and_by_episode():
@@ -262,9 +85,9 @@ def test_a_broken_world_is_closed_and_replaced(name):
 
 def test_a_world_that_cannot_even_close_stops_nothing(monkeypatch):
     """It failed before; closing it is a courtesy."""
-    monkeypatch.setattr(_Counter, "breaks_on_close", True)
-    engine = _Script(up)
-    steps = play(jobs("broken"), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=1)
+    monkeypatch.setattr(Counter, "breaks_on_close", True)
+    engine = Script(up)
+    steps = start(jobs("broken"), engine, Counter, concurrency=1)
 
     assert [one.status for one in steps] == [Status.FAILED]
 
@@ -301,7 +124,7 @@ def test_every_conversation_that_ended_is_forgotten():
 
 
 @dataclass
-class _Gate(_Counter):
+class _Gate(Counter):
     """A counter that waits in `reset` of a task called late, and in `step` of one called slow, for an event."""
 
     opened: threading.Event = field(default_factory=threading.Event)
@@ -323,9 +146,7 @@ def test_nobody_waits_for_the_slowest_world():
     """The slow world goes on when all others have ended, and they are handed out before."""
     opened, waited = threading.Event(), []
     make = lambda: _Gate(opened=opened, waited=waited)  # noqa: E731
-    found = play(
-        jobs("slow", *"abcde"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=3
-    )
+    found = start(jobs("slow", *"abcde"), Script(up), make, concurrency=3)
 
     early = [next(found).task.id for _ in range(5)]
     opened.set()
@@ -344,7 +165,7 @@ def test_worlds_start_while_the_model_generates():
         return up(prompt)
 
     make = lambda: _Gate(opened=opened, waited=waited)  # noqa: E731
-    found = list(play(jobs("late", "a"), _Script(answer), make, protocol=PROTOCOL, sampling=Sampling()))
+    found = list(start(jobs("late", "a"), Script(answer), make))
 
     assert [one.success for one in found] == [True, True]
     assert waited == [True]
@@ -354,7 +175,7 @@ def test_a_world_lives_in_one_thread_and_the_engine_in_ours():
     """Made, reset, stepped and closed in one thread; worlds of other workers in others."""
     threads = []
 
-    class Noting(_Counter):
+    class Noting(Counter):
         def __post_init__(self):
             self.seen = {threading.get_ident()}
             threads.append(self.seen)
@@ -371,15 +192,15 @@ def test_a_world_lives_in_one_thread_and_the_engine_in_ours():
             self.seen.add(threading.get_ident())
 
     mine = []
-    engine = _Script(lambda prompt: mine.append(threading.get_ident()) or up(prompt))
-    list(play(jobs("a", "b", "c"), engine, Noting, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
+    engine = Script(lambda prompt: mine.append(threading.get_ident()) or up(prompt))
+    list(start(jobs("a", "b", "c"), engine, Noting, concurrency=2))
 
     assert set(mine) == {threading.get_ident()}
     assert [len(seen) for seen in threads] == [1, 1]
     assert not threads[0] & threads[1] | set.union(*threads) & set(mine)
 
 
-class _Sleeper(_Counter):
+class _Sleeper(Counter):
     """A step takes 50 ms; `stepping` has as many items as worlds are in one."""
 
     stepping: list = []  # noqa: RUF012  shared on purpose
@@ -406,12 +227,12 @@ def test_sleeping_worlds_keep_the_engine_busy():
         spent.append(time.monotonic() - began)
         return [up(prompt) for prompt in prompt_list]
 
-    engine = _Script(up)
+    engine = Script(up)
     engine.generate = busy
     for _ in range(3):
         spent, began = [], time.monotonic()
         names = [f"t{n}" for n in range(64)]
-        list(play(jobs(*names), engine, _Sleeper, protocol=PROTOCOL, sampling=Sampling(), concurrency=16))
+        list(start(jobs(*names), engine, _Sleeper, concurrency=16))
         shares.append(sum(spent) / (time.monotonic() - began))
         if shares[-1] >= 0.8:
             break
@@ -420,7 +241,7 @@ def test_sleeping_worlds_keep_the_engine_busy():
     assert sorted(beside)[len(beside) // 2] >= 4
 
 
-class _Stream(_Script):
+class _Stream(Script):
     """Takes prompts on at any time; answers the latest first, one a moment."""
 
     def __init__(self, answer):
@@ -445,28 +266,11 @@ def test_an_engine_that_streams_is_given_prompts_as_they_come():
         t3=lambda prompt: Action("Action: nothing"), t5=lambda prompt: EngineFailure("out of room")
     )
     engine = _Stream(answers)
-    found = {
-        one.task.id: one
-        for one in play(jobs(*names), engine, _Counter, protocol=PROTOCOL, sampling=Sampling(), concurrency=4)
-    }
+    found = {one.task.id: one for one in start(jobs(*names), engine, Counter, concurrency=4)}
 
     assert found == played(answers, jobs(*names), concurrency=4)[0]
     assert sorted(engine.forgotten) == sorted(f"{name}#0" for name in names)
     assert 2 <= engine.most <= 4
-
-
-def test_an_answer_that_breaks_the_contract_of_a_world_fails_the_episode():
-    """In this process too: no observation, and no number."""
-    for answer, says in {
-        "x": "step('up') returned 'x', not an Observation.",
-        Observation("x", reward=float("nan")): "step('up') returned the reward nan, which is not finite.",
-    }.items():
-        world = _Counter()
-        world.step = lambda action, answer=answer: answer
-        record = finish(episode(world, Job(Task("t/1"), seed=0), protocol=PROTOCOL), "Action: up")
-
-        assert record.status is Status.FAILED
-        assert record.error.startswith(f"EnvironmentFailure: {says}")
 
 
 @pytest.mark.parametrize(
@@ -485,22 +289,13 @@ def test_an_episode_whose_world_was_lost_is_played_again(losses, retries, plays)
     """Losses count against `retries`, but for those to another's fault, up to 16; other failures are final."""
     coming, worlds = list(losses), []
 
-    class Mortal(_Counter):
+    class Mortal(Counter):
         def step(self, action):
             if coming:
                 raise coming.pop(0)("gone")
             return super().step(action)
 
-    found = list(
-        play(
-            jobs("a"),
-            _Script(up),
-            lambda: Mortal(worlds),
-            protocol=PROTOCOL,
-            sampling=Sampling(),
-            retries=retries,
-        )
-    )
+    found = list(start(jobs("a"), Script(up), lambda: Mortal(worlds), retries=retries))
 
     assert len(found) == 1
     assert found[0].success is (plays > len(losses))
@@ -510,14 +305,7 @@ def test_an_episode_whose_world_was_lost_is_played_again(losses, retries, plays)
 def test_worlds_are_closed_when_the_consumer_stops_early():
     """Closing the generator runs its clean-up."""
     worlds = []
-    steps = play(
-        jobs(*"abcd"),
-        _Script(up),
-        lambda: _Counter(worlds),
-        protocol=PROTOCOL,
-        sampling=Sampling(),
-        concurrency=2,
-    )
+    steps = start(jobs(*"abcd"), Script(up), lambda: Counter(worlds), concurrency=2)
     next(steps)
     steps.close()
 
@@ -532,9 +320,7 @@ def test_worlds_are_closed_when_the_engine_raises():
         raise EngineFailure("out of memory")
 
     worlds = []
-    steps = play(
-        jobs("a", "b"), _Script(breaks), lambda: _Counter(worlds), protocol=PROTOCOL, sampling=Sampling()
-    )
+    steps = start(jobs("a", "b"), Script(breaks), lambda: Counter(worlds))
     with pytest.raises(EngineFailure, match="out of memory"):
         list(steps)
 
@@ -549,10 +335,10 @@ def test_worlds_are_closed_when_one_of_them_cannot_start():
     def make():
         if worlds:
             raise EnvironmentFailure("no port is free")
-        return _Counter(worlds)
+        return Counter(worlds)
 
     with pytest.raises(EnvironmentFailure, match="no port is free"):
-        list(play(jobs("a", "b"), _Script(up), make, protocol=PROTOCOL, sampling=Sampling(), concurrency=2))
+        list(start(jobs("a", "b"), Script(up), make, concurrency=2))
 
     assert worlds[0].closed
 
@@ -569,12 +355,12 @@ def test_what_a_world_raises_fails_its_episode_even_if_it_is_no_exception(monkey
     def broken(world, *_):
         raise error
 
-    monkeypatch.setattr(_Counter, call, broken)
+    monkeypatch.setattr(Counter, call, broken)
     found, _, _ = played(up, jobs("a", "b"))
 
     assert [found[key].status for key in "ab"] == [Status.FAILED] * 2
     assert found["a"].error.startswith(type(error).__name__)
-    monkeypatch.setattr(_Counter, call, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(Counter, call, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         played(up, jobs("a"))
 
@@ -585,7 +371,7 @@ def test_a_world_that_says_that_the_run_cannot_go_on_stops_it(monkeypatch):
     def reset(world, task, seed):
         raise RunError("no machine is left")
 
-    monkeypatch.setattr(_Counter, "reset", reset)
+    monkeypatch.setattr(Counter, "reset", reset)
 
     with pytest.raises(RunError, match="no machine is left"):
         played(up, jobs("a", "b"))
@@ -594,7 +380,7 @@ def test_a_world_that_says_that_the_run_cannot_go_on_stops_it(monkeypatch):
 def test_all_worlds_are_closed_even_if_one_cannot_close(monkeypatch, caplog):
     """Two worlds whose close raises: both are closed, and the trajectories have been handed out."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(_Counter, "breaks_on_close", True)
+    monkeypatch.setattr(Counter, "breaks_on_close", True)
     found, worlds, _ = played(up, jobs("a", "b"))
 
     assert sorted(found) == ["a", "b"]

@@ -5,7 +5,6 @@ Plain classes; the driver makes actors of them. They know nothing of each other 
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import socket
 import tempfile
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.cluster.connect import identity
-from perturn.envs.child import PlainWorld, told
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
+from perturn.envs.remote import PlainWorld, told
 from perturn.settings.recipe import Section, Worlds
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
@@ -52,7 +51,7 @@ class WorldServer:
             world.close()  # a world lives in the thread of its slot
         else:
             self._make = worlds = ProcessWorlds(self._section, self._limits)
-            facts = dataclasses.asdict(worlds.facts)
+            facts = worlds.facts
         return facts | {"capacity": world_count(self._section, self._limits, most)}
 
     def call(self, slot: int, method: str, *arguments: Any) -> Reply:

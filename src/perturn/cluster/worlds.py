@@ -8,18 +8,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from perturn.cluster.connect import Connection, Lost, Node, Server, check_identity, last_line
 from perturn.cluster.servers import WorldServer
-from perturn.envs.process import observation_of, plain_task, value_of
-from perturn.errors import BystanderLost, ConfigError, EnvironmentFailure, PerturnError, RunError
+from perturn.envs.remote import RemoteWorld, value_of
+from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError
 from perturn.settings.cluster import Cluster
 from perturn.settings.recipe import Section, Worlds
-from perturn.types import Observation, Task
 
 _logger = logging.getLogger(__name__)
 
@@ -89,9 +87,9 @@ class ClusterWorlds:
                 self.connection.end(server)
             raise
 
-    def __call__(self) -> ClusterWorld:
+    def __call__(self) -> RemoteWorld:
         """A world; it moves to a node with its first episode."""
-        return ClusterWorld(self)
+        return RemoteWorld(_OnNode(self))
 
     def capacity(self, wanted: int) -> int:
         """How many of so many worlds may be alive at a time on the nodes that are there now."""
@@ -216,66 +214,38 @@ def _everywhere(section: Section) -> Section:
     return section | {"name": os.path.abspath(file) + colon + attribute} if file.endswith(".py") else section
 
 
-class ClusterWorld:
-    """An environment on some node, as an `Environment`; it has `expert` if the environment has.
-
-    If its node is lost, that call raises `BystanderLost`, and the next `reset` begins on another. Not to be called from
-    two threads at once.
-    """
+class _OnNode:
+    """A `Link` to a world on some node. If the node is lost, that call raises `BystanderLost`."""
 
     def __init__(self, worlds: ClusterWorlds) -> None:
         self._worlds = worlds
         self._slot: tuple[_Server, int] | None = None
-        self.name: str = worlds.facts["name"]
+        self.facts = worlds.facts
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("expert", "demonstration") and self._worlds.facts[name]:
-            return getattr(self, f"_{name}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split."""
-        return [Task(**task) for task in self._call("tasks", split)]
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode."""
-        return observation_of(self._call("reset", plain_task(task), seed))
-
-    def step(self, action: str) -> Observation:
-        """Take one action."""
-        if self._slot is None:
-            raise EnvironmentFailure("no episode is running: call reset before step.")
-        return observation_of(self._call("step", action))
-
-    def close(self) -> None:
-        """End the world. It may be used again."""
-        if self._slot is not None:
-            server, number = self._slot
-            try:
-                value_of(self._get(server.actor.close.remote(number), "close"))
-            except BystanderLost:
-                return
-            finally:
-                self._slot = None
-                self._worlds.leave(server)
-
-    def _expert(self, task: Task) -> Sequence[str]:
-        actions: list[str] = self._call("expert", plain_task(task))
-        return actions
-
-    def _demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        return [(thought, action) for thought, action in self._call("demonstration", plain_task(task))]
-
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         if self._slot is None:
             self._slot = self._worlds.enter()
         server, number = self._slot
-        return value_of(self._get(server.actor.call.remote(number, method, *arguments), method))
+        return value_of(self._get(server, server.actor.call.remote(number, method, *arguments), method))
 
-    def _get(self, reply: Any, what: str) -> Any:
-        """Wait for a reply; one that does not come is an episode lost, through no action of its own."""
-        assert self._slot is not None
-        server, _ = self._slot
+    def close(self) -> None:
+        if self._slot is None:
+            return
+        server, number = self._slot
+        try:
+            value_of(self._get(server, server.actor.close.remote(number), "close"))
+        except BystanderLost:
+            return
+        finally:
+            self._slot = None
+            self._worlds.leave(server)
+
+    def _get(self, server: _Server, reply: Any, what: str) -> Any:
+        """Wait for a reply.
+
+        Raises:
+            BystanderLost: If the node is gone.
+        """
         try:
             return self._worlds.connection.get(reply, self._worlds.patience)
         except Lost as error:

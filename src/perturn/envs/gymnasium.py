@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.envs.outside import as_number, as_text, check_seeds, load_object, seed_tasks, task_seed
+from perturn.envs.load import load_object
+from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 
@@ -37,7 +38,7 @@ class Gymnasium:
             settings: Keyword arguments of the callable.
             version: Stamped on every trajectory after the callable's name.
         """
-        self._seeds = check_seeds({"train": 200, "test": 100} if seeds is None else seeds)
+        self._seeds = check_seeds(seeds)
         given = dict(settings or {})
         self._env = load_object(make)(**given)
         label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])

@@ -28,7 +28,6 @@ MODULES = ("bm25s", "Stemmer")
 """Modules that the index needs, which an extra brings."""
 _LAYOUT = "1"
 """Changes with anything that makes an older index unusable."""
-_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class DocumentIndex:
         key = _name_hash(name)
         low, high = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         found = [int(number) for number in self._holders[low:high]]
-        return [number for number in found if _same(self._line(number)["name"], name)]
+        return [number for number in found if _folded(self._line(number)["name"]) == _folded(name)]
 
     def search(self, query: str, limit: int) -> list[int]:
         """The documents that match best, best first; those that share no word with the query never do."""
@@ -154,7 +153,6 @@ def _build(folder: Path, documents: Iterable[Document]) -> None:
 
 
 def _write(folder: Path, documents: Iterable[Document]) -> None:
-    """Write the files of an index."""
     import bm25s
 
     starts, hashes = [0], list[int]()
@@ -183,30 +181,26 @@ def _written(
         yield document.text
 
 
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().split())
+
+
 def _name_hash(name: str) -> int:
-    key = " ".join(name.casefold().split())
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
-
-
-def _same(one: str, other: str) -> bool:
-    return one.casefold().split() == other.casefold().split()
+    return int.from_bytes(hashlib.blake2b(_folded(name).encode(), digest_size=8).digest())
 
 
 def _digest(file: Path) -> str:
     """Hash of a file's content, which is read again only if the file has changed."""
-    try:
-        stat = file.stat()
-    except OSError:
-        raise DataError(f"{file}: expected a file, got none. Correct the path.") from None
-    if not file.is_file():
-        raise DataError(f"{file}: expected a file, got a folder. Correct the path.")
+    if not os.path.isfile(file):
+        raise DataError(
+            f"{file}: expected a file, got {'a folder' if file.is_dir() else 'none'}. Correct the path."
+        )
+    stat = file.stat()
     state = f"{file.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"
     note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
     if note.is_file():
         return note.read_text()
-    found = hashlib.sha256()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            found.update(block)
-    write_whole(note, found.hexdigest())
-    return found.hexdigest()
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    write_whole(note, found)
+    return found

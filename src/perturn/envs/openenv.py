@@ -51,7 +51,7 @@ class OpenEnv:
         """
         if find_spec("websockets") is None:
             raise ConfigError('openenv needs websockets; run: pip install "perturn[openenv]"')
-        self._seeds = check_seeds({"train": 200, "test": 100} if seeds is None else seeds)
+        self._seeds = check_seeds(seeds)
         self._url = _websocket(base_url)
         self._action_field, self._text_field = action_field, text_field
         self._timeout = timeout
@@ -100,7 +100,7 @@ class OpenEnv:
         try:
             self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = parse_json(self._socket.recv(timeout=self._timeout), self._url, EnvironmentFailure)
-        except (OSError, WebSocketException, TimeoutError, EnvironmentFailure, ValueError) as error:
+        except (OSError, WebSocketException, EnvironmentFailure, ValueError) as error:
             self.close()
             said = str(error) or type(error).__name__
             raise WorldLost(f"the session with {self._url} was lost in {kind}: {said}; {_HINT}.") from error
@@ -128,12 +128,7 @@ class OpenEnv:
 
 def _websocket(url: str) -> str:
     """The address of a server's sessions."""
-    for scheme, other in (
-        ("http://", "ws://"),
-        ("https://", "wss://"),
-        ("ws://", "ws://"),
-        ("wss://", "wss://"),
-    ):
-        if url.startswith(scheme):
-            return f"{other}{url.removeprefix(scheme).rstrip('/').removesuffix('/ws')}/ws"
-    raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme not in ("http", "https", "ws", "wss"):
+        raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")
+    return f"{scheme.replace('http', 'ws')}://{rest.rstrip('/').removesuffix('/ws')}/ws"

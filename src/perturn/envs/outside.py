@@ -1,46 +1,23 @@
-"""Shared parts of adapters to other people's interfaces: loading their code, and tasks that are seeds."""
+"""Shared parts of adapters to other people's interfaces: tasks that are seeds, and values of the right kinds."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping
-from typing import Any
 
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.types import Task
 
 
-def load_object(name: str) -> Any:
-    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
-
-    Raises:
-        ConfigError: If the module or the attribute is not there.
-    """
-    module, _, attribute = name.partition(":")
-    folder, file = os.path.split(module)
-    if module.endswith(".py"):
-        module = file.removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module is code of others
-        raise ConfigError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
-        ) from error
-
-
-def check_seeds(seeds: Mapping[str, int]) -> dict[str, int]:
-    """Numbers of tasks by split, if there is one in each.
+def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
+    """Numbers of tasks by split, if there is one in each; None: 200 train, 100 test.
 
     Raises:
         ConfigError: If not.
     """
-    if not seeds or any(count < 1 for count in seeds.values()):
-        raise ConfigError(f"seeds must give each split a number of tasks >= 1, got {dict(seeds)}.")
-    return dict(seeds)
+    counts = dict({"train": 200, "test": 100} if seeds is None else seeds)
+    if not counts or any(count < 1 for count in counts.values()):
+        raise ConfigError(f"seeds must give each split a number of tasks >= 1, got {counts}.")
+    return counts
 
 
 def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:

@@ -26,25 +26,21 @@ class Pipe:
         self._got = bytearray()
 
     def post(self, message: bytes) -> None:
-        """Have a message sent by the next calls of `send`."""
+        """Have a message sent by the next calls of `exchange`."""
         self.unsent = memoryview(HEAD.pack(len(message)) + message)
 
-    def send(self) -> None:
-        """Send some of the message.
+    def exchange(self) -> bytes | None:
+        """Send some of the message and read some of the answer; all of it once it is there.
 
-        Raises:
-            OSError: If nobody is there to read it.
-        """
-        with suppress(BlockingIOError):
-            self.unsent = self.unsent[self.end.send(self.unsent[:_SOME]) :]
-
-    def receive(self) -> bytes | None:
-        """Read some of the answer; all of it once it is there. What it says of its length takes no memory.
+        What an answer says of its length takes no memory.
 
         Raises:
             EOFError: If the pipe is closed; OSError likewise.
             Garbled: If it is too large, or not one answer.
         """
+        if self.unsent:
+            with suppress(BlockingIOError):
+                self.unsent = self.unsent[self.end.send(self.unsent[:_SOME]) :]
         with suppress(BlockingIOError):
             some = self.end.recv(_SOME)
             if not some:

@@ -9,9 +9,7 @@ if that is killed itself. Only what a world starts in yet another session outliv
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 import select
 import signal
@@ -22,18 +20,16 @@ import time
 import weakref
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
 from perturn.envs import ENVIRONMENTS
-from perturn.envs.child import RAISED
 from perturn.envs.pipe import Garbled, Pipe
+from perturn.envs.remote import RAISED, RemoteWorld, value_of
 from perturn.envs.secrets import without_secrets
 from perturn.errors import EnvironmentFailure, WorldLost
 from perturn.settings.recipe import Section, Worlds
-from perturn.types import Observation, Task
 
 _MEMORY = 512 * 2**20
 """Bytes of free memory that one world is reckoned to need."""
@@ -83,164 +79,101 @@ class ProcessWorlds:
         Raises:
             PerturnError: If it cannot start.
         """
-        first = ProcessWorld(section, limits)
+        self._section, self._limits = json.loads(json.dumps(section, default=str)), limits
+        first = _Process(self._section, limits)
         self.facts = first.facts
         self._ready = [first]
-        self._make = partial(ProcessWorld, section, limits, like=first.facts)
 
-    def __call__(self) -> ProcessWorld:
+    def __call__(self) -> RemoteWorld:
         """A world; its process starts with its first episode."""
         with suppress(IndexError):
-            return self._ready.pop()
-        return self._make()
+            return RemoteWorld(self._ready.pop())
+        return RemoteWorld(_Process(self._section, self._limits, self.facts))
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """Name and abilities of a world, told when it starts."""
+class _Process:
+    """A `Link` to a process, which is started when it is needed, and again after it died or ran into a limit."""
 
-    name: str
-    expert: bool
-    """Whether it is an `Expert` too."""
-    demonstration: bool = False
-    """Whether its expert says what it thinks."""
-
-
-class ProcessWorld:
-    """An environment in a process of its own, as an `Environment`; it has `expert` if the environment has.
-
-    Its process is started when it is needed, and again after it died or ran into a limit: that call raises `WorldLost`,
-    and the next `reset` begins in a fresh process. Not to be called from two threads at once.
-    """
-
-    def __init__(self, section: Section, limits: Worlds, like: Facts | None = None) -> None:
-        """Prepare a world.
-
-        Args:
-            section: Section `environment` of the recipe.
-            limits: Time limits.
-            like: Facts of another world of the same section. None: start now and ask.
-        """
-        self._section = json.loads(json.dumps(section, default=str))
-        self._limits = limits
+    def __init__(self, section: Section, limits: Worlds, facts: dict[str, Any] | None = None) -> None:
+        self._section, self._limits = section, limits
         self._child: _Child | None = None
-        self._closer: weakref.finalize[..., ProcessWorld] | None = None
         self._left = 0.0
-        self.facts = like or self._start()
-        self.name = self.facts.name
-        if self.facts.expert:
-            self.expert = self._expert
-        if self.facts.demonstration:
-            self.demonstration = self._demonstration
+        """Seconds that are left of the episode; only those count that its world takes."""
+        self.facts = facts or self._start()
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split."""
-        what = f"tasks({split!r})"
-        return [Task(**task) for task in self._call("tasks", split, what=what, limit="start_seconds")]
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode, in a fresh process if the last one is lost. The episode's time begins to count."""
+    def call(self, method: str, *arguments: Any) -> Any:
         if self._child is None:
             self._start()
-        self._left = self._limits.episode_seconds
-        what = f"reset of task {task.id!r}"
-        return observation_of(self._timed("reset", plain_task(task), seed, what=what, limit="start_seconds"))
-
-    def step(self, action: str) -> Observation:
-        """Take one action."""
-        if self._child is None:
-            raise EnvironmentFailure("no episode is running: call reset before step.")
-        return observation_of(self._timed("step", action, what=f"step({action!r:.80})", limit="step_seconds"))
+        limit = "step_seconds" if method == "step" else "start_seconds"
+        seconds = getattr(self._limits, limit)
+        if method not in ("reset", "step"):
+            return self._ask(method, arguments, limit, seconds)
+        if method == "reset":
+            self._left = self._limits.episode_seconds
+        if self._left < seconds:
+            limit, seconds = "episode_seconds", self._left
+        began = time.monotonic()
+        try:
+            return self._ask(method, arguments, limit, seconds)
+        finally:
+            self._left -= time.monotonic() - began
 
     def close(self) -> None:
-        """End the process. The world may be used again."""
-        if self._child is None:
-            return
+        if self._child is not None:
+            try:
+                with suppress(EOFError, OSError, Garbled):
+                    value_of(self._child.ask("close", (), _CLOSE_S))
+            finally:
+                self._stop()
+
+    def _start(self) -> dict[str, Any]:
         try:
-            reply = self._child.ask("close", (), _CLOSE_S)
-        except (EOFError, OSError, Garbled):
-            reply = None
-        finally:
-            self._stop()
-        if reply is not None:
-            value_of(reply)
-
-    def _expert(self, task: Task) -> Sequence[str]:
-        what = f"expert of task {task.id!r}"
-        actions: list[str] = self._call("expert", plain_task(task), what=what, limit="start_seconds")
-        return actions
-
-    def _demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        what = f"demonstration of task {task.id!r}"
-        said = self._call("demonstration", plain_task(task), what=what, limit="start_seconds")
-        return [(thought, action) for thought, action in said]
-
-    def _start(self) -> Facts:
-        try:
-            self._child = child = _Child(self._limits.pass_env)
+            self._child = _Child(self._limits.pass_env)
         except OSError as error:
             raise EnvironmentFailure(
                 f"a process for a world cannot be started: {error}; set worlds.processes to fewer."
             ) from error
-        self._closer = weakref.finalize(self, child.kill)
+        self._closer = weakref.finalize(self, self._child.kill)
+        self._left = self._limits.episode_seconds
         try:
-            return Facts(**self._call("open", self._section, what="its start", limit="start_seconds"))
+            facts: dict[str, Any] = self.call("open", self._section)
         except BaseException:
             self._stop()
             raise
+        return facts
 
-    def _timed(self, method: str, *arguments: Any, what: str, limit: str) -> Any:
-        """Call a method within the episode's time as well as its own."""
-        began = time.monotonic()
-        try:
-            return self._call(method, *arguments, what=what, limit=limit, left=self._left)
-        finally:
-            self._left -= time.monotonic() - began
-
-    def _call(self, method: str, *arguments: Any, what: str, limit: str, left: float = math.inf) -> Any:
-        """Return value of a method of the world.
-
-        Args:
-            method: Its name.
-            arguments: Plain data.
-            what: The call in words.
-            limit: Name of the setting that says how long it may take.
-            left: Seconds that are left of the episode.
-        """
-        if self._child is None:
-            self._start()
+    def _ask(self, method: str, arguments: Sequence[Any], limit: str, seconds: float) -> Any:
+        """Return value of a method; `limit` names the setting that gives it so many seconds."""
         assert self._child is not None
-        if left < getattr(self._limits, limit):
-            limit = "episode_seconds"
-        seconds = min(left, getattr(self._limits, limit))
+        child, what = self._child, _in_words(method, *arguments)
         try:
-            reply = self._child.ask(method, arguments, seconds)
-        except (EOFError, OSError):
-            self._lose(f"died in {what}")
-        except Garbled as error:
-            self._lose(
-                f"was killed in {what}: it sent {error}; with worlds.processes=0 nothing has to be sent"
-            )
-        if reply is None:
-            self._lose(
+            return value_of(child.ask(method, arguments, seconds))
+        except TimeoutError:
+            how = (
                 f"was killed in {what}, where worlds.{limit} = {getattr(self._limits, limit):g} ran out "
                 "(raise it if the world is only slow)"
             )
-        return value_of(reply)
-
-    def _lose(self, how: str) -> NoReturn:
-        """Give the process up."""
-        assert self._child is not None
-        child = self._child
-        ended = child.ending() if how.startswith("died") else ""
+        except (EOFError, OSError):
+            how = f"died in {what}{child.ending()}"
+        except Garbled as error:
+            how = f"was killed in {what}: it sent {error}; with worlds.processes=0 nothing has to be sent"
         self._stop()
         words = child.last_words()
-        raise WorldLost(f"the world's process {how}{ended}" + (f"; it wrote: {words}" if words else "."))
+        raise WorldLost(f"the world's process {how}" + (f"; it wrote: {words}" if words else "."))
 
     def _stop(self) -> None:
-        if self._closer is not None:
+        if self._child is not None:
+            self._child = None
             self._closer()
-        self._child = self._closer = None
+
+
+def _in_words(method: str, argument: Any, *_: Any) -> str:
+    """A call in words."""
+    if method == "open":
+        return "its start"
+    if method in ("tasks", "step"):
+        return f"{method}({argument!r:.80})"
+    return f"{method} of task {argument['id']!r}"
 
 
 class _Child:
@@ -268,10 +201,11 @@ class _Child:
         os.set_blocking(self._output.fileno(), False)
         self._words = b""
 
-    def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any] | None:
-        """The child's answer to a call; None if it has not taken the call and given the whole answer in time.
+    def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
+        """The child's answer to a call.
 
         Raises:
+            TimeoutError: If it has not taken the call and given the whole answer in time.
             EOFError: If the child has died; OSError likewise.
             Garbled: If what it sent is no answer.
         """
@@ -282,13 +216,11 @@ class _Child:
             if self._output in ready:
                 self._listen()
             if self._pipe in ready:
-                if self._pipe.unsent:
-                    self._pipe.send()
-                if (message := self._pipe.receive()) is not None:
+                if (message := self._pipe.exchange()) is not None:
                     return _reply(message)
             elif self._process.poll() is not None:  # a child of its own may hold the pipe open
                 raise EOFError
-        return None
+        raise TimeoutError
 
     def _wait(self, seconds: float) -> list[Any]:
         """The pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
@@ -306,9 +238,7 @@ class _Child:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return " (it closed its pipe)"
-        if code < 0:
-            return f" (killed by {signal.Signals(-code).name})"
-        return f" with exit code {code}"
+        return f" (killed by {signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
 
     def last_words(self) -> str:
         """The last lines the child wrote."""
@@ -336,29 +266,8 @@ class _Child:
             self._output.close()
 
 
-def plain_task(task: Task) -> dict[str, Any]:
-    """A task as JSON can carry it."""
-    return {"id": task.id, "kind": task.kind, "split": task.split, "data": dict(task.data)}
-
-
-def observation_of(plain: dict[str, Any]) -> Observation:
-    """An observation from plain data; JSON has no tuples."""
-    return Observation(**plain | {key: tuple(plain[key]) for key in ("admissible", "tools", "results")})
-
-
-def value_of(reply: dict[str, Any]) -> Any:
-    """Return value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
-    if "error" not in reply:
-        return reply["value"]
-    raise RAISED[reply["error"]](reply["text"])
-
-
 def _reply(message: bytes) -> dict[str, Any]:
-    """A child's answer.
-
-    Raises:
-        Garbled: If it is none.
-    """
+    """A child's answer, or `Garbled`."""
     try:
         reply = json.loads(message)
     except (ValueError, RecursionError) as error:

@@ -16,7 +16,7 @@ from perturn.io.reading import DEEPEST, is_too_deep
 _logger = logging.getLogger(__name__)
 
 _Data = TypeVar("_Data")
-_GAP = re.compile(r"[\s,]*")
+_SOLID = re.compile(r"[^\s,]")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a surrogate pair, which may stand alone."""
 _CHUNK = 1 << 20
@@ -35,9 +35,9 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with file.open(encoding="utf-8-sig") as opened:
             while True:
-                begin = _gap_end(buffer, at)
-                line += buffer.count("\n", at, begin)
-                at = begin
+                found = _SOLID.search(buffer, at)
+                begin = found.start() if found else len(buffer)
+                line, at = line + buffer.count("\n", at, begin), begin
                 if at == len(buffer):
                     buffer, at = opened.read(_CHUNK), 0
                     if not buffer:
@@ -71,12 +71,9 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def whole(row: _Data, text: str, where: str) -> _Data:
-    """The data with U+FFFD for each half of a surrogate pair, with a warning if it has any: no tokenizer takes one.
+    """The data of a JSON text at a place, with U+FFFD for each half of a surrogate pair: no tokenizer takes one.
 
-    Args:
-        row: The data of a JSON text.
-        text: The text.
-        where: Its place.
+    A warning names the place if there is any.
     """
     if not _HALF.search(text):
         return row
@@ -92,11 +89,6 @@ def whole(row: _Data, text: str, where: str) -> _Data:
 def refuse(where: str, expected: str, value: object) -> Any:
     """Say that a value is not what it should be."""
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")
-
-
-def _gap_end(buffer: str, at: int) -> int:
-    match = _GAP.match(buffer, at)
-    return match.end() if match else at
 
 
 def _object(

@@ -17,12 +17,7 @@ _VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY")
 
 
 def without_secrets(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[str, str]:
-    """The variables without those whose name or value looks like a key.
-
-    Args:
-        environ: All variables.
-        passed: Names of those that are passed on whatever they look like.
-    """
+    """The variables without those whose name or value looks like a key, but for those that are passed by name."""
     return {
         name: value
         for name, value in environ.items()

@@ -11,14 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturn.envs.outside import as_number, load_object
-from perturn.envs.rows import whole
+from perturn.envs.load import load_object
+from perturn.envs.outside import as_number
+from perturn.envs.rows import read_rows
 from perturn.episodes.tool_calls import ToolCall, read_action
-from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
-from perturn.io.reading import parse_object, read_lines, user_path
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.io.reading import user_path
 from perturn.types import Observation, Task
 
 _NO_ACTION = "That is no action: call tools, or write your answer."
+_NEEDED = {
+    "reset": "it begins an episode",
+    "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",
+}
+"""Public methods that are no tools, and what each is for."""
 
 
 class TrlFactory:
@@ -59,8 +65,7 @@ class TrlFactory:
         label = type(self._env).__name__
         self.name = f"{label}-{version}" if version else label
         self._each, self._success_reward = ask_reward == "each", success_reward
-        _check_class(self._env)
-        self._tools = {name: getattr(self._env, name) for name in _tool_names(self._env)}
+        self._tools = _tools(self._env)
         self._schemas = tuple(_schema(tool) for tool in self._tools.values())
         self._rows = {
             split: _read_rows(user_path(file, f"environment.rows.{split}"), split)
@@ -92,29 +97,24 @@ class TrlFactory:
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return Observation(_NO_ACTION, valid=False)
-        results, valid = [], True
-        for call in said.calls:
-            result, understood = self._call(call)
-            results.append(result)
-            valid &= understood
+        results = tuple(map(self._call, said.calls))
         ended = not said.calls
         reward = self._pay() if ended or self._each else 0.0
         success = ended and self._paid >= self._success_reward
-        return Observation(
-            "", reward=reward, terminated=ended, success=success, valid=valid, results=tuple(results)
-        )
+        valid = all(call.name in self._tools for call in said.calls)
+        return Observation("", reward, ended, success, valid, results=results)
 
     def close(self) -> None:
         """Nothing is held here; TRL's interface knows no closing."""
 
-    def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """Result or error of a tool, as TRL writes it, and whether there is such a tool."""
+    def _call(self, call: ToolCall) -> str:
+        """Result or error of a tool, as TRL writes it."""
         if call.name not in self._tools:
-            return str({"error": f"Tool {call.name} not found."}), False
+            return str({"error": f"Tool {call.name} not found."})
         try:
-            return str(_wait(self._tools[call.name](**call.arguments))), True
+            return str(_wait(self._tools[call.name](**call.arguments)))
         except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
-            return str({"error": str(error)}), True
+            return str({"error": str(error)})
 
     def _pay(self) -> float:
         """Reward by `get_reward`, less the part already paid."""
@@ -125,41 +125,22 @@ class TrlFactory:
 
 def _wait(value: Any) -> Any:
     """A value, or what a coroutine returns."""
-    return asyncio.run(_finish(value)) if inspect.isawaitable(value) else value
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-async def _finish(value: Any) -> Any:
-    return await value
-
-
-def _check_class(env: Any) -> None:
-    """Refuse a class that cannot be played.
-
-    Raises:
-        ConfigError: Saying what it lacks.
-    """
-    for method, why in (
-        ("reset", "it begins an episode"),
-        (
-            "get_reward",
-            "reward functions outside of the class stay in TRL, so here the class must own its reward",
-        ),
-    ):
+def _tools(env: Any) -> dict[str, Callable[..., Any]]:
+    """The methods that TRL takes for tools, in its order; a class without any, or without the others, is refused."""
+    label = type(env).__name__
+    for method, why in _NEEDED.items():
         if not callable(getattr(env, method, None)):
-            raise ConfigError(f"{type(env).__name__} has no method {method}(): {why}. Define it.")
-    if not _tool_names(env):
+            raise ConfigError(f"{label} has no method {method}(): {why}. Define it.")
+    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction) if name not in _NEEDED]
+    tools = {name: getattr(env, name) for name in names if not name.startswith("_")}
+    if not tools:
         raise ConfigError(
-            f"{type(env).__name__} has no public method besides reset and get_reward, so no tool. Define one."
+            f"{label} has no public method besides reset and get_reward, so no tool. Define one."
         )
-
-
-def _tool_names(env: Any) -> list[str]:
-    """Names of the methods that TRL takes for tools, in its order."""
-    return [
-        name
-        for name, _ in inspect.getmembers(type(env), inspect.isfunction)
-        if name not in ("reset", "get_reward") and not name.startswith("_")
-    ]
+    return tools
 
 
 def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
@@ -176,12 +157,9 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 
 def _read_rows(file: Path, split: str) -> list[Task]:
     """Rows of a file as tasks, named by their line."""
-    tasks = []
-    for number, line in read_lines(file, DataError, "environment.rows names a JSON-lines file a split."):
-        where = f"{file}:{number}"
-        row = whole(parse_object(line, where, DataError), line.decode(), where)
-        tasks.append(Task(f"{split}/{number}", split=split, data=row))
-    return tasks
+    return [
+        Task(f"{split}/{where.rpartition(':')[2]}", split=split, data=row) for where, row in read_rows(file)
+    ]
 
 
 def _prompt_text(prompt: Any) -> str:

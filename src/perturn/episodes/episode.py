@@ -10,7 +10,7 @@ from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
 from perturn.errors import EngineFailure, EnvironmentFailure, RunError
-from perturn.faults import observation_faults
+from perturn.faults import sound
 from perturn.io.plain import fault, told
 from perturn.types import (
     Action,
@@ -54,12 +54,23 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         policy: Identity of the policy that will answer.
     """
     reader = FORMATS[protocol.format]
-    record = _blank(env, job, protocol, policy)
+    record = Trajectory(
+        task=job.task,
+        turns=(),
+        environment=env.name,
+        protocol=f"{protocol.name}-{protocol.format}",
+        prompt=system_prompt(protocol),
+        sample=job.sample,
+        seed=job.seed,
+        policy=policy,
+        history=protocol.history,
+    )
     turns: list[Turn] = []
     past: list[Turn] = []
-    seen = Observation("")
     try:
-        seen = _pose(env, job, protocol)
+        seen = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
+        if problem := misfit(seen, protocol):
+            raise EnvironmentFailure(f"{env.name} {problem}")
         record = replace(record, tools=seen.tools)
         calls: tuple[ToolCall, ...] = ()
         while not seen.terminated and len(turns) < protocol.limit(job.task):
@@ -91,30 +102,6 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
-def _blank(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:
-    """The trajectory before its first turn."""
-    return Trajectory(
-        task=job.task,
-        turns=(),
-        environment=env.name,
-        protocol=f"{protocol.name}-{protocol.format}",
-        prompt=system_prompt(protocol),
-        sample=job.sample,
-        seed=job.seed,
-        policy=policy,
-        history=protocol.history,
-    )
-
-
-def _pose(env: Environment, job: Job, protocol: EpisodeProtocol) -> Observation:
-    """The first observation, if it can be played under the protocol."""
-    posed = _sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
-    problem = misfit(posed, protocol)
-    if problem:
-        raise EnvironmentFailure(f"{env.name} {problem}")
-    return posed
-
-
 def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
     """Why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
     native = FORMATS[protocol.format].native
@@ -131,9 +118,6 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
     """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
 
     What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
-
-    Raises:
-        EngineFailure: If a log-probability is no number.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(
@@ -150,17 +134,10 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
     """The world's answer to an action."""
     what = f"step({command!r:.80})"
-    seen = _sound(env.step(command), what)
+    seen = sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:
         raise EnvironmentFailure(
             f"{what} returned {len(seen.results)} results for {len(calls)} calls. Remedy: return one text a call in "
             "Observation.results."
         )
     return seen
-
-
-def _sound(answer: Observation, call: str) -> Observation:
-    """The answer itself, if it is an observation with values of the right kinds."""
-    for found in observation_faults(answer):
-        raise EnvironmentFailure(f"{call} returned {found}")
-    return replace(answer, reward=float(answer.reward))

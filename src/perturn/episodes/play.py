@@ -234,10 +234,9 @@ class _Workers:
             self._give(self._workers[-1], job)
 
     def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[_Worker, Prompt | Trajectory]]:
-        """Hear all workers, for as long as `wait` says; those whose episode ended play on before it is handed out.
+        """Hear all workers; those whose episode ended play on before it is handed out.
 
-        Args:
-            wait: From the number of running episodes to seconds, asked again after each that is heard.
+        `wait` says for how many seconds, from the number of running episodes, and is asked again after each word.
         """
         while self.busy:
             try:

@@ -23,13 +23,7 @@ def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
-    """The newest observation as the policy reads it: what its calls returned, then what it is told.
-
-    Args:
-        seen: The observation.
-        protocol: Rules to play by.
-        calls: Calls of the action before it.
-    """
+    """The newest observation as the policy reads it: what the calls before it returned, then what it is told."""
     text = seen.text
     results = result_messages(calls, seen.results)
     if results and not text:
@@ -40,13 +34,7 @@ def shown(
 
 
 def recalled(turn: Turn, seen: Observation, protocol: EpisodeProtocol) -> Turn:
-    """A turn as later ones see it: a full history stays as it was, a shortened one has no lists of commands.
-
-    Args:
-        turn: The turn as it was taken.
-        seen: What its observation showed.
-        protocol: Rules to play by.
-    """
+    """A turn as later ones see it: a full history stays as it was, a shortened one has no lists of commands."""
     if protocol.history is None:
         return turn
     return replace(turn, observation=shown(seen, replace(protocol, list_admissible=False)))

@@ -37,8 +37,9 @@ class ToolAction:
 
 def write_action(action: ToolAction) -> str:
     """The action as a world gets it in `step`: JSON with `text` and `calls`."""
-    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in action.calls]
-    return json.dumps({"text": action.text, "calls": calls}, ensure_ascii=False)
+    return json.dumps(
+        {"text": action.text, "calls": [_plain(call) for call in action.calls]}, ensure_ascii=False
+    )
 
 
 def read_action(action: str) -> ToolAction | None:
@@ -86,36 +87,35 @@ def parse_text(text: str) -> ToolAction | None:
     if not opened:
         return ToolAction(text.strip()) if text.strip() and _CLOSE not in text else None
     found: list[Any] = []
-    rest = opened + rest
-    while rest.strip():
-        if not rest.lstrip().startswith(_OPEN):
-            return None
+    while opened:
         try:
-            body = rest.lstrip().removeprefix(_OPEN).lstrip()
-            call, end = _DECODER.raw_decode(body)
+            call, end = _DECODER.raw_decode(rest.lstrip())
         except (ValueError, RecursionError):
             return None
-        if not body[end:].lstrip().startswith(_CLOSE):
-            return None
         found.append(call)
-        rest = body[end:].lstrip().removeprefix(_CLOSE)
+        between, closed, rest = rest.lstrip()[end:].partition(_CLOSE)
+        if between.strip() or not closed:
+            return None
+        between, opened, rest = rest.partition(_OPEN)
+        if between.strip():
+            return None
     calls = _calls(found)
     return None if calls is None else ToolAction(said.strip(), calls)
 
 
 def write_text(action: ToolAction) -> str:
     """The action as text, in the convention that `parse_text` reads."""
-    calls = [
-        json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-        for call in action.calls
-    ]
-    parts = [action.text] if action.text else []
-    return "\n".join(parts + [f"{_OPEN}\n{call}\n{_CLOSE}" for call in calls])
+    calls = [f"{_OPEN}\n{json.dumps(_plain(call), ensure_ascii=False)}\n{_CLOSE}" for call in action.calls]
+    return "\n".join([action.text] * bool(action.text) + calls)
 
 
 def chat_call(call: ToolCall) -> dict[str, Any]:
     """The call in the form of chat templates."""
-    return {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+    return {"type": "function", "function": _plain(call)}
+
+
+def _plain(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": dict(call.arguments)}
 
 
 def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[Message]:
@@ -130,14 +130,11 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
     """Calls with a name and an object of arguments, all plain data; None if one is anything else."""
     calls = []
     for call in found:
-        name = call.get("name") if isinstance(call, Mapping) else None
-        arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
-        if (
-            not isinstance(name, str)
-            or not name
-            or not isinstance(arguments, Mapping)
-            or fault((name, arguments), "call")
-        ):
+        given = call if isinstance(call, Mapping) else {}
+        name, arguments = given.get("name"), given.get("arguments", {})
+        if not (isinstance(name, str) and name and isinstance(arguments, Mapping)):
+            return None
+        if fault((name, arguments), "call"):
             return None
         calls.append(ToolCall(name, dict(arguments)))
     return tuple(calls)

@@ -1,0 +1,179 @@
+"""Worlds elsewhere, in a process of their own or on another machine: what crosses is plain data.
+
+Only texts, numbers, lists and dicts do, so nothing of an environment has to be understood, or even importable, on our
+side. Torch is not imported here: a child starts in about 0.1 s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
+from perturn.faults import sound
+from perturn.io import plain
+from perturn.types import Observation, Task
+
+RAISED: dict[str, type[PerturnError]] = {
+    "setting": ConfigError,
+    "data": DataError,
+    "bystander": BystanderLost,
+    "lost": WorldLost,
+    "world": EnvironmentFailure,
+}
+"""Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
+_SHOWS = ("expert", "demonstration")
+"""Methods that a world may have or not."""
+
+
+class Link(Protocol):
+    """The way to a world elsewhere."""
+
+    facts: dict[str, Any]
+    """Name and abilities of the world, from `PlainWorld.facts`."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Value of a method of `PlainWorld` there; where there is no world yet, one is started."""
+        ...
+
+    def close(self) -> None:
+        """End the world; the next call starts another."""
+        ...
+
+
+class RemoteWorld:
+    """Our side of a world elsewhere, as an `Environment`; it has `expert` and `demonstration` if the world has.
+
+    Where the world is lost, that call raises `WorldLost`, and the next `reset` begins in another one. Not to be called
+    from two threads at once.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.name: str = link.facts["name"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SHOWS and self._link.facts[name]:
+            return partial(self._show, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split."""
+        return [Task(**task) for task in self._link.call("tasks", split)]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode, in a fresh world if the last one is lost."""
+        return _observation(self._link.call("reset", plain_task(task), seed))
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        return _observation(self._link.call("step", action))
+
+    def close(self) -> None:
+        """End the world. It may be used again."""
+        self._link.close()
+
+    def _show(self, name: str, task: Task) -> Sequence[Any]:
+        said: list[Any] = self._link.call(name, plain_task(task))
+        return said if name == "expert" else [(thought, action) for thought, action in said]
+
+
+class PlainWorld:
+    """The other side: the calls of an `Environment` and an `Expert`, with plain data in and out."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._playing = False
+
+    def facts(self) -> dict[str, Any]:
+        """Name and abilities of the world."""
+        return {"name": self._env.name} | {each: hasattr(self._env, each) for each in _SHOWS}
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        """All tasks of a split."""
+        return [plain_task(task) for task in self._env.tasks(split)]
+
+    def reset(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Start an episode."""
+        self._playing = True
+        return _fields(Observation, sound(self._env.reset(Task(**task), seed), "reset"))
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Take one action."""
+        if not self._playing:  # the world that did is lost
+            raise EnvironmentFailure("no episode is running: call reset before step.")
+        return _fields(Observation, sound(self._env.step(action), "step"))
+
+    def expert(self, task: dict[str, Any]) -> list[str]:
+        """Actions that solve a task."""
+        actions = list(self._env.expert(Task(**task)))
+        if not all(isinstance(action, str) for action in actions):
+            raise EnvironmentFailure(f"expert must return texts, got {actions!r:.200}.")
+        return actions
+
+    def demonstration(self, task: dict[str, Any]) -> list[tuple[str, str]]:
+        """Thoughts and actions that solve a task."""
+        said = [tuple(turn) for turn in self._env.demonstration(Task(**task))]
+        if not all(len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in said):
+            raise EnvironmentFailure(f"demonstration must return (thought, action) texts, got {said!r:.200}.")
+        return said
+
+    def close(self) -> None:
+        """Release what the world holds."""
+        self._env.close()
+
+
+def told(error: BaseException) -> dict[str, str]:
+    """An exception as texts: one of `RAISED`, and what it says, with its type and place if it is not one of ours."""
+    kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
+    text = plain.told(error)
+    if kind is None:
+        text = f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, PerturnError) and frames:
+        last = frames[-1]
+        text += f" (at {last.filename}:{last.lineno}, in {last.name}: {last.line})"
+    return {"error": kind or "world", "text": plain.mended(text)}
+
+
+def value_of(reply: dict[str, Any]) -> Any:
+    """Return value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
+    if "error" not in reply:
+        return reply["value"]
+    raise RAISED[reply["error"]](reply["text"])
+
+
+def survives_json(data: object) -> bool:
+    """Whether JSON gives back the same data."""
+    try:
+        return bool(json.loads(json.dumps(data, allow_nan=False)) == data)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def plain_task(task: Task) -> dict[str, Any]:
+    """A task as JSON can carry it.
+
+    Raises:
+        EnvironmentFailure: If it cannot.
+    """
+    fields = _fields(Task, task) | {"data": dict(task.data)}
+    if not survives_json(fields):
+        raise EnvironmentFailure(
+            f"data of task {task.id!r} does not survive JSON: {fields['data']!r:.200}; keep numbers, texts, lists and "
+            "dicts with text keys in it (perturn check-env says more), or set worlds.processes=0."
+        )
+    return fields
+
+
+def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+
+
+def _observation(fields: dict[str, Any]) -> Observation:
+    """An observation from plain data; JSON has no tuples."""
+    return Observation(**fields | {key: tuple(fields[key]) for key in ("admissible", "tools", "results")})
