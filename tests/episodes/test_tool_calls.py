@@ -23,7 +23,7 @@ from perturn.episodes.tool_calls import (
     write_text,
 )
 from perturn.errors import ModelError
-from perturn.policy.tokens import NO_TURN, TOOLS_TEMPLATE, Renderer
+from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
@@ -96,7 +96,7 @@ def call_text(*numbers):
 @pytest.fixture(scope="module")
 def with_tools(tokenizer):
     """SmolLM2's tokenizer with the template that knows tools."""
-    return Renderer(tokenizer, TOOLS_TEMPLATE.read_text(encoding="utf-8"))
+    return Renderer(tokenizer, "tools")
 
 
 @pytest.fixture(scope="module")

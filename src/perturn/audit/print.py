@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 _SHOWN = 10
-"""Refused rows that are listed."""
+"""Reasons to refuse rows that are listed."""
+
+_LINES = 5
+"""Lines that are named of rows refused for one reason."""
+
+_VARIES = re.compile(r"'[^']*'|\d+")
+"""What of a reason depends on the row: numbers, and names in quotes."""
 
 _OUTCOMES = {
     "failed": "its episode failed",
@@ -54,10 +61,28 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
     _print_template(found["template"], console)
     refused = found["refused"]
     console.print(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
-    for row in refused[:_SHOWN]:
-        console.print(f"  {row['part']}, line {row['row']}: {row['reason']}", markup=False, soft_wrap=True)
-    if len(refused) > _SHOWN:
-        console.print(f"  and {len(refused) - _SHOWN} more (--json lists all)")
+    groups = _equal_reasons(refused)
+    for rows in groups[:_SHOWN]:
+        console.print(f"  {_lines(rows)}: {rows[0]['reason']}", markup=False, soft_wrap=True)
+    if len(groups) > _SHOWN:
+        more = sum(map(len, groups[_SHOWN:]))
+        console.print(f"  and {more} more for other reasons (--json lists all)")
+
+
+def _equal_reasons(refused: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows of one file that are refused for reasons which differ in numbers and names alone, by the first of them."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in refused:
+        groups.setdefault((row["part"], _VARIES.sub("", row["reason"])), []).append(row)
+    return list(groups.values())
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    """Part and lines of rows, the first of them if they are many."""
+    part, first = rows[0]["part"], [str(row["row"]) for row in rows[:_LINES]]
+    if len(rows) == 1:
+        return f"{part}, line {first[0]}"
+    return f"{part}, {len(rows)} rows, lines {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
 
 
 def _print_part(name: str, part: dict[str, Any], console: Console) -> None:

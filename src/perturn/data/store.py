@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
+from perturn.data.content import flatten
 from perturn.errors import DataError, StorageError, did_you_mean
 from perturn.io.growing import GrowingFile
 from perturn.io.plain import DEEPEST, fault, is_unicode
@@ -122,10 +123,9 @@ def _message(value: Any, where: str) -> Any:
     role, content = _object(value, where).get("role"), value.get("content")
     if not role or not isinstance(role, str):
         _fail(f"{where}.role", "a role, such as user", role)
-    parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or not all(isinstance(part, dict) for part in parts):
+    if not isinstance(content, str | list | None):
         _fail(f"{where}.content", "text, or a list of content parts", content)
-    return value
+    return {**value, "content": flatten(content, f"{where}.content")} if isinstance(content, list) else value
 
 
 def _or_none(read: _Reader) -> _Reader:
