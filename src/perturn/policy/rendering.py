@@ -41,10 +41,10 @@ class ChatTemplate:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
 
         Raises:
-            ModelError: If the template refuses it.
+            ModelError: If the template refuses it, or leaves a system text out of a prompt.
         """
         try:
-            return str(
+            text = str(
                 self.tokenizer.apply_chat_template(
                     list(messages),
                     tools=list(tools) or None,
@@ -56,11 +56,20 @@ class ChatTemplate:
         except Exception as error:  # a template is code of others
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
+        first = messages[0] if messages and generate else {}
+        if first.get("role") == "system" and str(first.get("content") or "").strip() not in text:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
+                "writes it with `chat_template` (perturn list templates has ours)."
+            )
+        return text
 
-    def try_render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str | None:
+    def try_render(
+        self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False
+    ) -> str | None:
         """Render a conversation that some templates refuse, such as one that stops after the system message."""
         try:
-            return self.render(messages, tools)
+            return self.render(messages, tools, generate)
         except ModelError:
             return None
 

@@ -87,14 +87,16 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own, or ours in place of a stock one that
-            is not for many turns.
+        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default one), or ours
+            in place of a stock one that does not serve many turns.
 
     Raises:
         ConfigError: If there is no such template.
     """
     if wanted is not None:
         return read_template(wanted, "chat_template")
+    if isinstance(tokenizer.chat_template, dict):
+        return str(tokenizer.chat_template.get("default", "")) or None
     ours = replacement(tokenizer)
     if ours is None:
         return None

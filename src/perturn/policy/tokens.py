@@ -170,7 +170,8 @@ class Renderer:
             for i in range(_PROBE_TURNS)
         ]
         system: Message = {"role": "system", "content": "system"}
-        prompt = () if self._chat.try_render([system, *turns[0].observation], ()) is None else (system,)
+        begun = self._chat.try_render([system, *turns[0].observation], (), generate=True)
+        prompt = () if begun is None else (system,)
         ids = self._probe(prompt, turns, whole=True)
         try:
             self._whole = self._probe(prompt, turns, whole=False) != ids
