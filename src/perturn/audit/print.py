@@ -15,7 +15,7 @@ _LINES = 5
 """Lines that are named of rows refused for one reason."""
 
 _VARIES = re.compile(r"'[^']*'|\d+")
-"""What of a reason depends on the row: numbers, and names in quotes."""
+"""The parts of a reason that depend on the row: numbers, and names in quotes."""
 
 _OUTCOMES = {
     "failed": "its episode failed",

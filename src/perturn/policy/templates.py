@@ -166,8 +166,8 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
     """Whether what a template writes before and after each turn of the policy begins what it writes of the whole."""
     whole = _write(tokenizer, template, talk)
-    said = [place for place, each in enumerate(talk) if each["role"] == "assistant"]
-    parts = [_write(tokenizer, template, talk, end) for place in said for end in (place, place + 1)]
+    said = [index for index, each in enumerate(talk) if each["role"] == "assistant"]
+    parts = [_write(tokenizer, template, talk, end) for index in said for end in (index, index + 1)]
     closing = tokenizer.eos_token or ""  # after the last message alone, where some templates end the text
     return whole is not None and all(part and whole.startswith(part.removesuffix(closing)) for part in parts)
 
@@ -175,7 +175,7 @@ def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
 def _write(
     tokenizer: Any, template: str, talk: list[Message], end: int | None = None, **more: str
 ) -> str | None:
-    """What a template makes of the beginning of a conversation; None if it refuses."""
+    """The beginning of a conversation as a template writes it; None if it refuses."""
     messages = talk[:end]
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     try:
