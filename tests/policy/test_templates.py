@@ -8,13 +8,17 @@ import trl
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, ModelError
 from perturn.policy import templates
+from perturn.policy.agreement import agreement
 from perturn.policy.config import TurnConfig
+from perturn.policy.serving import load_policy
 from perturn.policy.templates import TEMPLATES, read_template, replacement
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.policy.trainer import TurnTrainer
-from perturn.types import Action, Prompt, Task, Trajectory, Turn
+from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory, Turn
 
 TRL = Path(trl.__file__).parent / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
@@ -389,6 +393,27 @@ def test_the_date_of_llama_does_not_move(tokenizer_of):
     renderer = Renderer(tokenizer_of("llama", stock_template("llama3_2")))
 
     assert "Today Date: 26 Jul 2024\n" in renderer.tokenizer.decode(renderer.encode(played()).ids)
+
+
+def test_play_and_training_see_the_same_tokens(own_environment, tiny_model, tokenizer, tmp_path):
+    """A folder with Qwen3's stock template, opened as an engine opens it: log-probabilities of play are training's."""
+    tiny_model.save_pretrained(tmp_path)
+    templates.with_template(tokenizer, stock_template("qwen3")).save_pretrained(tmp_path)
+    loaded = load_policy(str(tmp_path), policy="base", dtype="float32", template=None, say=print)
+    env = own_environment.GuessNumber
+    jobs = [Job(task, number) for number, task in enumerate(env().tasks("train")[:2])]
+    rules = EpisodeProtocol("guess", "react", "Guess the number.", max_turns=4)
+    sampling = Sampling(temperature=1.0, max_new_tokens=12)
+    engine = LocalEngine(loaded.model, loaded.tokens, name="tiny")
+    found = list(play(jobs, engine, env, protocol=rules, sampling=sampling, concurrency=2))
+    engine.close()
+    args = TurnConfig(output_dir=str(tmp_path / "out"), loss={"name": "sft"}, report_to=[])
+    trainer = TurnTrainer(str(tmp_path), args, found)
+
+    assert trainer.renderer.template == loaded.tokens.template == TEMPLATES["qwen3"].text
+    compared = agreement(loaded.model, found, trainer.renderer)
+    assert compared.tokens == sum(len(turn.action.token_ids) for one in found for turn in one.turns)
+    assert compared.max < 1e-4  # float32: sums in another order
 
 
 def test_a_policy_is_saved_with_the_template_it_was_trained_with(tokenizer, tiny_model, tmp_path):

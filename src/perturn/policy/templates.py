@@ -38,7 +38,7 @@ class Template:
 
 TEMPLATES: Mapping[str, Template] = {
     file.stem: Template(file.stem, file.read_text(encoding="utf-8"))
-    for file in sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))
+    for file in sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"), key=lambda file: file.stem)
 }
 """Ours by name."""
 
