@@ -56,8 +56,8 @@ class ChatTemplate:
         except Exception as error:  # a template is code of others
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
-        first = messages[0] if messages and generate else {}
-        if first.get("role") == "system" and str(first.get("content") or "").strip() not in text:
+        system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
+        if generate and isinstance(system, str) and system.strip() not in text:
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
                 "writes it with `chat_template` (perturn list templates has ours)."

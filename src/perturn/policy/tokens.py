@@ -131,7 +131,7 @@ class Renderer:
         whole = self._chat.try_render([*asked, wrote], tools) or opened
         written = self._chat.added(opened, whole, "an assistant message")
         sampled = self._chat.tokenize(written.partition(self.end_text)[0])
-        read = parse_text(self.action(sampled, ()).text if sampled else "")
+        read = parse_text(self.tokenizer.decode(sampled, skip_special_tokens=True))
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls otherwise than "
