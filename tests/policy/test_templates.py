@@ -395,6 +395,17 @@ def test_the_date_of_llama_does_not_move(tokenizer_of):
     assert "Today Date: 26 Jul 2024\n" in renderer.tokenizer.decode(renderer.encode(played()).ids)
 
 
+def test_a_template_that_reads_the_clock_is_told_once(tokenizer_of, caplog):
+    """Of somebody's own, since no text of ours is known for it."""
+    dated = "{{ strftime_now('%d %b %Y') }}" + TEMPLATES["llama3"].text
+    for _ in range(2):
+        Renderer(tokenizer_of("llama", dated))
+
+    (line,) = caplog.messages
+    assert "reads the clock" in line
+    assert "with `chat_template`" in line
+
+
 def test_play_and_training_see_the_same_tokens(own_environment, tiny_model, tokenizer, tmp_path):
     """A folder with Qwen3's stock template, opened as an engine opens it: log-probabilities of play are training's."""
     tiny_model.save_pretrained(tmp_path)

@@ -98,10 +98,12 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
     if isinstance(tokenizer.chat_template, dict):
         return str(tokenizer.chat_template.get("default", "")) or None
     ours = replacement(tokenizer)
-    if ours is None:
-        return None
-    _announce(tokenizer.name_or_path, ours)
-    return ours.text
+    if ours is not None:
+        _announce(tokenizer.name_or_path, ours)
+        return ours.text
+    if "strftime_now" in (tokenizer.chat_template or ""):
+        _warn_of_clock(tokenizer.name_or_path)
+    return None
 
 
 def with_template(tokenizer: Any, text: str) -> Any:
@@ -202,4 +204,14 @@ def _announce(model: str, ours: Template) -> None:
         model,
         ours.name,
         ours.says,
+    )
+
+
+@cache
+def _warn_of_clock(model: str) -> None:
+    """Say once that a template's text depends on the day."""
+    _logger.warning(
+        "the chat template of %r reads the clock: a policy may be trained on another text than it played the day "
+        "before. Give one with a fixed date with `chat_template`.",
+        model,
     )
