@@ -397,6 +397,7 @@ def test_the_date_of_llama_does_not_move(tokenizer_of):
 
 def test_a_template_that_reads_the_clock_is_told_once(tokenizer_of, caplog):
     """Of somebody's own, since no text of ours is known for it."""
+    templates._warn_of_clock.cache_clear()
     dated = "{{ strftime_now('%d %b %Y') }}" + TEMPLATES["llama3"].text
     for _ in range(2):
         Renderer(tokenizer_of("llama", dated))
