@@ -75,8 +75,9 @@ def assert_refused(result, says):
         (["model.dtype=float8"], "model.dtype must be one of"),
         (
             ["model.chat_template=nowhere.jinja"],
-            "'nowhere.jinja'. Correct model.chat_template.",
+            "model.chat_template must be a name, a file or Jinja, and 'nowhere.jinja' is neither",
         ),
+        (["model.chat_template=qwen-3"], "nor a file. Did you mean 'qwen3'?"),
         (["protocol.name=scienceworld-et", "protocol.system=null"], "Did you mean 'scienceworld-eto'?"),
         (["protocol.format=recat"], "unknown protocol.format 'recat'. Did you mean 'react'?"),
         (

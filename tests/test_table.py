@@ -169,6 +169,19 @@ def test_an_entry_that_cannot_be_imported_says_whose_it_is(tmp_path, monkeypatch
     )
 
 
+def test_templates_are_listed_with_what_was_changed(monkeypatch, capsys):
+    """`perturn list templates` says whose each is."""
+    monkeypatch.setattr("sys.argv", ["perturn", "list", "templates", "--json"])
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    listed = json.loads(capsys.readouterr().out)
+    assert not caught.value.code
+    assert listed["qwen3"].startswith("Qwen3. Changed: thoughts stay in every turn")
+    assert listed["llama3"] == "Llama 3. Changed: nothing. No tools."
+
+
 def test_the_recipes_of_a_folder_are_listed_with_their_first_comment(tmp_path, monkeypatch, capsys):
     """`perturn list recipes` looks in ./recipes; a file without a comment has none."""
     monkeypatch.chdir(tmp_path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perturn.table import Table, locate
+from perturn.table import locate
 
 TABLES = {
     "losses": "perturn.losses:LOSSES",
@@ -14,23 +15,25 @@ TABLES = {
     "environments": "perturn.envs:ENVIRONMENTS",
     "engines": "perturn.engines:ENGINES",
     "protocols": "perturn.envs.protocols:PROTOCOLS",
+    "templates": "perturn.policy.templates:TEMPLATES",
 }
 """Kind -> where its table is."""
 
 
-def table(kind: str) -> Table[Any]:
+def table(kind: str) -> Mapping[str, Any]:
     """The table of a kind."""
-    found: Table[Any] = locate(TABLES[kind])
+    found: Mapping[str, Any] = locate(TABLES[kind])
     return found
 
 
 def describe(kind: str) -> dict[str, str]:
-    """Each entry of a table and a line on it: how its own documentation begins, or its system text."""
+    """Each entry of a table and a line on it: how its own documentation begins, what it says, or its system text."""
     return {name: _first_line(entry) for name, entry in table(kind).items()}
 
 
 def _first_line(entry: Any) -> str:
-    text = inspect.getdoc(entry) if isinstance(entry, type) else str(getattr(entry, "system", ""))
+    own = getattr(entry, "says", None) or getattr(entry, "system", "")
+    text = inspect.getdoc(entry) if isinstance(entry, type) else str(own)
     return next(iter((text or "").splitlines()), "")
 
 

@@ -187,6 +187,40 @@ def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypa
     assert json.loads(capsys.readouterr().out)["refused"][0]["row"] == 1
 
 
+def test_rows_refused_for_one_reason_are_one_line(tiny_folder, tmp_path, monkeypatch, capsys):
+    """Seven rows whose reasons differ in a number, and one of another kind; JSON has each row."""
+    picture = {"role": "user", "content": [{"type": "image", "url": "door.png"}]}
+    rows = [{"messages": [*say("a", "b")[: n % 2], picture, *say("a", "b")]} for n in range(7)]
+    file = write(tmp_path / "rows.jsonl", *rows, {"messages": say("a")})
+
+    assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check") == 1
+
+    printed = capsys.readouterr().out
+    assert printed.count("expected a text part (images and the like are not supported)") == 1
+    assert "rows, 7 rows, lines 1, 2, 3, 4, 5 and more: " in printed
+    assert "rows, line 8: row: messages: expected an assistant message" in printed
+    assert "rows that training would refuse: 8" in printed
+    assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["refused"]) == 8
+
+
+def test_a_template_is_chosen_on_the_command_line(tiny_folder, tmp_path, monkeypatch, capsys):
+    """By name, in all three forms of the command; a name that is none is told the nearest."""
+    file = write(tmp_path / "rows.jsonl", {"messages": say("a", "b")})
+    words = ("inspect", file, "--model", tiny_folder, "--chat-template")
+
+    for name, thoughts in (("qwen3", 0), ("qwen3-nothink", 1)):
+        assert perturn(monkeypatch, *words, name, "--json") == 0
+        row = json.loads(capsys.readouterr().out)
+        text = "".join(token["text"] for token in row["chosen"])
+        assert text.count("<think>\n\n</think>\n\n") == thoughts
+        assert "".join(token["text"] for token in row["chosen"] if token["loss"]) == "b<|im_end|>"
+    assert perturn(monkeypatch, *words, "qwen3", "--check") == 0
+    assert perturn(monkeypatch, *words, "qwen3", "--loss", "sft") == 0
+    assert perturn(monkeypatch, *words, "qwen-3") == 2
+    assert "Did you mean 'qwen3'?" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_model_must_be_named_where_there_is_no_run(tmp_path):
     """A file alone does not say whom it is for."""
     with pytest.raises(ConfigError, match="--model is missing"):

@@ -540,14 +540,17 @@ def test_a_torn_pair_is_refused(tmp_path):
         read_pairs(file)
 
 
-@pytest.mark.parametrize("content", [7, ["go"], {"type": "text"}])
+@pytest.mark.parametrize("content", [7, ["go"], {"type": "text"}, [{"type": "image", "url": "door.png"}]])
 def test_the_content_of_a_message_is_text_or_parts(content):
-    """A page and a template would meet anything else; text, parts and none pass."""
+    """A page and a template would meet anything else; text, parts of it, which are joined, and none pass."""
     turn = {"observation": [{"role": "user", "content": content}], "action": {"text": "look"}}
     record = {"version": 1, "task": {"id": "t"}, "turns": [turn]}
 
-    with pytest.raises(DataError, match=r"turns\[0\].observation\[0\].content: expected text, or a list of"):
+    with pytest.raises(
+        DataError,
+        match=r"turns\[0\].observation\[0\].content(\[0\])?: expected (text, or a list of|a text part)",
+    ):
         trajectory_from_dict(record)
-    for good in ("go", None, [{"type": "text", "text": "go"}]):
+    for good, kept in (("go", "go"), (None, None), ([{"type": "text", "text": each} for each in "go"], "go")):
         turn["observation"][0]["content"] = good
-        assert trajectory_from_dict(record).turns[0].observation[0]["content"] == good
+        assert trajectory_from_dict(record).turns[0].observation[0]["content"] == kept

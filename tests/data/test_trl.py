@@ -162,13 +162,13 @@ def test_numpy_arrays_count_as_lists():
     assert from_trl(row, task_id="t") == trajectory(turn("u", "a"), tools=(TOOL,))
 
 
-def test_text_blocks_of_an_answer_are_joined():
-    """Other roles keep theirs."""
+def test_parts_of_text_are_joined():
+    """In every role, since many chat templates take text alone."""
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
     read = from_trl({"messages": [user(blocks), said(blocks)]}, task_id="t")
 
-    assert read == trajectory(turn([user(blocks)], "ab"))
+    assert read == trajectory(turn("ab", "ab"))
 
 
 U, A = user("u"), said("a")
@@ -213,7 +213,11 @@ U, A = user("u"), said("a")
             r"messages\[1\]\.role: .*Did you mean 'assistant'",
         ),
         ({"messages": [U, said(3)]}, r"messages\[1\]\.content: expected text, got 3"),
-        ({"messages": [user([{"type": "image"}]), A]}, r"messages\[0\]\.content\[0\]: expected a text block"),
+        ({"messages": [user([{"type": "image"}]), A]}, r"messages\[0\]\.content\[0\]: expected a text part"),
+        (
+            {"messages": [user([{"type": "image", "text": "a door"}]), A]},
+            r"content\[0\]: expected a text part \(images .* Drop the row",
+        ),
         (
             {"messages": [U, said("a", tool_calls="f()")]},
             r"messages\[1\]\.tool_calls: expected a list of objects",

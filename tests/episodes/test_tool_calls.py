@@ -23,7 +23,7 @@ from perturn.episodes.tool_calls import (
     write_text,
 )
 from perturn.errors import ModelError
-from perturn.policy.tokens import NO_TURN, TOOLS_TEMPLATE, Renderer
+from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
@@ -96,7 +96,7 @@ def call_text(*numbers):
 @pytest.fixture(scope="module")
 def with_tools(tokenizer):
     """SmolLM2's tokenizer with the template that knows tools."""
-    return Renderer(tokenizer, TOOLS_TEMPLATE.read_text(encoding="utf-8"))
+    return Renderer(tokenizer, "tools")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,41 @@ def test_a_tag_inside_an_argument_ends_nothing():
     said = ToolAction("", (ToolCall("echo", {"text": "</tool_call>"}),))
 
     assert parse_text(write_text(said)) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "add", "parameters": {"number": 2}}', (2,)),
+        (' [{"name": "add", "arguments": {"number": 2}, "id": "call00000"}]', (2,)),
+        (
+            '[{"name": "add", "arguments": {"number": 2}}, {"name": "add", "arguments": {"number": 3}}]\n',
+            (2, 3),
+        ),
+    ],
+)
+def test_text_that_is_nothing_but_calls_is_these_calls(text, calls):
+    """As Llama 3.1 and Mistral write them, whose tags a tokenizer leaves out as special tokens."""
+    assert parse_text(text) == ToolAction("", tuple(map(add, calls)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add"}',
+        '{"name": "add", "number": 2}',
+        '{"name": 3, "arguments": {}}',
+        '{"name": "add", "parameters": [2]}',
+        '{"name": "add", "parameters": {}, "arguments": {}}',
+        "[]",
+        "[2, 3]",
+        '{"name": "add", "parameters": {"number": 2}} done',
+        "[" * 100_000,
+    ],
+)
+def test_other_json_is_a_message(text):
+    """What a policy tells the user may be JSON."""
+    assert parse_text(text) == ToolAction(text)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from perturn.episodes.tool_calls import understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelError
 from perturn.faults import task_fault
 from perturn.io.plain import fault, mended, told
-from perturn.policy.tokens import TOOLS_TEMPLATE, Renderer
+from perturn.policy.tokens import Renderer
 from perturn.run.collect import demonstrate
 from perturn.run.panels import choose_tasks
 from perturn.run.session import make_protocol
@@ -249,7 +249,7 @@ def test_arguments_that_cannot_be_carried_are_an_invalid_turn(tmp_path, tokenize
     steps = episode(world, Job(Task("t"), 0), protocol=TOOLS)
     next(steps)
     prompt = steps.send(action)
-    renderer = Renderer(tokenizer, TOOLS_TEMPLATE.read_text(encoding="utf-8"))
+    renderer = Renderer(tokenizer, "tools")
 
     assert renderer.prompt_ids(prompt)
     json.dumps(to_chat(prompt), ensure_ascii=False).encode()
@@ -283,7 +283,7 @@ def test_calls_outside_of_the_format_are_data_too(tmp_path):
 @pytest.mark.parametrize("name", ['a\\"b', "a\\nb", "a\\\\b", "\\u0000", "<|im_end|>", "\\u2603", " look "])
 def test_a_strange_name_of_a_tool_ends_nothing(tmp_path, tokenizer, name):
     """The world says that there is no such tool; the template writes the name with escapes."""
-    renderer = Renderer(tokenizer, TOOLS_TEMPLATE.read_text(encoding="utf-8"))
+    renderer = Renderer(tokenizer, "tools")
     found = played(World(tools=(SCHEMA,)), call("{}", name), call("{}"), protocol=TOOLS)
 
     assert found.turns[0].action.tool_calls[0]["function"]["name"] == json.loads(f'"{name}"')

@@ -245,6 +245,25 @@ def test_a_template_that_moves_the_system_text_is_refused(wide):
         Renderer(wide, SYSTEM_IN_LAST_USER)
 
 
+def test_a_system_text_that_a_template_leaves_out_is_an_error(tokenizer):
+    """As the first one of Phi-3 did without a word; conversations without a system text are as they were."""
+    silent = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
+    renderer = Renderer(tokenizer, silent)
+
+    assert renderer.encode(trajectory(*THREE.turns, prompt=())).turns == 3
+    with pytest.raises(ModelError, match=r"leaves out the system text; .*perturn list templates"):
+        renderer.encode(THREE)
+
+
+def test_of_several_templates_the_default_one_is_taken(tokenizer):
+    """Some tokenizers have one with tools beside it."""
+    several = copy.deepcopy(tokenizer)
+    several.chat_template = {"default": CHATML, "tool_use": TOOLS}
+
+    assert Renderer(several).template == CHATML
+    assert Renderer(several).tokenizer.chat_template == CHATML
+
+
 def test_a_template_without_an_end_token_is_refused(tokenizer):
     """A policy could not learn to stop."""
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"

@@ -28,13 +28,16 @@ _EXAMPLES = 5
 """Examples listed of each kind of finding."""
 
 
-def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, Any]:
+def audit(
+    data: Path, model: str, max_length: int | None = None, chat_template: str | None = None
+) -> dict[str, Any]:
     """Examine data as training would see it, without training.
 
     Args:
         data: JSONL file, or a run folder: its expert trajectories and its pairs, recorded or as they would be made.
         model: Whose tokenizer, chat template and context length count.
         max_length: Length limit in tokens; None: the model's own.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
 
     Raises:
         PerturnError: If nothing can be read, or there is no such model.
@@ -59,7 +62,7 @@ def audit(data: Path, model: str, max_length: int | None = None) -> dict[str, An
         "template": template,
     }
     try:
-        view = view_of(data, model, max_length=max_length)
+        view = view_of(data, model, max_length=max_length, chat_template=chat_template)
     except ModelError as error:
         template["problems"].append(str(error))
         return found

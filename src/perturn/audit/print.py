@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 _SHOWN = 10
-"""Refused rows that are listed."""
+"""Reasons to refuse rows that are listed."""
+
+_LINES = 5
+"""Lines that are named of rows refused for one reason."""
+
+_VARIES = re.compile(r"'[^']*'|\d+")
+"""The parts of a reason that depend on the row: numbers, and names in quotes."""
 
 _OUTCOMES = {
     "failed": "its episode failed",
@@ -66,10 +73,28 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         )
     refused = found["refused"]
     say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
-    for row in refused[:_SHOWN]:
-        say(f"  {row['part']}, line {row['row']}: {row['reason']}")
-    if len(refused) > _SHOWN:
-        say(f"  and {len(refused) - _SHOWN} more (--json lists all)")
+    groups = _equal_reasons(refused)
+    for rows in groups[:_SHOWN]:
+        say(f"  {_lines(rows)}: {rows[0]['reason']}")
+    if len(groups) > _SHOWN:
+        more = sum(map(len, groups[_SHOWN:]))
+        say(f"  and {more} more for other reasons (--json lists all)")
+
+
+def _equal_reasons(refused: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows of one file that are refused for reasons which differ in numbers and names alone, by the first of them."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in refused:
+        groups.setdefault((row["part"], _VARIES.sub("", row["reason"])), []).append(row)
+    return list(groups.values())
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    """Part and lines of rows, the first of them if they are many."""
+    part, first = rows[0]["part"], [str(row["row"]) for row in rows[:_LINES]]
+    if len(rows) == 1:
+        return f"{part}, line {first[0]}"
+    return f"{part}, {len(rows)} rows, lines {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
 
 
 def _print_part(name: str, part: dict[str, Any], console: Console) -> None:

@@ -25,11 +25,15 @@ _STYLES = {
 
 
 def inspect_json(
-    data: Path, model: str, max_length: int | None = None, limit: int | None = None
+    data: Path,
+    model: str,
+    max_length: int | None = None,
+    limit: int | None = None,
+    chat_template: str | None = None,
 ) -> Iterator[str]:
     """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
     _check_limit(limit)
-    view = view_of(data, model, max_length=max_length)
+    view = view_of(data, model, max_length=max_length, chat_template=chat_template)
     for example in islice(_encoded(data, view), limit):
         sides = {"chosen": example.chosen, "rejected": example.rejected}
         yield json.dumps(
@@ -70,6 +74,7 @@ def inspect(
     console: Console,
     max_length: int | None = None,
     limit: int = 3,
+    chat_template: str | None = None,
 ) -> None:
     """Print rows in colour, each turn with its confidence and weight, and totals.
 
@@ -80,12 +85,13 @@ def inspect(
         console: Where to print.
         max_length: As in training.
         limit: Rows to print; totals count all rows.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
 
     Raises:
         ConfigError: If there is no such loss.
     """
     _check_limit(limit)
-    view = view_of(data, model_name, loss_name, max_length)
+    view = view_of(data, model_name, loss_name, max_length, chat_template)
     credit = locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
     examples = list(_encoded(data, view))
     weighed = locate("perturn.policy.reference:turn_weights")(model_name, examples[:limit], credit)

@@ -10,7 +10,7 @@ from typing import Any
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError
 from perturn.policy.names import load_tokenizer
-from perturn.policy.templates import chat_template
+from perturn.policy.templates import chat_template as template_of
 from perturn.policy.tokens import NO_TURN, Example, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
 
@@ -33,7 +33,13 @@ class View:
         return self.renderer.tokenizer
 
 
-def view_of(data: Path, model: str, loss_name: str | None = None, max_length: int | None = None) -> View:
+def view_of(
+    data: Path,
+    model: str,
+    loss_name: str | None = None,
+    max_length: int | None = None,
+    chat_template: str | None = None,
+) -> View:
     """A run's own settings, or those of a stranger's file.
 
     Args:
@@ -41,6 +47,7 @@ def view_of(data: Path, model: str, loss_name: str | None = None, max_length: in
         model: Whose tokenizer counts.
         loss_name: Loss whose weights are shown; None: that of the run's alignment, else tlm-dre.
         max_length: Length limit in tokens; None: the run's, else none.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
 
     Raises:
         PerturnError: If there is no such model, or its chat template cannot be used.
@@ -49,8 +56,9 @@ def view_of(data: Path, model: str, loss_name: str | None = None, max_length: in
     align = recipe.align if recipe else None
     named = align is not None and loss_name in (None, align.loss["name"])
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
+    template = chat_template or (template_of(recipe.model) if recipe else None)
     return View(
-        renderer=Renderer(load_tokenizer(model), chat_template(recipe.model) if recipe else None),
+        renderer=Renderer(load_tokenizer(model), template),
         max_length=max_length or (recipe.model.max_length if recipe else None),
         shared_prefix=align.shared_prefix if align else "keep",
         loss=section,

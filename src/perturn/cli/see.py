@@ -18,6 +18,7 @@ from perturn.errors import ConfigError, did_you_mean
     "runs/demo --check",
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",
+    "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
     codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or a malformed row.",
     panel="Look",
 )
@@ -43,6 +44,10 @@ def inspect(
         int | None, typer.Option(help="Length limit in tokens, as in training; a run has its own.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="A name of `perturn list templates`, a file, or Jinja; a run has its own."),
+    ] = None,
 ) -> None:
     """Show which token carries which weight, and what training would drop, cut or refuse, before it is paid for."""
     from perturn.audit import audit, inspect_json, model_of, print_audit
@@ -50,17 +55,17 @@ def inspect(
 
     name = model_of(data, model)
     if check:
-        found = audit(data, name, max_length)
+        found = audit(data, name, max_length, chat_template)
         if as_json:
             say_json(found)
         else:
             print_audit(found, results)
         raise typer.Exit(1 if found["refused"] or found["template"]["problems"] else 0)
     if as_json:
-        for line in inspect_json(data, name, max_length, limit):
+        for line in inspect_json(data, name, max_length, limit, chat_template):
             typer.echo(line)
     else:
-        show(data, name, loss, results, max_length, 3 if limit is None else limit)
+        show(data, name, loss, results, max_length, 3 if limit is None else limit, chat_template)
 
 
 @command(
@@ -114,7 +119,9 @@ def verify(run: RunFolder, as_json: AsJson = False) -> None:
 
 @command("list", "losses", "environments --json", panel="Look")
 def list_table(
-    what: Annotated[str, typer.Argument(help="losses, credits, environments, engines, protocols or recipes")],
+    what: Annotated[
+        str, typer.Argument(help="losses, credits, environments, engines, protocols, templates or recipes")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """List what a recipe can name, or the recipes in ./recipes."""

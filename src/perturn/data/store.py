@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
+from perturn.data.content import flatten
 from perturn.errors import DataError, StorageError, did_you_mean
 from perturn.io.growing import GrowingFile
 from perturn.io.plain import DEEPEST, fault, mismatch
@@ -105,10 +106,12 @@ def _check_message(message: Any) -> Any:
     role, content = _check_shown(message).get("role"), message.get("content")
     if not role or not isinstance(role, str):
         raise ValueError(f".role: {mismatch('a role, such as user', role)}")
-    parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or not all(isinstance(part, dict) for part in parts):
+    if not isinstance(content, str | list | None):
         raise ValueError(f".content: {mismatch('text, or a list of content parts', content)}")
-    return message
+    try:
+        return {**message, "content": flatten(content, ".content")} if isinstance(content, list) else message
+    except DataError as error:
+        raise ValueError(str(error)) from None
 
 
 def _check_action(action: Action) -> Action:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from perturn.data.content import flatten
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain import fault, mismatch
 from perturn.io.reading import parse_json
@@ -109,28 +110,19 @@ def _message(message: Any, where: str) -> Message:
     role = message["role"]
     if role not in _ROLES:
         raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
-    content = _checked_content(message.get("content", ""), f"{where}.content")
+    content = flatten(message.get("content", ""), f"{where}.content")
+    if not isinstance(content, str):
+        _fail(f"{where}.content", "text", content)
     return _assistant(message, content, where) if role == "assistant" else {**message, "content": content}
 
 
-def _checked_content(content: Any, where: str) -> Any:
-    blocks = content if isinstance(content, list) else []
-    for index, block in enumerate(blocks):
-        if not isinstance(block, dict) or not isinstance(block.get("text"), str):
-            _fail(f"{where}[{index}]", "a text block (images are not supported)", block)
-    if not isinstance(content, str | list):
-        _fail(where, "text", content)
-    return content
-
-
-def _assistant(message: Message, content: Any, where: str) -> Message:
+def _assistant(message: Message, text: str, where: str) -> Message:
     """An assistant message as `Action.message` writes it."""
     for key in _REASONING:
         if message.get(key):
             raise DataError(
                 f"{where}.{key}: reasoning has no place in an action. Move it into content, or drop it."
             )
-    text = content if isinstance(content, str) else "".join(block["text"] for block in content)
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         _fail(f"{where}.tool_calls", "a list of objects", calls)

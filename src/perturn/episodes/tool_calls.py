@@ -1,7 +1,8 @@
 """Native tool calls: what a policy wrote -> calls, what a world is sent, and what the policy reads of the results.
 
 A world that offers tools (`Observation.tools`) is sent each action as the JSON text of `write_action`, with which it
-need not know how a model's chat template writes calls. Calls in text follow the convention of Hermes and Qwen.
+need not know how a model's chat template writes calls. Calls in text follow the convention of Hermes and Qwen, or are
+nothing but JSON, as Llama and Mistral write them.
 """
 
 from __future__ import annotations
@@ -82,9 +83,14 @@ def as_text(action: Action) -> Action:
 
 
 def parse_text(text: str) -> ToolAction | None:
-    """Text of a turn -> the action: text, then calls, each JSON between its tags; None where it is malformed."""
+    """Text of a turn -> the action: text, then calls, each JSON between its tags; None where it is malformed.
+
+    A text that is one call in JSON, or a list of calls, is these calls.
+    """
     said, opened, rest = text.partition(_OPEN)
     if not opened:
+        if calls := _bare_calls(text):
+            return ToolAction("", calls)
         return ToolAction(text.strip()) if text.strip() and _CLOSE not in text else None
     found: list[Any] = []
     while opened:
@@ -124,6 +130,20 @@ def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[M
         {"role": "tool", "name": call.name, "content": result}
         for call, result in zip(calls, results, strict=True)
     ]
+
+
+def _bare_calls(text: str) -> tuple[ToolCall, ...] | None:
+    """Calls of a text that is nothing but their JSON, with `arguments` (Mistral) or `parameters` (Llama)."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and ("arguments" in call) != ("parameters" in call) for call in found):
+        return None
+    return _calls({**call, "arguments": call.get("arguments", call.get("parameters"))} for call in found)
 
 
 def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:

@@ -49,7 +49,11 @@ class TurnConfig(TrainingArguments):
     token_budget: int = _as_in_a_recipe("token_budget")
     shared_prefix: str = _as_in_a_recipe("shared_prefix")
     chat_template: str | None = field(
-        default=None, metadata={"help": "Jinja chat template to use instead of the tokenizer's own."}
+        default=None,
+        metadata={
+            "help": "Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, "
+            "or Jinja. None: its own, or ours in place of a stock one that does not serve many turns."
+        },
     )
     disable_dropout: bool = field(
         default=True,

@@ -48,10 +48,10 @@ class ChatTemplate:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
 
         Raises:
-            ModelError: If the template refuses it.
+            ModelError: If the template refuses it, or leaves a system text out of a prompt.
         """
         try:
-            return str(
+            text = str(
                 self.tokenizer.apply_chat_template(
                     list(messages),
                     tools=list(tools) or None,
@@ -63,11 +63,20 @@ class ChatTemplate:
         except Exception as error:  # a template is code of others
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
+        system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
+        if generate and isinstance(system, str) and system.strip() not in text:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
+                "writes it with `chat_template` (perturn list templates has ours)."
+            )
+        return text
 
-    def try_render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str | None:
+    def try_render(
+        self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False
+    ) -> str | None:
         """Render a conversation that some templates refuse, such as one that stops after the system message."""
         try:
-            return self.render(messages, tools)
+            return self.render(messages, tools, generate)
         except ModelError:
             return None
 
@@ -84,7 +93,8 @@ class ChatTemplate:
             f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
             f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
             "other tokens than it sampled. Give a template that keeps earlier turns as they are with `chat_template` "
-            "(for models that drop earlier thoughts: the same template without that rule)."
+            "(perturn list templates has ours; for models that drop earlier thoughts: the same template without that "
+            "rule)."
         )
 
     def end_of(self, text: str) -> str:

@@ -11,20 +11,17 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import ChatTemplate, Piece, Walk, first_difference
+from perturn.policy.templates import choose_template, with_template
 from perturn.types import Action, Message, PreferencePair, Prompt, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-TOOLS_TEMPLATE = Path(__file__).parent / "tools.jinja"
-"""A chat template with tools, for tokenizers of ChatML's tokens whose own has none."""
 
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
@@ -72,13 +69,14 @@ class Renderer:
 
         Args:
             tokenizer: A Hugging Face tokenizer.
-            chat_template: Template text to use instead of the tokenizer's own.
+            chat_template: Name of one of ours, file or Jinja of the template to use instead of the tokenizer's own.
 
         Raises:
+            ConfigError: If there is none of that name.
             ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
-        self._chat = ChatTemplate(tokenizer, chat_template)
-        self.tokenizer = tokenizer
+        self._chat = ChatTemplate(tokenizer, choose_template(tokenizer, chat_template))
+        self.tokenizer = with_template(tokenizer, self._chat.text)
         self.template = self._chat.text
         self.end_id = self._chat.end_id
         self.end_text = self._chat.end_text
@@ -143,13 +141,15 @@ class Renderer:
         asked: list[Message] = [{"role": "user", "content": "a"}]
         opened = self._chat.render(asked, tools, generate=True)
         wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
-        written = self._chat.added(opened, self._chat.render([*asked, wrote], tools), "an assistant message")
-        read = parse_text(written.partition(self.end_text)[0])
+        whole = self._chat.try_render([*asked, wrote], tools) or opened
+        written = self._chat.added(opened, whole, "an assistant message")
+        sampled = self._chat.tokenize(written.partition(self.end_text)[0])
+        read = parse_text(self.tokenizer.decode(sampled, skip_special_tokens=True))
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls otherwise than "
-                "as JSON between <tool_call> and </tool_call>, so format 'tools' cannot be played; set "
-                "model.chat_template=tools for a template that does, or to a file of yours."
+                "as JSON between <tool_call> and </tool_call>, or as nothing but JSON, so format 'tools' cannot be "
+                "played; set model.chat_template=tools for a template that does, or to a file of yours."
             )
 
     def _ask(self, prompt: Prompt, whole: bool = False) -> _Asked:
@@ -185,7 +185,8 @@ class Renderer:
             for i in range(_PROBE_TURNS)
         ]
         system: Message = {"role": "system", "content": "system"}
-        prompt = () if self._chat.try_render([system, *turns[0].observation], ()) is None else (system,)
+        begun = self._chat.try_render([system, *turns[0].observation], (), generate=True)
+        prompt = () if begun is None else (system,)
         ids = self._probe(prompt, turns, whole=True)
         try:
             self._whole = self._probe(prompt, turns, whole=False) != ids

@@ -58,8 +58,8 @@ class ModelSettings:
     """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
     that limit."""
     chat_template: str | None = None
-    """File with a Jinja chat template to use instead of the tokenizer's own; `tools` is one of ours that knows tools,
-    for tokenizers with ChatML's tokens."""
+    """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
+    its own, or ours in place of a stock one that does not serve many turns."""
 
 
 @dataclass(frozen=True)
