@@ -6,14 +6,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results
+from perturn.cli._scores import print_summary
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+
+if TYPE_CHECKING:
+    from perturn.settings.recipe import Recipe
 
 
 @command(
@@ -31,7 +34,7 @@ def run(
     from perturn.run.loop import open_run, run_stages
 
     if dry_run:
-        _show_plan(source, overrides, None, as_json)
+        show_plan(source, overrides, None, as_json)
         return
     with open_run(source, overrides or []) as opened:
         run_stages(opened)
@@ -39,7 +42,7 @@ def run(
     if as_json:
         sys.stdout.write((opened.folder / "summary.json").read_text(encoding="utf-8").rstrip() + "\n")
         return
-    _print_summary(opened.folder)
+    print_summary(json.loads((opened.folder / "summary.json").read_text(encoding="utf-8")))
     results.print(f"report:  {report_file}", soft_wrap=True)
     results.print(f"summary: {opened.folder / 'summary.json'}", soft_wrap=True)
 
@@ -50,7 +53,7 @@ def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, 
     from perturn.settings.stages import stages
 
     if dry_run:
-        _show_plan(source, overrides, name, as_json)
+        show_plan(source, overrides, name, as_json)
         return
     with open_run(source, overrides or [], name) as opened:
         run_stages(opened, name)
@@ -60,7 +63,8 @@ def _stage(source: Path, overrides: list[str] | None, name: str, dry_run: bool, 
         sys.stdout.write(json.dumps({"run": str(opened.folder), "stages": done}) + "\n")
 
 
-def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+    """Print what a recipe would do, and exit with 1 if it could not."""
     from perturn.run.plan import make_plan, print_plan
 
     plan = make_plan(source, overrides or [], name)
@@ -116,14 +120,6 @@ def train(
     _stage(source, overrides, "train", dry_run, as_json)
 
 
-@command("evaluate", "runs/demo", "runs/demo --json", panel="The loop")
-def evaluate(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Score every policy the run has on the held-out panel."""
-    _stage(source, overrides, "evaluate", dry_run, as_json)
-
-
 @command("report", "runs/demo", "runs/seed-0 runs/seed-1 --output both.html", panel="The loop")
 def report(
     sources: Annotated[
@@ -151,36 +147,3 @@ def report(
         refuse_other(recipe)
         folders.append(run_folder(recipe))
     results.print(str(write_report(*folders, output=output)), soft_wrap=True)
-
-
-def _print_summary(folder: Path) -> None:
-    """The headline table of a finished run."""
-    from perturn.report.protocol import protocol_line
-
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    stamp = summary["protocol"] or {}
-    table = Table(
-        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
-    )
-    for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
-        table.add_column(column)
-    for row in summary["policies"]:
-        low, high = row["interval"]
-        table.add_row(
-            row["name"],
-            str(row["n"]),
-            f"{row['mean_score']:.3f} [{low:.3f}, {high:.3f}]",
-            f"{row['success_rate']:.3f}",
-            f"{row['mean_turns']:.1f}",
-        )
-    results.print(table)
-    found = summary["comparison"]
-    if found:
-        low, high = found["interval"]
-        mcnemar = found["mcnemar_p_value"]
-        exact = "" if mcnemar is None else f" (McNemar's exact test {mcnemar:.3f})"
-        results.print(
-            f"{found['a']} against {found['b']}, paired over {found['n']} tasks: {found['mean_difference']:+.3f} "
-            f"[{low:+.3f}, {high:+.3f}], p = {found['p_value']:.3f}{exact}; "
-            f"{found['wins']} better, {found['losses']} worse, {found['ties']} equal"
-        )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from perturn.report.folder import RecordedRun
+from perturn.errors import RunError
+from perturn.report.folder import RecordedRun, read_run
 from perturn.report.summary import compare, comparison_row
 
 _PANEL = ("environment", "split", "panel_sha256", "n")
@@ -30,6 +32,44 @@ class Versus:
     """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
     """The two sets of episodes, as the links of the page name them."""
+
+
+def compare_runs(folders: Sequence[Path]) -> list[Versus]:
+    """The last policy of each further run against that of the first; of one run, each policy against its first.
+
+    Raises:
+        RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
+    """
+    runs = [read_run(folder) for folder in folders]
+    if len(runs) > 1:
+        return against_first(runs, names_of(runs))
+    first, *others = runs[0].evaluation or [""]
+    if not others:
+        raise RunError(
+            f"{folders[0]} has scores of {len(runs[0].evaluation)} policies; a comparison needs two."
+        )
+    pairs = [(other, compare(runs[0].evaluation[other], runs[0].evaluation[first])) for other in others]
+    return [
+        Versus(
+            other,
+            first,
+            comparison_row(result, other, first) if result else None,
+            "" if result else "they share no task.",
+        )
+        for other, result in pairs
+    ]
+
+
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Name of each run on the page: that of its folder, with a number where two have the same."""
+    names: list[str] = []
+    for run in runs:
+        name, number = run.path.resolve().name, 2
+        wanted = name
+        while wanted in names:
+            wanted, number = f"{name}-{number}", number + 1
+        names.append(wanted)
+    return names
 
 
 def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:

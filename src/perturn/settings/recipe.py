@@ -67,16 +67,19 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Tasks:
-    """A panel of tasks: a seeded choice from a split, equally many of each kind."""
+    """A panel of tasks: a fixed choice from a split, of each kind or of all kinds together."""
 
     split: str = "train"
     per_kind: Annotated[int, COUNT] | None = None
     """Tasks of each kind; None: all of them."""
+    n: Annotated[int, COUNT] | None = None
+    """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
+    """Tasks to leave out first, of each kind or of all together, for panels of one split that must not overlap."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        _check(self.n is None or self.per_kind is None, "n and per_kind are both set; leave one of them out.")
 
 
 @dataclass(frozen=True)
