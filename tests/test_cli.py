@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perturn import __version__ as perturn_version
 from perturn.cli import main
 
 PERTURN = Path(sys.executable).with_name("perturn")
@@ -25,6 +26,8 @@ COMMANDS = [
     "init",
     "check-env",
     "convert",
+    "compare",
+    "play",
 ]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
 
@@ -332,3 +335,84 @@ def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, 
     assert code == 1
     assert "- Method reset() is missing. Remedy: " in output
     assert all(line.startswith("- ") for line in output.splitlines())
+
+
+def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environment, tmp_path):
+    """A table; then, of what is done, the scores with their n and interval as JSON."""
+    words = (
+        "evaluate",
+        "--model",
+        tiny_folder,
+        "--environment",
+        "own_environment:GuessNumber",
+        "protocol.max_turns=2",
+    )
+    words = (*words, "evaluate.sampling.max_new_tokens=4", "model.dtype=float32", f"output={tmp_path}")
+
+    code, table, _ = perturn(*words)
+    again, output, notices = perturn(*words, "--json")
+
+    assert (code, again) == (0, 0)
+    assert "score [95 %]" in table
+    assert "done before" in notices
+    found = json.loads(output)
+    (policy,) = found["policies"]
+    assert (policy["name"], policy["n"], policy["mean_score"]) == ("base", 4, 0.0)
+    assert policy["interval"][0] == 0.0 < policy["interval"][1] < 1.0
+    assert found["protocol"]["environment"] == "guess-number-1.0"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "evaluate needs a recipe or a run, or both --model and --environment"),
+        (
+            ["--environment", "alfworld-like"],
+            "evaluate needs a recipe or a run, or both --model and --environment",
+        ),
+        (["--model", "m"], "--model needs --environment"),
+        (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
+        (
+            ["recipe.yaml", "--model", "m", "--environment", "alfworld-like"],
+            "override 'recipe.yaml' must look like",
+        ),
+    ],
+)
+def test_a_score_needs_a_model_and_an_environment(perturn, words, says):
+    """What is missing is named, and nothing is made."""
+    assert_refused(perturn("evaluate", *words), says)
+
+
+def test_a_person_plays_in_the_terminal_and_keeps_the_episode(
+    perturn, own_environment, tmp_path, monkeypatch
+):
+    """The task is guess/9 and the like; all four numbers are tried."""
+    lines = iter(["9", "10", "11", "12"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    file = tmp_path / "mine.jsonl"
+
+    code, output, _ = perturn("play", "own_environment:GuessNumber", "--output", file)
+
+    assert code == 0
+    assert "Guess it." in output
+    assert "solved: total reward 1" in output
+    assert json.loads(file.read_text())["success"] is True
+
+
+def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
+    """No such run is a mistake."""
+    assert_refused(perturn("compare", tmp_path / "a", tmp_path / "b"), "does not exist")
+
+
+def test_the_version_is_said(perturn):
+    """As the package has it."""
+    assert perturn("--version") == (0, f"perturn {perturn_version}\n", "")
+
+
+def test_the_package_runs_as_a_module():
+    """`python -m perturn`, which `accelerate launch -m perturn` needs."""
+    found = subprocess.run(
+        [sys.executable, "-m", "perturn", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout == f"perturn {perturn_version}\n"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from perturn.errors import RunError
 from perturn.report.folder import RecordedRun, read_run
 from perturn.report.summary import compare, comparison_row
+from perturn.types import Trajectory
 
 _PANEL = ("environment", "split", "panel_sha256", "n")
 """Keys of the protocol that are equal where two scores are of the same tasks."""
@@ -35,7 +37,7 @@ class Versus:
 
 
 def compare_runs(folders: Sequence[Path]) -> list[Versus]:
-    """The last policy of each further run against that of the first; of one run, each policy against its first.
+    """The last policy of each further run against that of the first; of one run, all its policies.
 
     Raises:
         RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
@@ -43,21 +45,18 @@ def compare_runs(folders: Sequence[Path]) -> list[Versus]:
     runs = [read_run(folder) for folder in folders]
     if len(runs) > 1:
         return against_first(runs, names_of(runs))
-    first, *others = runs[0].evaluation or [""]
-    if not others:
-        raise RunError(
-            f"{folders[0]} has scores of {len(runs[0].evaluation)} policies; a comparison needs two."
-        )
-    pairs = [(other, compare(runs[0].evaluation[other], runs[0].evaluation[first])) for other in others]
-    return [
-        Versus(
-            other,
-            first,
-            comparison_row(result, other, first) if result else None,
-            "" if result else "they share no task.",
-        )
-        for other, result in pairs
-    ]
+    scored = runs[0].evaluation
+    if len(scored) < 2:
+        raise RunError(f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.")
+    return [_between(later, earlier, scored) for earlier, later in combinations(scored, 2)]
+
+
+def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
+    """One policy of a run against another."""
+    result = compare(scored[a], scored[b])
+    if result is None:
+        return Versus(a, b, None, "they share no task.")
+    return Versus(a, b, comparison_row(result, a, b))
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
