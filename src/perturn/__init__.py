@@ -8,21 +8,32 @@ from perturn.types import Action, Observation, PreferencePair, Task, Trajectory,
 if TYPE_CHECKING:
     from perturn.policy.config import TurnConfig
     from perturn.policy.trainer import TurnTrainer
+    from perturn.run.direct import Score, assign_credit, collect, evaluate, make_pairs, train
 
 __all__ = [
     "Action",
     "Observation",
     "PreferencePair",
+    "Score",
     "Task",
     "Trajectory",
     "Turn",
     "TurnConfig",
     "TurnTrainer",
+    "assign_credit",
+    "collect",
+    "evaluate",
+    "make_pairs",
+    "train",
 ]
 __version__ = "0.1.0"
 
 
 _TORCH = {
+    **{
+        name: f"perturn.run.direct:{name}"
+        for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train")
+    },
     "TurnConfig": "perturn.policy.config:TurnConfig",
     "TurnTrainer": "perturn.policy.trainer:TurnTrainer",
 }

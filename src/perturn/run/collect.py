@@ -52,7 +52,7 @@ def show_expert(session: Session, stage: Stage) -> None:
         return
 
     def played(missing: Sequence[Job], make: Callable[[], Environment], at_once: int) -> Iterator[Trajectory]:
-        start = partial(_shown, protocol=session.protocol)
+        start = partial(shown, protocol=session.protocol)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
 
     jobs = make_jobs(session.panels.expert, recipe.seed)
@@ -89,7 +89,7 @@ def _has_expert(recipe: Recipe) -> bool:
         return hasattr(env, "expert")
 
 
-def _shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
+def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
     """The expert's episode, which asks no engine."""
     yield from ()
     return demonstrate(env, job, protocol)

@@ -21,6 +21,8 @@ EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
 """Names under which environments keep tasks to be scored on, the first that one has being taken."""
 TASKS = 50
 """Tasks of a score, where nobody says how many."""
+ROOM = 128
+"""Tokens of a turn, where neither protocol nor user says how many."""
 
 
 def scoring_recipe(
@@ -48,32 +50,46 @@ def scoring_recipe(
     data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
     apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
     with closing_world(environment_maker(data["environment"])()) as env:
-        split, tasks = _tasks(env, split)
-        rules = protocol or str(getattr(ENVIRONMENTS.get(environment), "protocol", ""))
-        data["protocol"] = {"name": rules} if rules else _plain_rules(env, tasks[0])
-    data["evaluate"] = {"tasks": {"split": split, "n": min(TASKS, len(tasks)) if n is None else n}}
-    if rules not in PROTOCOLS or PROTOCOLS[rules].sampling is None:
-        data["evaluate"]["sampling"] = {"max_new_tokens": 128}
+        panel = scored_panel(env, split, n)
+        first = choose_tasks(env, Tasks(panel.split))[0]
+        data["protocol"] = rules_for(protocol, environment, env, first)
+    data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
+    if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
+        data["evaluate"]["sampling"] = {"max_new_tokens": ROOM}
     apply_overrides(data, overrides)
     data["name"] = data["name"] or _name(data)
     return parse(Recipe, data)
 
 
-def _tasks(env: Environment, split: str | None) -> tuple[str, list[Task]]:
-    """A split to score on and its tasks."""
+def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
+    """The panel of a score: `n` tasks of a split, and what is chosen where nobody says.
+
+    Raises:
+        ConfigError: If there is no such split.
+    """
     for name in EVALUATION_SPLITS if split is None else (split,):
         try:
-            return name, choose_tasks(env, Tasks(name))
+            there = len(choose_tasks(env, Tasks(name)))
         except ConfigError:
             if split is not None:
                 raise
-    raise ConfigError(
-        f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own with --split."
-    )
+        else:
+            return Tasks(name, n=min(TASKS, there) if n is None else n)
+    raise ConfigError(f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own.")
 
 
-def _plain_rules(env: Environment, task: Task) -> dict[str, Any]:
-    """Rules for an environment that has none of its own: its tools if it offers any, else a thought and an action."""
+def rules_for(protocol: str | None, environment: str, env: Environment, task: Task) -> dict[str, Any]:
+    """The section `protocol` of a score.
+
+    Args:
+        protocol: A name; None: the environment's own rules, else a thought and an action, or tools if it has some.
+        environment: Its name in a recipe.
+        env: A world of it.
+        task: One that it can pose.
+    """
+    named = protocol or getattr(ENVIRONMENTS.get(environment), "protocol", None)
+    if named:
+        return {"name": named}
     return {
         "name": "plain",
         "format": "tools" if env.reset(task, 0).tools else "react",
