@@ -68,7 +68,7 @@ protocol: {{name: tiny, format: action, system: Guess., max_turns: 2}}
 sft: {{loss: {{name: sft}}, tasks: {{n: 2}}}}
 explore: {{tasks: {{n: 2}}, sampling: {{temperature: 1.0, max_new_tokens: 4}}}}
 align: {{loss: {{name: tlm-dre}}}}
-evaluate: {{tasks: {{n: 2}}, sampling: {{max_new_tokens: 4}}}}
+evaluate: {{tasks: {{split: test, n: 2}}, sampling: {{max_new_tokens: 4}}}}
 """
 
 
@@ -90,11 +90,13 @@ def test_rows_are_what_the_run_holds(run, tmp_path, form):
     if form == "datasets":
         read = datasets.load_from_disk(tmp_path / "out")
     else:
-        files = {file.stem: str(file) for file in (tmp_path / "out").iterdir()}
-        read = datasets.load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
-    assert (
-        counts == {name: len(rows) for name, rows in read.items()} == {"pairs": 2, "expert": 2, "explored": 2}
-    )
+        cache = str(tmp_path / "cache")
+        read = {
+            file.stem: datasets.load_dataset("json", data_files=str(file), cache_dir=cache)["train"]
+            for file in (tmp_path / "out").iterdir()
+        }
+    assert counts == {"pairs": 2, "expert": 2, "explored": 2}
+    assert {name: len(rows) for name, rows in read.items()} == counts
     assert {"prompt", "chosen", "rejected"} <= set(read["pairs"].column_names)
     with pytest.raises(RunError, match="exists and is left as it is"):
         export_rows(run, form, tmp_path / "out")

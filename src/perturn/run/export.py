@@ -149,7 +149,7 @@ def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in scores["policies"]:
         mean, success = (
-            f"{row[value]:.3f} {interval(row[ends])}"
+            f"{row[value]:.3f} [{interval(row[ends])}]"
             for value, ends in (("mean_score", "interval"), ("success_rate", "success_interval"))
         )
         yield f"| {row['name']} | {row['n']} | {mean} | {success} | {row['mean_turns']:.1f} |"
