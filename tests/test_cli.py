@@ -416,3 +416,26 @@ def test_the_package_runs_as_a_module():
     )
 
     assert found.stdout == f"perturn {perturn_version}\n"
+
+
+def test_the_recipes_of_the_package_are_listed_and_copied(perturn, tmp_path):
+    """`init --list` is `list recipes`; `--from` copies one."""
+    listed, wrote = perturn("init", "--list"), perturn("init", tmp_path / "mine.yaml", "--from", "demo")
+
+    assert listed == perturn("list", "recipes")
+    assert "scienceworld_tlm-dre_demo" in listed[1]
+    assert wrote[0] == 0
+    assert (tmp_path / "mine.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "init needs the FILE"),
+        (["a.yaml"], "init needs --environment and --model"),
+        (["a.yaml", "--from", "x"], "no recipe 'x'"),
+    ],
+)
+def test_init_says_what_it_needs(perturn, words, says):
+    """And writes nothing."""
+    assert_refused(perturn("init", *words), says)

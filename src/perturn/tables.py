@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 from perturn.table import Table, locate
@@ -32,13 +31,3 @@ def describe(kind: str) -> dict[str, str]:
 def _first_line(entry: Any) -> str:
     text = inspect.getdoc(entry) if isinstance(entry, type) else str(getattr(entry, "system", ""))
     return next(iter((text or "").splitlines()), "")
-
-
-def recipes(folder: Path) -> dict[str, str]:
-    """The recipe files of a folder, and the comment that each begins with."""
-    found = {}
-    for file in sorted(folder.glob("*.yaml")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            first = lines.readline()
-        found[str(file)] = first.lstrip("# ").rstrip() if first.startswith("#") else ""
-    return found

@@ -19,6 +19,7 @@ from perturn.bounds import EFFORT, SECONDS, SEED, Bound, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
+from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -323,14 +324,17 @@ class Recipe:
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file and apply `key=value` words.
+    """Read a recipe file, or one that comes with the package by its name, and apply `key=value` words.
 
     Raises:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
     path = user_path(path, "recipe")
     if not path.exists():
-        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.")
+        found = shipped_recipe(str(path))
+        if found is None:
+            raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
+        path = found
     data = parse_yaml(
         read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
     )
