@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perturn.cli import loop, main
+from perturn import __version__ as perturn_version
 
 PERTURN = Path(sys.executable).with_name("perturn")
 COMMANDS = [
@@ -27,6 +27,8 @@ COMMANDS = [
     "init",
     "check-env",
     "convert",
+    "compare",
+    "play",
 ]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
 
@@ -259,16 +261,15 @@ def test_stages_print_json_for_machines(perturn, recipe, tmp_path):
     assert stages["explore"] is None
 
 
-def test_an_end_that_an_interval_lacks_is_a_question_mark(tmp_path, capsys):
+def test_an_end_that_an_interval_lacks_is_a_question_mark(capsys):
     """One task whose score has no bounds says nothing of the others; summary.json then has null."""
     row = {"name": "base", "n": 1, "mean_score": 7.0, "success_rate": 1.0, "mean_turns": 2.0}
     compared = {"a": "sft", "b": "base", "n": 1, "mean_difference": 2.0, "interval": [None, None]} | {
         "p_value": 1.0, "mcnemar_p_value": None, "wins": 1, "losses": 0, "ties": 0
     }  # fmt: skip
-    summary = {"protocol": None, "policies": [row | {"interval": [None, None]}], "comparison": compared}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    row |= {"interval": [None, None], "success_interval": [0.2, 1.0], "failed": 0}
 
-    loop._print_summary(tmp_path)
+    print_summary({"protocol": None, "policies": [row], "comparison": compared})
 
     printed = capsys.readouterr().out
     assert "7.000 [? to ?]" in printed
@@ -328,3 +329,107 @@ def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, 
     assert code == 1
     assert "- Method reset() is missing. Remedy: " in output
     assert all(line.startswith("- ") for line in output.splitlines())
+
+
+def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environment, tmp_path):
+    """A table; then, of what is done, the scores with their n and interval as JSON."""
+    words = (
+        "evaluate",
+        "--model",
+        tiny_folder,
+        "--environment",
+        "own_environment:GuessNumber",
+        "protocol.max_turns=2",
+    )
+    words = (*words, "evaluate.sampling.max_new_tokens=4", "model.dtype=float32", f"output={tmp_path}")
+
+    code, table, _ = perturn(*words)
+    again, output, notices = perturn(*words, "--json")
+
+    assert (code, again) == (0, 0)
+    assert "score [95 %]" in table
+    assert "done before" in notices
+    found = json.loads(output)
+    (policy,) = found["policies"]
+    assert (policy["name"], policy["n"], policy["mean_score"]) == ("base", 4, 0.0)
+    assert policy["interval"][0] == 0.0 < policy["interval"][1] < 1.0
+    assert found["protocol"]["environment"] == "guess-number-1.0"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "evaluate needs a recipe or a run, or both --model and --environment"),
+        (
+            ["--environment", "alfworld-like"],
+            "evaluate needs a recipe or a run, or both --model and --environment",
+        ),
+        (["--model", "m"], "--model needs --environment"),
+        (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
+        (
+            ["recipe.yaml", "--model", "m", "--environment", "alfworld-like"],
+            "override 'recipe.yaml' must look like",
+        ),
+    ],
+)
+def test_a_score_needs_a_model_and_an_environment(perturn, words, says):
+    """What is missing is named, and nothing is made."""
+    assert_refused(perturn("evaluate", *words), says)
+
+
+def test_a_person_plays_in_the_terminal_and_keeps_the_episode(
+    perturn, own_environment, tmp_path, monkeypatch
+):
+    """The task is guess/9 and the like; all four numbers are tried."""
+    lines = iter(["9", "10", "11", "12"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    file = tmp_path / "mine.jsonl"
+
+    code, output, _ = perturn("play", "own_environment:GuessNumber", "--output", file)
+
+    assert code == 0
+    assert "Guess it." in output
+    assert "solved: total reward 1" in output
+    assert json.loads(file.read_text())["success"] is True
+
+
+def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
+    """No such run is a mistake."""
+    assert_refused(perturn("compare", tmp_path / "a", tmp_path / "b"), "does not exist")
+
+
+def test_the_version_is_said(perturn):
+    """As the package has it."""
+    assert perturn("--version") == (0, f"perturn {perturn_version}\n", "")
+
+
+def test_the_package_runs_as_a_module():
+    """`python -m perturn`, which `accelerate launch -m perturn` needs."""
+    found = subprocess.run(
+        [sys.executable, "-m", "perturn", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout == f"perturn {perturn_version}\n"
+
+
+def test_the_recipes_of_the_package_are_listed_and_copied(perturn, tmp_path):
+    """`init --list` is `list recipes`; `--from` copies one."""
+    listed, wrote = perturn("init", "--list"), perturn("init", tmp_path / "mine.yaml", "--from", "demo")
+
+    assert listed == perturn("list", "recipes")
+    assert "scienceworld_tlm-dre_demo" in listed[1]
+    assert wrote[0] == 0
+    assert (tmp_path / "mine.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "init needs the FILE"),
+        (["a.yaml"], "init needs --environment and --model"),
+        (["a.yaml", "--from", "x"], "no recipe 'x'"),
+    ],
+)
+def test_init_says_what_it_needs(perturn, words, says):
+    """And writes nothing."""
+    assert_refused(perturn("init", *words), says)

@@ -275,3 +275,21 @@ def test_protocols_that_the_pages_name_exist():
     shown = [yaml.safe_load(block) for block in blocks("docs/environments.md", "yaml")]
 
     assert {block["protocol"]["name"] for block in shown if "protocol" in block} <= set(PROTOCOLS)
+
+
+def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
+    """Its code cells in their order, with a tiny model in the place of the pretrained one; it ends in two scores."""
+    cells = json.loads((ROOT / "docs/examples/turns.ipynb").read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    names = {"__name__": "notebook"}
+
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]  # a number of the page would be of no run that anybody can look up
+            exec("".join(cell["source"]).replace("smollm2-135m", str(tiny_folder)), names)
+
+    printed = capsys.readouterr().out
+    assert "8 episodes, 24 turns" in printed
+    assert printed.count("n = 4") == 2
+    assert names["after"].n == 4

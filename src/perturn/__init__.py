@@ -2,29 +2,49 @@
 
 from typing import TYPE_CHECKING, Any
 
+from perturn.table import locate
 from perturn.types import Action, Observation, PreferencePair, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
     from perturn.policy.config import TurnConfig
     from perturn.policy.trainer import TurnTrainer
+    from perturn.run.direct import Score, assign_credit, collect, evaluate, make_pairs, train
 
 __all__ = [
     "Action",
     "Observation",
     "PreferencePair",
+    "Score",
     "Task",
     "Trajectory",
     "Turn",
     "TurnConfig",
     "TurnTrainer",
+    "assign_credit",
+    "collect",
+    "evaluate",
+    "make_pairs",
+    "train",
 ]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Load the trainer only when it is asked for: it brings torch and transformers."""
-    if name in ("TurnConfig", "TurnTrainer"):
-        from perturn.policy import trainer
+_TORCH = {
+    **{
+        name: f"perturn.run.direct:{name}"
+        for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train")
+    },
+    "TurnConfig": "perturn.policy.config:TurnConfig",
+    "TurnTrainer": "perturn.policy.trainer:TurnTrainer",
+}
+"""Names that are loaded when they are asked for, since they bring torch and transformers."""
 
-        return getattr(trainer, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _TORCH:
+        return locate(_TORCH[name])
     raise AttributeError(f"module 'perturn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from perturn.table import locate
@@ -35,13 +34,3 @@ def _first_line(entry: Any) -> str:
     own = getattr(entry, "says", None) or getattr(entry, "system", "")
     text = inspect.getdoc(entry) if isinstance(entry, type) else str(own)
     return next(iter((text or "").splitlines()), "")
-
-
-def recipes(folder: Path) -> dict[str, str]:
-    """The recipe files of a folder, and the comment that each begins with."""
-    found = {}
-    for file in sorted(folder.glob("*.yaml")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            first = lines.readline()
-        found[str(file)] = first.lstrip("# ").rstrip() if first.startswith("#") else ""
-    return found

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.errors import RunError
 from perturn.report.folder import read_run
-from perturn.report.page import names_of
-from perturn.report.versus import against_first, settings_that_differ
+from perturn.report.versus import against_first, compare_runs, names_of, settings_that_differ
 
 
 @pytest.fixture
@@ -87,3 +87,21 @@ def test_folders_of_one_name_are_told_apart(make, tmp_path):
 
     assert names_of(runs) == ["run", "run-2", "run-3"]
     assert names_of([replace(runs[0]), runs[0]]) == ["run", "run-2"]
+
+
+def test_the_policies_of_one_run_are_compared_with_each_other(two):
+    """The last is tlm-dre against sft, +0.5, +0.25, -0.25 and 0: as in the run's own summary."""
+    found = compare_runs(two[:1])
+
+    assert [(each.a, each.b) for each in found] == [("sft", "base"), ("tlm-dre", "base"), ("tlm-dre", "sft")]
+    assert found[-1].row["mean_difference"] == 0.125
+    assert (found[-1].row["wins"], found[-1].row["losses"], found[-1].row["ties"]) == (2, 1, 1)
+
+
+def test_a_comparison_needs_two_scores(two):
+    """One run with one policy."""
+    for policy in ("base", "tlm-dre"):
+        (two[0] / "evaluation" / f"{policy}.jsonl").unlink()
+
+    with pytest.raises(RunError, match="has scores of 1 policies; a comparison needs two"):
+        compare_runs(two[:1])

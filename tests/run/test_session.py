@@ -56,6 +56,30 @@ def test_panels_with_skip_are_disjoint_and_equal_per_kind(per_kind, skip):
     assert panel_digest(second) == panel_digest(second[::-1])
 
 
+def test_a_panel_of_n_holds_each_kind_about_as_often_as_the_split():
+    """30 of a hundred tasks, 80 of them of one kind: all kinds are drawn from together, and never differently."""
+    world = World()
+    world.tasks = lambda split: [
+        Task(f"{n}", "rare" if n % 5 == 0 else "frequent", split) for n in range(100)
+    ]
+
+    first, rest = (
+        choose_tasks(world, Tasks("train", n=30)),
+        choose_tasks(world, Tasks("train", n=70, skip=30)),
+    )
+
+    assert len(first) == 30
+    assert 2 <= sum(task.kind == "rare" for task in first) <= 11  # hypergeometric, 0.999 of its mass
+    assert not set(ids(first)) & set(ids(rest))
+    assert ids(first) == ids(choose_tasks(world, Tasks("train", n=30)))
+
+
+def test_a_panel_is_counted_in_one_way():
+    """`n` of all kinds and `per_kind` of each cannot both hold."""
+    with pytest.raises(ValueError, match="n and per_kind are both set"):
+        Tasks(n=3, per_kind=1)
+
+
 def test_a_panel_without_a_number_takes_what_skip_leaves():
     """12 - 10 = 2 of each kind."""
     chosen = choose_tasks(World(), Tasks("train", skip=10))
@@ -70,6 +94,7 @@ def test_a_panel_without_a_number_takes_what_skip_leaves():
             Tasks("train", per_kind=8, skip=5),
             "kind 'a' has 12 tasks in split 'train', but per_kind=8 and skip=5 ask for 13",
         ),
+        (Tasks("train", n=20, skip=5), "24 tasks are in split 'train', but n=20 and skip=5 ask for 25"),
         (Tasks("train", skip=12), "split 'train' has no task"),
         (Tasks("empty"), "split 'empty' has no task"),
         (Tasks("dev"), "world-1.0 has no tasks for split 'dev': KeyError: 'dev'"),

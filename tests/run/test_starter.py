@@ -10,7 +10,7 @@ import yaml
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
-from perturn.run.starter import write_recipe
+from perturn.run.starter import copy_recipe, write_recipe
 from perturn.settings.recipe import Recipe, build, parse, read_recipe
 
 GUESS = "own_environment:GuessNumber"
@@ -117,3 +117,17 @@ def test_a_mistake_writes_nothing(file, change, says):
 
     assert says in str(caught.value)
     assert not file.exists()
+
+
+def test_a_recipe_of_the_package_is_copied_as_it_is(tmp_path):
+    """Comments and all; nothing is overwritten."""
+    file = tmp_path / "mine.yaml"
+
+    copy_recipe(file, "demo")
+
+    assert file.read_text().startswith("# tlm-DRE on ScienceWorld with a 135M model.")
+    assert read_recipe(file).name == "demo"
+    with pytest.raises(ConfigError, match="exists and is left as it is"):
+        copy_recipe(file, "demo")
+    with pytest.raises(ConfigError, match="no recipe 'dem' comes with the package"):
+        copy_recipe(tmp_path / "other.yaml", "dem")

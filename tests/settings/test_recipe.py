@@ -196,10 +196,21 @@ def test_a_file_that_is_no_recipe_is_refused(recipe_file, content, says):
 
 
 def test_a_missing_recipe_is_refused_by_name(tmp_path):
-    """The message says where examples are."""
+    """The message names those that come with the package."""
     message = refusal(read_recipe, tmp_path / "none.yaml")
 
-    assert message == f"recipe {str(tmp_path / 'none.yaml')!r} does not exist; recipes/ holds examples."
+    assert message.startswith(f"recipe {str(tmp_path / 'none.yaml')!r} does not exist. ")
+    assert "scienceworld_tlm-dre_demo" in message
+
+
+@pytest.mark.parametrize("name", ["demo", "scienceworld_tlm-dre_demo"])
+def test_a_recipe_of_the_package_is_read_by_its_name(tmp_path, monkeypatch, name):
+    """By that of its run, or of its file, wherever one is; a file of that name comes first."""
+    monkeypatch.chdir(tmp_path)
+
+    assert read_recipe(Path(name)) == read_recipe(RECIPES[0].with_name("scienceworld_tlm-dre_demo.yaml"))
+    Path(name).write_text("name: own\nmodel: {name: m}\nsft: {loss: {name: sft}}\nexpert: {file: f}\n")
+    assert read_recipe(Path(name)).name == "own"
 
 
 @settings(max_examples=40, deadline=None)  # a busy machine is no failure

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
+from perturn.cli.see import list_table
+from perturn.errors import ConfigError
 from perturn.run.progress import console as notices
 
 
@@ -16,22 +18,40 @@ from perturn.run.progress import console as notices
     "my.yaml --environment scienceworld --model smollm2-135m",
     'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
     "my.yaml --environment docs/examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
+    "--list",
+    "my.yaml --from demo",
     panel="Prepare",
 )
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
-    ],
+        Path | None, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
+    ] = None,
     environment: Annotated[
-        str, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
-    ],
-    model: Annotated[str, typer.Option(help="Hub id, local folder, or smollm2-135m.")],
+        str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
     loss: Annotated[str, typer.Option(help="Loss of the alignment.")] = "tlm-dre",
     lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option("--from", help="Copy one that comes with the package instead, as it is.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List those that come with the package.")] = False,
     overrides: Overrides = None,
 ) -> None:
     """Write a recipe with a comment at every setting, for an environment and a model."""
-    from perturn.run.starter import write_recipe
+    from perturn.run.starter import copy_recipe, write_recipe
+
+    if listed:
+        list_table("recipes")
+        return
+    if file is None:
+        raise ConfigError("init needs the FILE to write; or --list, which shows the recipes that are there.")
+    if recipe is not None:
+        copy_recipe(file, recipe)
+        results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+        return
+    if environment is None or model is None:
+        raise ConfigError("init needs --environment and --model; or --from, to copy a recipe that is there.")
 
     write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
     results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)

@@ -1,18 +1,21 @@
-"""The loop and its stages: run, collect, pair, train, evaluate, report."""
+"""The loop and its stages: run, collect, pair, train, report."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
+from perturn.cli._scores import print_summary
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+
+if TYPE_CHECKING:
+    from perturn.settings.recipe import Recipe
 
 STAGES = {
     "collect": (
@@ -30,7 +33,6 @@ STAGES = {
         "runs/demo",
         "runs/demo --dry-run",
     ),
-    "evaluate": ("Score every policy the run has on the held-out panel.", "runs/demo", "runs/demo --json"),
 }
 """Commands that do a part of the loop: help and examples."""
 
@@ -50,7 +52,7 @@ def run(
     from perturn.run.loop import open_run, run_stages
 
     if dry_run:
-        _show_plan(source, overrides, None, as_json)
+        show_plan(source, overrides, None, as_json)
         return
     with open_run(source, overrides or []) as opened:
         run_stages(opened)
@@ -58,7 +60,7 @@ def run(
     if as_json:
         typer.echo(opened.paths.summary.read_text(encoding="utf-8").rstrip())
         return
-    _print_summary(opened.paths.summary)
+    print_summary(json.loads(opened.paths.summary.read_text(encoding="utf-8")))
     results.print(f"report:  {report_file}", soft_wrap=True)
     results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
 
@@ -73,7 +75,7 @@ def _stage_command(name: str, says: str, *examples: str) -> None:
         from perturn.settings.stages import stages
 
         if dry_run:
-            _show_plan(source, overrides, name, as_json)
+            show_plan(source, overrides, name, as_json)
             return
         with open_run(source, overrides or [], name) as opened:
             run_stages(opened, name)
@@ -90,7 +92,8 @@ for _name, _says in STAGES.items():
     _stage_command(_name, *_says)
 
 
-def _show_plan(source: Path, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+    """Print what a recipe would do, and exit with 1 if it could not."""
     from perturn.run.plan import make_plan, print_plan
 
     plan = make_plan(source, overrides or [], name)
@@ -149,24 +152,3 @@ def report(
         refuse_other(recipe)
         folders.append(run_folder(recipe))
     results.print(str(write_report(*folders, output=output)), soft_wrap=True)
-
-
-def _print_summary(file: Path) -> None:
-    """The headline table of a finished run."""
-    from perturn.report.text import comparison_sentences, interval, number, protocol_line
-
-    summary = json.loads(file.read_text(encoding="utf-8"))
-    stamp = summary["protocol"] or {}
-    table = Table(
-        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
-    )
-    for column in ("policy", "n", "average score (95 % interval)", "success rate", "mean turns"):
-        table.add_column(column)
-    for row in summary["policies"]:
-        score = f"{number(row['mean_score'])} [{interval(row['interval'])}]"
-        table.add_row(
-            row["name"], str(row["n"]), score, number(row["success_rate"]), number(row["mean_turns"], 1)
-        )
-    results.print(table)
-    for sentence in comparison_sentences(summary["comparison"]) or ():
-        results.print(sentence, soft_wrap=True)

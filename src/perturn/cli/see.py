@@ -124,12 +124,13 @@ def list_table(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """List what a recipe can name, or the recipes in ./recipes."""
-    from perturn.tables import TABLES, describe, recipes
+    """List what a recipe can name, or the recipes that come with the package."""
+    from perturn.settings.shipped import describe_shipped
+    from perturn.tables import TABLES, describe
 
     if what not in (*TABLES, "recipes"):
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, [*TABLES, 'recipes'])}")
-    entries = recipes(Path("recipes")) if what == "recipes" else describe(what)
+    entries = describe_shipped() if what == "recipes" else describe(what)
     if as_json:
         say_json(entries)
         return

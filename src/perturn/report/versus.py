@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
-from perturn.report.folder import RecordedRun
+from perturn.errors import RunError
+from perturn.report.folder import RecordedRun, read_run
 from perturn.report.summary import compare, comparison_row
+from perturn.types import Trajectory
 
 _PANEL = ("environment", "split", "panel_sha256", "n")
 """Keys of the protocol that are equal where two scores are of the same tasks."""
@@ -30,6 +34,41 @@ class Versus:
     """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
     """The two sets of episodes, as the links of the page name them."""
+
+
+def compare_runs(folders: Sequence[Path]) -> list[Versus]:
+    """The last policy of each further run against that of the first; of one run, all its policies.
+
+    Raises:
+        RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
+    """
+    runs = [read_run(folder) for folder in folders]
+    if len(runs) > 1:
+        return against_first(runs, names_of(runs))
+    scored = runs[0].evaluation
+    if len(scored) < 2:
+        raise RunError(f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.")
+    return [_between(later, earlier, scored) for earlier, later in combinations(scored, 2)]
+
+
+def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
+    """One policy of a run against another."""
+    result = compare(scored[a], scored[b])
+    if result is None:
+        return Versus(a, b, None, "they share no task.")
+    return Versus(a, b, comparison_row(result, a, b))
+
+
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Name of each run on the page: that of its folder, with a number where two have the same."""
+    names: list[str] = []
+    for run in runs:
+        name, number = run.paths.folder.resolve().name, 2
+        wanted = name
+        while wanted in names:
+            wanted, number = f"{name}-{number}", number + 1
+        names.append(wanted)
+    return names
 
 
 def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:

@@ -49,7 +49,7 @@ def show_expert(session: Session, stage: Stage) -> None:
         )
 
     def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
-        start = partial(_shown, protocol=session.protocol)
+        start = partial(shown, protocol=session.protocol)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
 
     with run.stage(stage.name, file) as counts:
@@ -83,7 +83,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
             counts |= outcomes(store.read())
 
 
-def _shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
+def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
     """The expert's episode, which asks no engine."""
     yield from ()
     return demonstrate(env, job, protocol)

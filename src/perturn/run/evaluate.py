@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.session import Session, evaluation_sampling
+from perturn.settings.recipe import Section
 from perturn.settings.stages import Stage
-from perturn.types import EpisodeProtocol, Sampling
+from perturn.types import EpisodeProtocol, Sampling, Task
 
 
 def evaluate(session: Session, stage: Stage) -> None:
@@ -21,20 +23,18 @@ def evaluate(session: Session, stage: Stage) -> None:
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
     sampling = evaluation_sampling(recipe)
-    stamp = {
-        "environment": session.panels.environment,
-        "settings": recipe.environment,
-        "split": settings.tasks.split,
-        "n": len(tasks),
-        "panel_sha256": panel_digest(tasks),
-        **_rules(session.protocol, {task.kind for task in tasks}),
-        "decoding": dataclasses.asdict(sampling),
-        "departures": _departures(session.protocol, sampling),
-        "seed": recipe.seed,
-    }
+    conditions = stamp(
+        session.panels.environment,
+        recipe.environment,
+        settings.tasks.split,
+        tasks,
+        session.protocol,
+        sampling,
+        recipe.seed,
+    )
     file = run.paths.evaluation(stage.policy)
     with run.stage(stage.name, file) as counts:
-        write_whole(run.paths.stamp, json.dumps(stamp, indent=2) + "\n")
+        write_whole(run.paths.stamp, json.dumps(conditions, indent=2) + "\n")
         counts |= session.play(
             file,
             make_jobs(tasks, recipe.seed),
@@ -43,6 +43,39 @@ def evaluate(session: Session, stage: Stage) -> None:
             settings.concurrency,
             f"evaluating {stage.policy}",
         )
+
+
+def stamp(
+    environment: str,
+    settings: Section | None,
+    split: str,
+    tasks: Sequence[Task],
+    protocol: EpisodeProtocol,
+    sampling: Sampling,
+    seed: int,
+) -> dict[str, Any]:
+    """The conditions of a score, as `evaluation/protocol.json` holds them.
+
+    Args:
+        environment: Its name and version.
+        settings: The section `environment`, if there is one.
+        split: Of the tasks.
+        tasks: The panel.
+        protocol: Rules of the episodes.
+        sampling: How actions are decoded.
+        seed: Of the episodes.
+    """
+    return {
+        "environment": environment,
+        "settings": settings,
+        "split": split,
+        "n": len(tasks),
+        "panel_sha256": panel_digest(tasks),
+        **_rules(protocol, {task.kind for task in tasks}),
+        "decoding": dataclasses.asdict(sampling),
+        "departures": _departures(protocol, sampling),
+        "seed": seed,
+    }
 
 
 def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:

@@ -34,11 +34,11 @@ TRACKERS = ("tensorboard", "trackio", "wandb")
 """Where training's metrics can go beside the run folder."""
 
 
-def open_run(source: Path, overrides: Sequence[str] = (), command: str | None = None) -> Run:
+def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str | None = None) -> Run:
     """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
 
     Args:
-        source: The recipe or the folder.
+        source: The recipe, its file, or the folder.
         overrides: `key=value` words.
         command: The one command the run is opened for; None: the whole loop.
 

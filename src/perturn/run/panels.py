@@ -91,7 +91,7 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
 
 
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
-    """The tasks of a panel: of each kind, `per_kind` tasks after `skip`, in a fixed shuffled order.
+    """The tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
 
     The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
 
@@ -99,7 +99,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
         ConfigError: If the panel is empty or a kind has too few tasks.
         EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
-    by_kind: dict[str, list[Task]] = defaultdict(list)
+    groups: dict[str, list[Task]] = defaultdict(list)
     ids = set()
     for task in _tasks(env, panel.split):
         if problem := task_fault(task):
@@ -109,22 +109,27 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
                 f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
             )
         ids.add(task.id)
-        by_kind[task.kind].append(task)
-    chosen: list[Task] = []
-    for kind, tasks in by_kind.items():
-        random.Random(f"{panel.split}/{kind}").shuffle(tasks)
-        wanted = (
-            tasks[panel.skip :] if panel.per_kind is None else tasks[panel.skip : panel.skip + panel.per_kind]
-        )
-        if panel.per_kind is not None and len(wanted) < panel.per_kind:
-            raise ConfigError(
-                f"kind {kind!r} has {len(tasks)} tasks in split {panel.split!r}, but per_kind={panel.per_kind} "
-                f"and skip={panel.skip} ask for {panel.skip + panel.per_kind}."
-            )
-        chosen += wanted
+        groups[task.kind if panel.n is None else ""].append(task)
+    chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
     if not chosen:
         raise ConfigError(f"split {panel.split!r} has no task.")
     return chosen
+
+
+def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
+    """A panel's tasks of one kind, or of all kinds together where it asks for `n`."""
+    random.Random(f"{panel.split}/{kind}").shuffle(tasks)
+    key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
+    if wanted is None:
+        return tasks[panel.skip :]
+    if len(tasks) < panel.skip + wanted:
+        whose = (
+            f"kind {kind!r} has {len(tasks)} tasks in" if panel.n is None else f"{len(tasks)} tasks are in"
+        )
+        raise ConfigError(
+            f"{whose} split {panel.split!r}, but {key}={wanted} and skip={panel.skip} ask for {panel.skip + wanted}."
+        )
+    return tasks[panel.skip : panel.skip + wanted]
 
 
 def sft_tasks(recipe: Recipe) -> Tasks:

@@ -125,11 +125,11 @@ class Episodes:
         return (self.turns + self.limit) / 2 if learned else self.limit
 
 
-def make_plan(source: Path, overrides: Sequence[str], command: str | None) -> Plan:
+def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | None) -> Plan:
     """Check a recipe as a run would, and estimate what it costs; nothing is written.
 
     Args:
-        source: The recipe, or a run folder.
+        source: The recipe, its file, or a run folder.
         overrides: `key=value` words.
         command: The one command that would be given; None: the whole loop.
 

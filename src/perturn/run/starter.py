@@ -19,6 +19,7 @@ from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
+from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.tables import table
 
 _TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
@@ -63,6 +64,20 @@ def write_recipe(
     settings = "\n".join(_fields(Recipe, parse(Recipe, chosen), chosen, ""))
     write_whole(file, f"{_header(file, environment, model)}{settings}\n")
     read_recipe(file)
+
+
+def copy_recipe(file: Path, name: str) -> None:
+    """Copy a recipe that comes with the package, comments and all.
+
+    Raises:
+        ConfigError: If the file exists, or there is no such recipe.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
+    found = shipped_recipe(name)
+    if found is None:
+        raise ConfigError(f"no recipe {name!r} comes with the package.{did_you_mean(name, shipped())}")
+    write_whole(file, found.read_text(encoding="utf-8"))
 
 
 def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from perturn.bounds import EFFORT, SECONDS, SEED, Bound, bounded, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
+from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -63,15 +64,20 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-@bounded
 class Tasks:
-    """A panel of tasks: a seeded choice from a split, equally many of each kind."""
+    """A panel of tasks: a fixed choice from a split, of each kind or of all kinds together."""
 
     split: str = "train"
     per_kind: Annotated[int, COUNT] | None = None
     """Tasks of each kind; None: all of them."""
+    n: Annotated[int, COUNT] | None = None
+    """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Tasks of each kind to leave out first, for panels of one split that must not overlap."""
+    """Tasks to leave out first, of each kind or of all together, for panels of one split that must not overlap."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        _check(self.n is None or self.per_kind is None, "n and per_kind are both set; leave one of them out.")
 
 
 @dataclass(frozen=True)
@@ -299,14 +305,17 @@ class Recipe:
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file and apply `key=value` words.
+    """Read a recipe file, or one that comes with the package by its name, and apply `key=value` words.
 
     Raises:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
     path = user_path(path, "recipe")
     if not path.exists():
-        raise ConfigError(f"recipe {str(path)!r} does not exist; recipes/ holds examples.")
+        found = shipped_recipe(str(path))
+        if found is None:
+            raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
+        path = found
     data = parse_yaml(
         read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
     )

@@ -1,0 +1,41 @@
+"""How scores and comparisons look in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from perturn.cli._base import results
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The headline table of a run, and its comparison, from `summary.json`."""
+    from perturn.report.text import interval, number, protocol_line
+
+    stamp = summary["protocol"] or {}
+    table = Table(
+        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
+    )
+    for column in ("policy", "n", "score [95 %]", "success [95 %]", "turns", "failed"):
+        table.add_column(column)
+    for row in summary["policies"]:
+        table.add_row(
+            row["name"],
+            str(row["n"]),
+            f"{number(row['mean_score'])} [{interval(row['interval'])}]",
+            f"{number(row['success_rate'])} [{interval(row['success_interval'])}]",
+            number(row["mean_turns"], 1),
+            str(row["failed"]),
+        )
+    results.print(table)
+    print_comparison(summary["comparison"])
+
+
+def print_comparison(found: Mapping[str, Any] | None) -> None:
+    """A paired comparison in two sentences, if there is one."""
+    from perturn.report.text import comparison_sentences
+
+    for sentence in comparison_sentences(found) or ():
+        results.print(sentence, markup=False, soft_wrap=True)

@@ -1,0 +1,55 @@
+"""What leaves a run: rows for other libraries, and policies for the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perturn.cli._base import command, existing, results
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.reading import user_path
+
+
+@command(
+    "export",
+    "runs/demo --to trl",
+    "runs/demo --to datasets --output data/demo",
+    "runs/demo --to hub --repo me/demo-tlm-dre",
+    panel="Look",
+)
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", callback=existing, help="Folder of a run.")],
+    to: Annotated[
+        str,
+        typer.Option(help="trl: JSONL rows; datasets: a DatasetDict; hub: a policy with its card."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new folder; else RUN's name and --to, here.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy for the Hub; else the last that was trained.")
+    ] = None,
+    repo: Annotated[
+        str | None, typer.Option(help="Upload the folder to this repository, such as me/my-policy.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+) -> None:
+    """Export a run's pairs and episodes for TRL or datasets, or a policy with a card of its scores for the Hub."""
+    from perturn.run.export import FORMS, export_policy, export_rows, push
+
+    if to not in FORMS:
+        raise ConfigError(f"unknown --to {to!r}.{did_you_mean(to, FORMS)}")
+    if to != "hub" and (policy or repo or private):
+        raise ConfigError("--policy, --repo and --private belong to --to hub.")
+    folder = Path(f"{run.resolve().name}-{to}") if output is None else user_path(output, "output")
+    if to != "hub":
+        counts = export_rows(run, to, folder)
+        held = ", ".join(f"{count} {name}" for name, count in counts.items())
+        results.print(f"{folder}: {held}", markup=False, soft_wrap=True)
+        return
+    name = export_policy(run, folder, policy)
+    results.print(f"{folder}: policy {name}, its card, recipe and scores", markup=False, soft_wrap=True)
+    if repo:
+        results.print(push(folder, repo, private), markup=False, soft_wrap=True)

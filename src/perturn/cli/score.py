@@ -1,0 +1,169 @@
+"""Scores: of any model or of a run's policies, of one run against another, and of yourself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perturn.cli._base import AsJson, DryRun, Overrides, command, existing, results, say_json
+from perturn.cli._scores import print_comparison, print_summary
+from perturn.cli.loop import show_plan
+from perturn.errors import ConfigError
+from perturn.io.reading import user_path
+
+Environment = Annotated[
+    str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
+]
+Split = Annotated[
+    str | None, typer.Option(help="Split of the tasks; else test, or what the environment has.")
+]
+Rules = Annotated[
+    str | None, typer.Option(help="A name from `perturn list protocols`; else the environment's own.")
+]
+
+
+@command(
+    "evaluate",
+    "--model smollm2-135m --environment scienceworld --n 20 protocol.format=action",
+    "--model Qwen/Qwen2.5-7B-Instruct --environment my_package.my_env:MyEnvironment --json",
+    "--model gpt-4.1-mini --environment hotpotqa engine.name=api engine.base_url=https://api.openai.com/v1",
+    "runs/demo",
+    panel="The loop",
+)
+def evaluate(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run, whose policies are scored."),
+    ] = None,
+    overrides: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Score this model instead: Hub id, folder, or a server's name for it.")
+    ] = None,
+    environment: Environment = None,
+    split: Split = None,
+    n: Annotated[int | None, typer.Option(help="Tasks; else 50, or all if there are fewer.")] = None,
+    protocol: Rules = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on an environment, or every policy that a run has, on held-out tasks."""
+    from perturn.report import summarize
+    from perturn.run.loop import open_run, run_stages
+    from perturn.run.score import scoring_recipe
+    from perturn.settings.recipe import Recipe
+
+    words = overrides or []
+    chosen: Path | Recipe
+    if model is None:
+        if source is None or environment or split or n or protocol:
+            raise ConfigError(
+                "evaluate needs a recipe or a run, or both --model and --environment (to which --split, --n and "
+                "--protocol belong)."
+            )
+        chosen = user_path(source, "path")
+    else:
+        words = [word for word in (source, *words) if word is not None]
+        if environment is None:
+            raise ConfigError("--model needs --environment; `perturn list environments` shows their names.")
+        chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
+    if dry_run:
+        show_plan(chosen, words, "evaluate", as_json)
+        return
+    with open_run(chosen, words, "evaluate") as run:
+        run_stages(run, "evaluate")
+    summary: dict[str, Any] = {"run": str(run.folder), **summarize(run.folder)}
+    if as_json:
+        say_json(summary)
+        return
+    print_summary(summary)
+    results.print(
+        f"episodes and protocol: {run.folder}; a page of them: perturn report {run.folder}", soft_wrap=True
+    )
+
+
+@command(
+    "compare",
+    "runs/seed-0 runs/seed-1",
+    "runs/demo --json",
+    codes="0 compared; 1 a comparison is refused, since the tasks are not the same; 2 a mistake.",
+    panel="Look",
+)
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN [RUN ...]", help="Folders: each run's last policy against the first run's."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare scores task by task: run against run, or the policies of one run with each other."""
+    from perturn.report.versus import compare_runs
+
+    found = compare_runs([existing(run) or run for run in runs])
+    if as_json:
+        say_json([asdict(each) for each in found])
+    else:
+        for each in found:
+            if each.row:
+                print_comparison(each.row)
+            else:
+                results.print(f"{each.a} against {each.b}: not compared: {each.refused}", markup=False)
+            for line in each.differs:
+                results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
+    if any(each.row is None for each in found):
+        raise typer.Exit(1)
+
+
+@command(
+    "play",
+    "scienceworld",
+    "docs/examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
+    panel="Look",
+)
+def play(
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `list environments`, or MODULE:CLASS.")
+    ],
+    overrides: Overrides = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task; else the first of the panel.")] = None,
+    split: Split = None,
+    protocol: Rules = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
+    ] = None,
+) -> None:
+    """Play a task yourself, with what a policy would see. An empty line or Ctrl-D ends it."""
+    from perturn.data.store import TrajectoryStore
+    from perturn.run.by_hand import play_by_hand
+    from perturn.run.score import scoring_recipe
+
+    recipe = scoring_recipe("person", environment, split=split, protocol=protocol, overrides=overrides or [])
+    played = play_by_hand(recipe, task, _ask, _show)
+    if played is None:
+        results.print("you left; nothing is kept")
+        return
+    ended = (
+        "solved"
+        if played.success
+        else played.error or ("stopped at the limit" if played.truncated else "over")
+    )
+    results.print(f"{ended}: total reward {played.total_reward:g} in {len(played.turns)} turns", markup=False)
+    if output is not None:
+        with TrajectoryStore(user_path(output, "output")) as store:
+            store.append(played)
+
+
+def _ask() -> str:
+    typed = input("> ")
+    if not typed.strip():
+        raise EOFError
+    return typed
+
+
+def _show(message: dict[str, Any]) -> None:
+    results.print(f"{message['role']}:", style="dim")
+    results.print(message.get("content") or "", markup=False, highlight=False, soft_wrap=True)

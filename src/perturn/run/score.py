@@ -1,0 +1,108 @@
+"""The recipe of a score: any model on any environment, without a recipe file and without training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from perturn.envs import ENVIRONMENTS
+from perturn.envs.load import environment_maker
+from perturn.envs.protocols import PROTOCOLS
+from perturn.errors import ConfigError
+from perturn.faults import closing_world
+from perturn.run.panels import choose_tasks
+from perturn.settings.recipe import Recipe, Tasks, apply_overrides, parse
+from perturn.types import Environment, Task
+
+EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
+"""Names under which environments keep tasks to be scored on, the first that one has being taken."""
+TASKS = 50
+"""Tasks of a score, where nobody says how many."""
+ROOM = 128
+"""Tokens of a turn, where neither protocol nor user says how many."""
+
+
+def scoring_recipe(
+    model: str,
+    environment: str,
+    *,
+    split: str | None = None,
+    n: int | None = None,
+    protocol: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """The recipe of a run that scores one model and does nothing else.
+
+    Args:
+        model: Hub id, local folder, bundled name, or the name of a model at the server of `engine.name=api`.
+        environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
+        split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
+        n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
+        protocol: Name of the rules; None: the environment's own, else a plain instruction and 30 turns.
+        overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
+
+    Raises:
+        PerturnError: If a setting is wrong, or the environment cannot start or has no such tasks.
+    """
+    data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
+    apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
+    with closing_world(environment_maker(data["environment"])()) as env:
+        panel = scored_panel(env, split, n)
+        first = choose_tasks(env, Tasks(panel.split))[0]
+        data["protocol"] = rules_for(protocol, environment, env, first)
+    data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
+    if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
+        data["evaluate"]["sampling"] = {"max_new_tokens": ROOM}
+    apply_overrides(data, overrides)
+    data["name"] = data["name"] or _name(data)
+    return parse(Recipe, data)
+
+
+def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
+    """The panel of a score: `n` tasks of a split, and what is chosen where nobody says.
+
+    Raises:
+        ConfigError: If there is no such split.
+    """
+    for name in EVALUATION_SPLITS if split is None else (split,):
+        try:
+            there = len(choose_tasks(env, Tasks(name)))
+        except ConfigError:
+            if split is not None:
+                raise
+        else:
+            return Tasks(name, n=min(TASKS, there) if n is None else n)
+    raise ConfigError(f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own.")
+
+
+def rules_for(protocol: str | None, environment: str, env: Environment, task: Task) -> dict[str, Any]:
+    """The section `protocol` of a score.
+
+    Args:
+        protocol: A name; None: the environment's own rules, else a thought and an action, or tools if it has some.
+        environment: Its name in a recipe.
+        env: A world of it.
+        task: One that it can pose.
+    """
+    named = protocol or getattr(ENVIRONMENTS.get(environment), "protocol", None)
+    if named:
+        return {"name": named}
+    return {
+        "name": "plain",
+        "format": "tools" if env.reset(task, 0).tools else "react",
+        "system": "Solve the task, turn by turn.",
+        "max_turns": 30,
+    }
+
+
+def _name(data: dict[str, Any]) -> str:
+    """A name for the run that says what is scored; other settings give it another name."""
+    digest = hashlib.blake2b(
+        json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
+    ).hexdigest()
+    words = (str(data["environment"]["name"]), str(data["model"]["name"]).rstrip("/"))
+    parts = [re.sub(r"[^\w.-]+", "-", word.rpartition("/")[2].rpartition(":")[2])[-60:] for word in words]
+    return "-".join([*parts, digest])

@@ -1,0 +1,124 @@
+"""The stages as functions: on objects, without a folder, equal to what a run does."""
+
+import pytest
+import torch
+from tests.conftest import make_tiny_model
+from torch.testing import assert_close
+
+import perturn
+from perturn.credit import CREDITS
+from perturn.errors import ConfigError
+from perturn.types import EpisodeProtocol, Sampling
+
+OWN = "own_environment:GuessNumber"
+RULES = EpisodeProtocol("guess", format="action", system="Guess.", max_turns=3)
+SHORT = Sampling(temperature=1.0, max_new_tokens=4)
+
+
+@pytest.fixture
+def experts(own_environment):
+    """The expert's episodes of four numbers."""
+    return perturn.collect("expert", OWN, n=4, protocol=RULES)
+
+
+@pytest.fixture
+def explored(own_environment, tiny_model, tokenizer):
+    """What a model that knows nothing does on the same four."""
+    return perturn.collect(tiny_model, OWN, n=4, protocol=RULES, sampling=SHORT, tokenizer=tokenizer)
+
+
+def test_episodes_come_in_the_order_of_their_tasks(own_environment, experts, explored):
+    """Both of the same panel, whoever ended first."""
+    assert [one.key for one in experts] == [one.key for one in explored]
+    assert all(one.success for one in experts)
+    assert {one.policy.partition("@")[0] for one in explored} == {"policy"}
+
+
+def test_a_maker_of_worlds_will_do(own_environment):
+    """Such as a class of a notebook, which no process could import."""
+    found = perturn.collect("expert", own_environment.GuessNumber, n=2, protocol=RULES)
+
+    assert [one.success for one in found] == [True, True]
+
+
+def test_pairs_put_the_expert_first(experts, explored):
+    """Each gap is 1, so all four are kept."""
+    pairs = perturn.make_pairs(experts, explored)
+
+    assert [(pair.chosen.key, pair.rejected.key) for pair in pairs] == [(one.key, one.key) for one in experts]
+
+
+def test_a_credit_without_a_model_is_the_credit(explored):
+    """By name, by section and as an object, for each trajectory by itself."""
+    expected = [CREDITS["discount"](gamma=0.5)([one])[0] for one in explored]
+
+    for credit in ({"name": "discount", "gamma": 0.5}, CREDITS["discount"](gamma=0.5)):
+        assert_close(perturn.assign_credit(explored, credit), expected, rtol=0, atol=0)
+
+
+def test_a_credit_that_reads_a_reference_weighs_as_training_does(
+    experts, explored, tokenizer, tiny_model, tmp_path
+):
+    """The trainer's own rows of the same pairs hold the same numbers."""
+    pairs = perturn.make_pairs(experts, explored)
+    trainer = perturn.TurnTrainer(
+        tiny_model,
+        perturn.TurnConfig(
+            output_dir=str(tmp_path), report_to="none", reference_cache=str(tmp_path / "cache")
+        ),
+        train_dataset=pairs,
+        processing_class=tokenizer,
+    )
+
+    weights = perturn.assign_credit(
+        [pair.rejected for pair in pairs], "confidence", model=tiny_model, tokenizer=tokenizer
+    )
+
+    assert_close(weights, [row.weight[1] for row in trainer.train_dataset.rows], rtol=0, atol=0)
+
+
+def test_a_credit_that_reads_a_reference_asks_for_one(explored):
+    """There is no default policy."""
+    with pytest.raises(ConfigError, match="credit Confidence reads a reference policy; give model="):
+        perturn.assign_credit(explored)
+
+
+def test_training_changes_the_model_and_writes_nothing(experts, tokenizer, tmp_path, monkeypatch):
+    """A high learning rate for one epoch."""
+    monkeypatch.chdir(tmp_path)
+    model = make_tiny_model()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+
+    trained = perturn.train(
+        model, experts, loss="sft", tokenizer=tokenizer, learning_rate=1e-2, use_cpu=True, disable_tqdm=True
+    )
+
+    assert trained is model
+    assert not trained.training
+    assert any(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_score_has_n_interval_and_protocol(own_environment, tiny_model, tokenizer):
+    """Four tasks, none solved: 0 with the Wilson interval of 0 of 4, whose end is z^2/(4 + z^2) = 0.490."""
+    found = perturn.evaluate(tiny_model, OWN, protocol=RULES, tokenizer=tokenizer, sampling=SHORT)
+
+    assert (found.n, found.mean_score, found.failed) == (4, 0.0, 0)
+    assert_close(found.success_interval[1], 0.490, atol=1e-3, rtol=0)
+    assert (found.protocol["environment"], found.protocol["split"]) == ("guess-number-1.0", "test")
+    assert found.protocol["name"] == "guess-action"
+    assert found.against(found).ties == 4
+
+
+def test_a_folder_is_served_under_its_name(own_environment, tiny_folder):
+    """Loaded from disk, as a run does it; the name has a digest of the weights."""
+    found = perturn.collect(str(tiny_folder), OWN, n=2, protocol=RULES, sampling=SHORT)
+
+    assert [one.status for one in found] == ["completed", "completed"]
+    assert {one.policy.partition("@")[0] for one in found} == {tiny_folder.name}
+
+
+def test_the_public_names_are_shown():
+    """And each is there."""
+    assert {"collect", "make_pairs", "assign_credit", "train", "evaluate", "TurnTrainer"} <= set(dir(perturn))
+    assert all(hasattr(perturn, name) for name in dir(perturn))

@@ -1,0 +1,49 @@
+"""The Dockerfile: built where a builder is, else read by a linter."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def call(*words, **settings):
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, **settings)
+
+
+def test_the_linter_finds_nothing():
+    """Hadolint, which asks for pinned users, quoted variables and shells that stop at an error."""
+    found = call(str(Path(sys.executable).with_name("hadolint")), "Dockerfile")
+
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_every_file_that_is_copied_is_there_and_sent():
+    """What COPY names exists, and no line of .dockerignore leaves it out."""
+    copied = [
+        word
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ")
+        for word in line.split()[1:-1]
+    ]
+    ignored = (ROOT / ".dockerignore").read_text().split()
+
+    assert {"pyproject.toml", "src", "recipes"} <= set(copied)
+    assert all((ROOT / word).exists() for word in copied)
+    assert not set(copied) & set(ignored)
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_says_its_version():
+    """Where a builder answers: without extras, which are many gigabytes."""
+    if shutil.which("docker") is None or call("docker", "info", timeout=60).returncode:
+        pytest.skip("no builder: docker is not installed, or its daemon does not answer")
+
+    built = call("docker", "build", "--quiet", "--build-arg", "EXTRAS=gguf", ".", timeout=580)
+    assert built.returncode == 0, built.stderr
+    said = call("docker", "run", "--rm", built.stdout.strip(), "--version", timeout=60)
+
+    assert said.stdout.startswith("perturn ")
