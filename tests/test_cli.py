@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from perturn import __version__ as perturn_version
+from perturn.cli import main
+from perturn.cli._scores import print_summary
 
 PERTURN = Path(sys.executable).with_name("perturn")
 COMMANDS = [

@@ -176,7 +176,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 
 def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
-    """What a run says of its data beyond the rows.
+    """Facts of a run on its data beyond the rows.
 
     Returns:
         `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs and has both files.

@@ -1,4 +1,4 @@
-"""What leaves a run: rows for other libraries, and policies for the Hub."""
+"""Exports of a run: rows for other libraries, and policies for the Hub."""
 
 from __future__ import annotations
 

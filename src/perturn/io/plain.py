@@ -37,7 +37,7 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
 
 
 def mismatch(expected: str, value: object) -> str:
-    """What was expected, and a value that is not it."""
+    """An expectation, and a value that does not meet it, in words."""
     large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it
     got = "a larger one" if large else reprlib.repr(value)
     return mended(f"expected {expected}, got {got} ({type(value).__name__})")

@@ -42,7 +42,7 @@ class Person:
         return Action(self._written(self._ask().strip()))
 
     def _written(self, typed: str) -> str:
-        """What was typed, in the format; a call may be typed as JSON without its tags."""
+        """The typed action in the format; a call may be typed as JSON without its tags."""
         if self._format.native:
             return f"<tool_call>\n{typed}\n</tool_call>" if typed.startswith("{") else typed
         return typed if self._format.parse(typed) else self._format.write("", typed)

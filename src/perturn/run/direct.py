@@ -38,7 +38,7 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.score import ROOM, rules_for, scored_panel
+from perturn.run.score import TURN_TOKENS, rules_for, scored_panel
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import ProtocolSettings, Section, Tasks, Worlds, build
 from perturn.stats import PairedComparison
@@ -98,7 +98,7 @@ def collect(
         return _in_order(
             jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         )
-    how = sampling or Sampling(temperature=1.0, max_new_tokens=ROOM)
+    how = sampling or Sampling(temperature=1.0, max_new_tokens=TURN_TOKENS)
     with _serving(policy, rules, tokenizer, engine) as served:
         return _in_order(
             jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
@@ -264,7 +264,7 @@ def evaluate(
         tasks = choose_tasks(env, chosen)
         rules = _rules(protocol, environment, env, tasks[0])
         name = env.name
-    how = sampling or rules.sampling or Sampling(max_new_tokens=ROOM)
+    how = sampling or rules.sampling or Sampling(max_new_tokens=TURN_TOKENS)
     jobs = make_jobs(tasks, seed)
     with _serving(policy, rules, tokenizer, engine) as served:
         played = _in_order(
@@ -275,7 +275,7 @@ def evaluate(
 
 
 def _maker(environment: World) -> Callable[[], Environment]:
-    """What makes the worlds: named ones in processes of their own, as in a run."""
+    """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if section is None:
         assert callable(environment)
@@ -302,8 +302,8 @@ def _rules(
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
     """Trajectories, which come as they end, in the order of their jobs."""
-    place = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
-    return sorted(played, key=lambda one: place[one.key])
+    index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
+    return sorted(played, key=lambda one: index_of[one.key])
 
 
 @contextmanager

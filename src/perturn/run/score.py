@@ -21,7 +21,7 @@ EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
 """Names under which environments keep tasks to be scored on, the first that one has being taken."""
 TASKS = 50
 """Tasks of a score, where nobody says how many."""
-ROOM = 128
+TURN_TOKENS = 128
 """Tokens of a turn, where neither protocol nor user says how many."""
 
 
@@ -55,7 +55,7 @@ def scoring_recipe(
         data["protocol"] = rules_for(protocol, environment, env, first)
     data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
     if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
-        data["evaluate"]["sampling"] = {"max_new_tokens": ROOM}
+        data["evaluate"]["sampling"] = {"max_new_tokens": TURN_TOKENS}
     apply_overrides(data, overrides)
     data["name"] = data["name"] or _name(data)
     return parse(Recipe, data)

@@ -158,7 +158,7 @@ def _taught(session: Session) -> list[Trajectory]:
 
 
 def _files(run: Run, stage: Stage) -> list[Path]:
-    """What a training stage makes: a checkpoint and files in `metrics/`."""
+    """Files of a training stage: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]

@@ -426,9 +426,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _refuse_infinite(value: Any, where: str) -> None:
     """Refuse numbers that are not finite, in lists and mappings too."""
-    for place, _, each in _leaves(value, where):
+    for path, _, each in _leaves(value, where):
         if isinstance(each, float) and not math.isfinite(each):
-            raise ConfigError(f"{place} must be a finite number, got {each}.")
+            raise ConfigError(f"{path} must be a finite number, got {each}.")
 
 
 def _join(where: str, key: str) -> str:

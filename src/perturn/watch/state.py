@@ -154,7 +154,7 @@ class Watcher:
         )
 
     def _rows(self, file: Path) -> list[Any]:
-        """What a file has now: metrics as they are, or the numbers of episodes."""
+        """Content of a file now: metrics as they are, or the numbers of episodes."""
         logged = file.parent == self._paths.metrics("").parent
         tail: Tail[Any] = Tail(file, read_metrics if logged else read_episode)
         return self._tails.setdefault(file, tail).look()

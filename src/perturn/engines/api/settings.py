@@ -94,7 +94,7 @@ class ApiSettings:
 
     @property
     def bound(self) -> str:
-        """What the run may spend."""
+        """The most that the run may spend, in words."""
         bound = self.max_cost or self.max_tokens_total
         return (
             f"engine's bound: {bound}"
