@@ -152,6 +152,21 @@ class Trajectory:
             )
 
 
+def failed(trajectory: Trajectory) -> bool:
+    """Whether the environment or the engine raised; such an episode stays in every denominator."""
+    return trajectory.status is Status.FAILED
+
+
+def score(trajectory: Trajectory) -> float:
+    """The worth of an episode wherever one is scored: its total reward; 0 if it FAILED."""
+    return 0.0 if failed(trajectory) else trajectory.total_reward
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    """Whether the task was solved; not if it FAILED, whatever its record says."""
+    return trajectory.success and not failed(trajectory)
+
+
 @dataclass(frozen=True)
 class PreferencePair:
     """Two trajectories of one task, one preferred to the other."""

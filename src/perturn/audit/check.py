@@ -12,7 +12,6 @@ import numpy as np
 
 from perturn.audit.rows import read_each
 from perturn.audit.view import View, recipe_of, totals, view_of
-from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
@@ -21,7 +20,7 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.settings.recipe import Pair
-from perturn.types import Action, PreferencePair, Trajectory
+from perturn.types import Action, PreferencePair, Trajectory, succeeded
 
 Row = Trajectory | PreferencePair
 _EXAMPLES = 5

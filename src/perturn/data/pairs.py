@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from perturn.data.outcomes import failed
 from perturn.errors import ConfigError, DataError
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, failed
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
 """Outcomes of an explored trajectory: the first that holds."""

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perturn.data.outcomes import failed, score, succeeded
 from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.turns import body, clip, message_text, tokens
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed, score, succeeded
 
 PIECE = 48
 """Episodes of a piece."""

@@ -9,11 +9,11 @@ from typing import Any
 from markupsafe import Markup
 from plotly.io import to_json
 
-from perturn.data.outcomes import score, succeeded
 from perturn.report import figures
 from perturn.report.figures import Chart
 from perturn.report.folder import RecordedRun, Row
 from perturn.report.summary import scores_by_task
+from perturn.types import score, succeeded
 
 _SFT = (
     Chart("Loss", ("loss",), "On expert trajectories."),

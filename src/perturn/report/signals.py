@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from perturn.data.outcomes import failed
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed
 
 REPEATS = 3
 """How often the same must happen to be a loop."""

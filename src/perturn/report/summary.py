@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.data.outcomes import failed, score, succeeded
 from perturn.report.folder import RecordedRun
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from perturn.data.outcomes import failed, succeeded
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.trl import to_trl
 from perturn.errors import RunError, did_you_mean
@@ -22,7 +21,7 @@ from perturn.report.text import interval, protocol_line
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import stages
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 FORMS = ("trl", "datasets", "hub")
 

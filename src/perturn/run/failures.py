@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from perturn.data.outcomes import failed
 from perturn.errors import EnvironmentFailure
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed
 
 _FIRST = 8
 """Episodes that end before they are judged, or as many as are played at a time: those that fail may end first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from perturn.audit.rows import read_rows
-from perturn.data.outcomes import succeeded
 from perturn.data.pairs import pair_with_expert
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import DataError, RunError
@@ -11,7 +10,7 @@ from perturn.io.reading import user_path
 from perturn.run.progress import console
 from perturn.run.session import Session
 from perturn.settings.stages import Stage
-from perturn.types import PreferencePair
+from perturn.types import PreferencePair, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from perturn.audit.rows import read_rows
-from perturn.data.outcomes import failed
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import memory_in_use, resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
@@ -38,7 +37,7 @@ from perturn.run.session import (
 from perturn.settings.recipe import Recipe, Train
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed
 
 if TYPE_CHECKING:
     from perturn.run.machine import Machine

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
-from perturn.data.outcomes import failed, succeeded
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
@@ -30,7 +29,7 @@ from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
 from perturn.settings.recipe import ProtocolSettings, Recipe, build
 from perturn.table import locate
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory, failed, succeeded
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]

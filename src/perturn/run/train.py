@@ -16,7 +16,6 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
-from perturn.data.outcomes import succeeded
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run, run_folder
 from perturn.data.store import read_pairs, read_trajectories
@@ -38,7 +37,7 @@ from perturn.run.session import Session, policy_path
 from perturn.run.tracking import PROJECT, open_trackers
 from perturn.settings.recipe import Lora, Recipe, Train, build
 from perturn.settings.stages import Stage
-from perturn.types import Trajectory
+from perturn.types import Trajectory, succeeded
 
 _ARGUMENTS = {
     "epochs": "num_train_epochs",

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from perturn.data.outcomes import failed, score, succeeded
 from perturn.data.run_files import REMEDY
 from perturn.data.store import trajectory_from_dict
 from perturn.errors import PerturnError, RunError
 from perturn.io.reading import check_shape, lines_of, parse_json
+from perturn.types import failed, score, succeeded
 
 T = TypeVar("T")
 

@@ -1,13 +1,12 @@
 """One definition of what an episode counts as."""
 
 from perturn.audit.check import _run_facts
-from perturn.data.outcomes import failed, score, succeeded
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.report.folder import read_run
 from perturn.report.summary import set_rows
 from perturn.run.session import outcomes
-from perturn.types import Action, Status, Task, Trajectory, Turn
+from perturn.types import Action, Status, Task, Trajectory, Turn, failed, score, succeeded
 from perturn.watch.files import read_episode
 
 TURN = Turn(({"role": "user", "content": "a room"},), Action("take lamp"), reward=1.0)
