@@ -105,13 +105,3 @@ def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
     with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl does not exist"):
         start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
     assert not (tmp_path / "runs").exists()
-
-
-def test_iterations_can_be_listed_and_not_yet_be_run(start, tmp_path):
-    """Until they are built; nothing is made."""
-    row = {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")}
-    pair = {"file": lines(tmp_path / "rows.jsonl", row)}
-
-    with pytest.raises(ConfigError, match="iterations > 1"):
-        start({"align": {"loss": {"name": "dpo"}}, "pair": pair, "iterations": 2})
-    assert not (tmp_path / "runs").exists()

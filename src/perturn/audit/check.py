@@ -46,7 +46,7 @@ def audit(
     parts = {"rows": data}
     if recipe:
         max_length = max_length or recipe.model.max_length
-        parts = {"expert": run.trajectories("expert"), "pairs": run.pairs()}
+        parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
         parts = {name: file for name, file in parts.items() if file.is_file()}
         if not parts:
             raise DataError(f"{data} has no data yet; run: perturn collect {data}")
@@ -183,7 +183,7 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
         `weights`: turn weights and confidences that the alignment has recorded, by side.
     """
     facts: dict[str, Any] = {}
-    files = [run.trajectories(stage) for stage in ("expert", "explore")]
+    files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
     taught = [one for one in experts if succeeded(one)]
     if pair is not None and all(file.is_file() for file in files):
@@ -200,7 +200,7 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
         "unsuccessful_expert": len(experts) - len(taught),
         "evaluated_and_trained": len(trained & evaluated),
     }
-    if rows := read_sides(run.confidence(), Confidences):
+    if rows := read_sides(run.confidence(run.mark), Confidences):
         facts["weights"] = {side: _weights([row[side] for row in rows]) for side in ("chosen", "rejected")}
     return facts
 

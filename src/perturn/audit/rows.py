@@ -21,7 +21,7 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
         DataError: Naming file and line.
     """
     if data.is_dir():
-        data = RunPaths(data).pairs()
+        data = RunPaths(data).pairs(RunPaths(data).mark)
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
         yield from read_trajectories(data)

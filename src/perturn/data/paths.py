@@ -97,6 +97,12 @@ class RunPaths:
         return {policy: files[policy] for policy in order if policy in files}
 
     @property
+    def mark(self) -> str:
+        """Mark of the newest iteration that has files, such as `-003`; empty where the loop is done once."""
+        files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]
+        return max((f"-{file.stem.rpartition('-')[2]}" for file in files), default="")
+
+    @property
     def is_run(self) -> bool:
         """Whether a run was begun here."""
         return self.recipe.is_file()

@@ -98,18 +98,20 @@ def read_run(path: Path) -> RecordedRun:
     evaluated = paths.evaluated(manifest.get("stages") or {})
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
     notes = _missing(paths, evaluation)
-    pairs = read_pairs(paths.pairs()) if paths.pairs().exists() else []
+    mark = paths.mark
+    pairs = read_pairs(paths.pairs(mark)) if paths.pairs(mark).exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
-    loss = read_note(paths.loss(), Loss) or {}
-    confidence = read_sides(paths.confidence(), Confidences)
+    loss = read_note(paths.loss(mark), Loss) or {}
+    confidence = read_sides(paths.confidence(mark), Confidences)
     if confidence and len(confidence) != len(pairs):
+        name, of = paths.name(paths.confidence(mark)), paths.pairs(mark).name
         notes.append(
-            f"{paths.name(paths.confidence())} has {len(confidence)} rows and {paths.pairs().name} {len(pairs)}; "
-            "confidences are left out. Run the alignment again to write them anew."
+            f"{name} has {len(confidence)} rows and {of} {len(pairs)}; confidences are left out. Run the alignment "
+            "again to write them anew."
         )
         confidence = []
-    reference = read_sides(paths.reference(), Reference)
+    reference = read_sides(paths.reference(mark), Reference)
     return RecordedRun(
         paths=paths,
         recipe=recipe,
@@ -119,13 +121,13 @@ def read_run(path: Path) -> RecordedRun:
         manifest=manifest,
         protocol=read_note(paths.stamp, Stamp),
         expert=_trajectories(paths.trajectories("expert")),
-        explored=_trajectories(paths.trajectories("explore")),
+        explored=_trajectories(paths.trajectories(f"explore{mark}")),
         pairs=pairs,
         confidence=confidence,
         sft=read_notes(paths.metrics("sft"), Metrics),
-        align=read_notes(paths.metrics("align"), Metrics),
+        align=read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,
-        notes=notes + _panel_notes(evaluation),
+        notes=[*_mark_notes(mark), *notes, *_panel_notes(evaluation)],
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
     )
@@ -143,15 +145,16 @@ def _missing(paths: RunPaths, evaluation: Mapping[str, list[Trajectory]]) -> lis
     Raises:
         RunError: If it has none.
     """
+    mark = paths.mark
     expected = {
         paths.recipe: "the recipe",
         paths.manifest: "versions, counts and cost",
         paths.trajectories("expert"): "expert trajectories",
-        paths.trajectories("explore"): "explored trajectories",
-        paths.pairs(): "preference pairs",
+        paths.trajectories(f"explore{mark}"): "explored trajectories",
+        paths.pairs(mark): "preference pairs",
         paths.metrics("sft"): "training curves of SFT",
-        paths.metrics("align"): "training curves of the alignment",
-        paths.confidence(): "confidence of each turn",
+        paths.metrics(f"align{mark}"): "training curves of the alignment",
+        paths.confidence(mark): "confidence of each turn",
         paths.evaluation("base"): "evaluation of the base model",
         paths.evaluation("sft"): "evaluation of the SFT policy",
         paths.stamp: "the protocol of the evaluation",
@@ -162,6 +165,12 @@ def _missing(paths: RunPaths, evaluation: Mapping[str, list[Trajectory]]) -> lis
     if not evaluation and len(missing) == len(expected):
         raise RunError(f"{str(paths.folder)!r} holds nothing of a run, such as {paths.manifest.name}.")
     return [f"This run has no {expected[file]} ({paths.name(file)})." for file in missing]
+
+
+def _mark_notes(mark: str) -> list[str]:
+    if not mark:
+        return []
+    return [f"Episodes, pairs and curves are those of iteration {int(mark[1:])}; scores are of all policies."]
 
 
 def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:

@@ -136,10 +136,6 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
-    if recipe.iterations > 1 and recipe.align is not None:
-        raise ConfigError(
-            "iterations > 1 can be listed with --dry-run, and not be run yet; set iterations=1."
-        )
     engine = engine_settings(recipe)
     if recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.train:check_training")(recipe)

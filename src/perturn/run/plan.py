@@ -248,7 +248,7 @@ def _cost(
         return f"{found.explore} explored episodes", 1.0, found.memory_gb
     if stage.command == "train":
         assert machine is not None
-        return _training_cost(recipe, stage.name != "sft", found, machine)
+        return _training_cost(recipe, stage, found, machine)
     explores, learned = stage.command == "collect", stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
@@ -262,14 +262,15 @@ def _cost(
 
 
 def _training_cost(
-    recipe: Recipe, on_pairs: bool, found: Episodes, machine: Machine
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
 ) -> tuple[str, float, float]:
+    on_pairs = stage.name != "sft"
     settings = recipe.align if on_pairs else recipe.sft
     assert settings is not None
     rows, what = found.sft, "episodes"
     if on_pairs:
         own = recipe.pair and recipe.pair.file
-        file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs()
+        file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)
         rows = sum(1 for _ in read_rows(file)) if file.is_file() else round(KEPT * found.explore)
         what = "pairs" if file.is_file() else "pairs (assumed)"
     tokens = trained_tokens(found, rows, on_pairs)

@@ -254,7 +254,8 @@ class Recipe:
     evaluate: Evaluate | None = field(default_factory=Evaluate)
     """None: nothing is scored."""
     iterations: Annotated[int, COUNT] = 1
-    """How often the policy explores and is aligned, each time from the policy of the time before."""
+    """How often the policy explores and is aligned, each time from the policy of the time before, which is also its
+    reference, and with a fresh optimizer. ETO does it three times."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)

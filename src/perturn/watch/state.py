@@ -115,7 +115,9 @@ class Watcher:
         now = self._current(progress) if progress else None
         stages = _stages(done, progress, now)
         scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
-        logged = {stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", "align")}
+        logged = {
+            stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", f"align{self._paths.mark}")
+        }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
         state, says = _verdict(self._paths.folder, stages, now, progress)
         return State(
@@ -160,7 +162,9 @@ class Watcher:
         return self._tails.setdefault(file, tail).look()
 
     def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
-        expert, explored = (self._rows(self._paths.trajectories(name)) for name in ("expert", "explore"))
+        expert, explored = (
+            self._rows(self._paths.trajectories(name)) for name in ("expert", f"explore{self._paths.mark}")
+        )
         groups: dict[str, list[float]] = defaultdict(list)
         for one in explored:
             if not one.failed:
