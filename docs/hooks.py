@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
@@ -19,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"^```.*?^```|`[^`\n]*`|(?<=\])\((?P<path>[^):#\s]+)(?P<anchor>#[^)\s]*)?\)", re.M | re.S)
 """Code, which holds no links, or the target of a link to a file."""
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
-
 _SPACED = re.compile(r"(<mi>(?:log|exp)</mi>|</(?:mi|msub|msup)>(?=<mi>log</mi>))(?=<m(?:i|sub|sup)\b)")
 """Where TeX has a thin space around the name of a function, and the converter none."""
+_UNREAD = re.compile(r"[\\{}]")
+"""What the converter hands on as text where it does not understand it."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -69,11 +71,16 @@ def typeset(page: str, name: str) -> str:
             made = convert(latex, display="block" if found[1] == "div" else "inline")
         except Exception as error:  # the converter has no base class for what it refuses
             raise PluginError(f"{name}: ${latex}$: {type(error).__name__} {error}") from error
-        if unknown := re.search(r"\\\w+", made):
-            raise PluginError(f"{name}: ${latex}$: unknown command {unknown[0]}")
+        if latex.count("{") != latex.count("}") or _UNREAD.search(made) or _half_fraction(made):
+            raise PluginError(f"{name}: ${latex}$: an unknown command, or a brace or an argument is missing")
         return _SPACED.sub(r'\1<mspace width="0.17em"/>', made)
 
     return _FORMULA.sub(formula, page)
+
+
+def _half_fraction(made: str) -> bool:
+    """A fraction without its lower part, which the converter lets pass."""
+    return any(len(part) != 2 for part in ElementTree.fromstring(made).iter() if part.tag.endswith("mfrac"))
 
 
 def _targets(markdown: str, uri: str) -> Iterator[Path]:

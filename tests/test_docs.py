@@ -290,12 +290,10 @@ def load_hooks():
 
 def typeset(text):
     """The HTML of Markdown, as the site makes it."""
-    formulas = {"generic": True, "inline_syntax": ["dollar"], "block_syntax": ["dollar"]}
-    made = markdown.markdown(
-        text,
-        extensions=["tables", "pymdownx.superfences", "pymdownx.arithmatex"],
-        extension_configs={"pymdownx.arithmatex": formulas},
-    )
+    named = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["markdown_extensions"]
+    settings = {name: each for entry in named if isinstance(entry, dict) for name, each in entry.items()}
+    plain = [entry for entry in named if isinstance(entry, str)]
+    made = markdown.markdown(text, extensions=[*plain, *settings], extension_configs=settings)
     return load_hooks().typeset(made, "page.md")
 
 
@@ -316,7 +314,9 @@ def test_a_formula_becomes_mathml():
     assert 'display="block"' in made
 
 
-@pytest.mark.parametrize("broken", [r"\frac{1}{", r"\unknowncommand{x}", r"x_a_b", r"\left( x"])
+@pytest.mark.parametrize(
+    "broken", [r"\frac{1}{", r"\unknowncommand{x}", r"x_a_b", r"\left( x", r"\frac{1}", "a}", "{a"]
+)
 def test_a_formula_that_does_not_convert_ends_the_build(broken):
     """With the formula in the message."""
     with pytest.raises(PluginError, match=re.escape(broken)):
