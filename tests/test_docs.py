@@ -3,32 +3,39 @@
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import shlex
 import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import markdown
 import pytest
 import typer
 import yaml
 from accelerate.commands.launch import launch_command_parser
+from mkdocs.exceptions import PluginError
 from typer.testing import CliRunner
 
+import perturn
 from perturn.cli import app
 from perturn.cli._base import EXIT_CODES
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
+from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
 from perturn.settings.recipe import Recipe, parse, read_recipe
 
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(file, language):
-    """The code blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / file).read_text(), re.MULTILINE | re.DOTALL)
+def blocks(file, language, section=""):
+    """The code blocks of a page in one language, or those behind one of its headings."""
+    text = (ROOT / file).read_text().split(section, 1)[1] if section else (ROOT / file).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 PAGES = [
@@ -51,9 +58,27 @@ def lines(language):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+@pytest.fixture
+def demo_folder(tiny_folder, tmp_path):
+    """What the pages take from a run: its policies, which are a tiny model here, and an export of its pairs."""
+    (tmp_path / "runs/demo/checkpoints").mkdir(parents=True)
+    for policy in ("sft", "tlm-dre"):
+        (tmp_path / "runs/demo/checkpoints" / policy).symlink_to(tiny_folder)
+    task, good, bad = (
+        [{"role": role, "content": text}]
+        for role, text in (("user", "Find it."), ("assistant", "go"), ("assistant", "wait"))
+    )
+    (tmp_path / "demo-trl").mkdir()
+    (tmp_path / "demo-trl/pairs.jsonl").write_text(
+        json.dumps({"prompt": task, "chosen": good, "rejected": bad})
+    )
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"
+)  # peft's and TRL's
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
-def test_python_blocks_run_as_printed(page, tiny_folder, tmp_path, monkeypatch):
+def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, monkeypatch):
     """In order, in one folder, with a tiny model in the place of the pretrained one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
@@ -106,7 +131,18 @@ def check_other(words):
         assert all(f'"{word}"' in known for word in words[2:] if word.startswith("--"))
     elif words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert set(re.findall(r"\[(.*)\]", words[2])) <= set(extras)
+        named = [
+            extra
+            for word in words[2:]
+            for found in re.findall(r"\[(.*)\]", word)
+            for extra in found.split(",")
+        ]
+        assert set(named) <= set(extras)
+    elif words[0] == "docker":
+        assert words[1] in ("build", "run")
+        known = (ROOT / "Dockerfile").read_text()
+        given = [value.split("=")[0] for flag, value in itertools.pairwise(words) if flag == "--build-arg"]
+        assert all(f"ARG {name}=" in known for name in given)
     else:
         assert words[:2] == ["accelerate", "launch"], words
         launch_command_parser().parse_args(words[2:])
@@ -120,6 +156,7 @@ def test_shell_lines_are_run_or_parsed(page, line, tiny_folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "own_environment.py").symlink_to(ROOT / "docs/examples/own_environment.py")
     words = shlex.split(line)
 
     if words[0] == "perturn":
@@ -168,7 +205,7 @@ def test_the_exit_codes_on_the_page_are_those_of_the_help():
 
 def test_the_walk_through_shows_the_example_environment_as_it_is():
     """The block is the file that the tests check."""
-    shown = blocks("docs/how-to/your-environment.md", "python")[0]
+    shown = blocks("docs/environments.md", "python", "## Your own")[0]
 
     assert shown.rstrip() == (ROOT / "docs/examples/own_environment.py").read_text().rstrip()
 
@@ -180,13 +217,12 @@ def rows(page, heading):
     return {first: rest for first, *rest in cells}
 
 
-def test_the_readme_shows_the_table_of_results_whose_scores_are_those_of_the_file():
+def test_the_table_of_results_has_the_scores_of_the_file():
     """The policies' scores of each seed, and the difference; three decimals."""
-    results = rows("docs/results.md", "## The demo")
+    results = rows("README.md", "## Results")
     measured = json.loads((ROOT / "benchmarks/alignment.json").read_text())[0]
     difference = measured["difference"]
 
-    assert rows("README.md", "## See it work") == results
     assert [cell.split()[0] for cell in results["SFT"][:3]] == [f"{score:.3f}" for score in measured["sft"]]
     assert [cell.split()[0] for cell in results["tlm-DRE"][:3]] == [
         f"{score:.3f}" for score in measured["aligned"]
@@ -197,13 +233,13 @@ def test_the_readme_shows_the_table_of_results_whose_scores_are_those_of_the_fil
     )
 
 
-def test_the_readme_says_what_each_room_is():
+def test_the_page_for_contributors_says_what_each_room_is():
     """Each package and module of perturn is in the table."""
     source = ROOT / "src/perturn"
     rooms = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
-    modules = {path.name for path in source.glob("*.py")} - {"__init__.py"}
+    modules = {path.name for path in source.glob("*.py")} - {"__init__.py", "__main__.py"}
 
-    named = " ".join(rows("README.md", "## What is where"))
+    named = " ".join(rows("CONTRIBUTING.md", "## What is where"))
 
     assert set(re.findall(r"`([\w.]+/?)`", named)) == rooms | modules
 
@@ -217,15 +253,103 @@ def test_files_that_pages_name_are_there():
             assert any(f"/{file}".endswith(f"/{name}") for file in files), f"{page}: {name}"
 
 
-SHOWN = re.findall(r"^perturn ([a-z-]+(?: \| [a-z-]+)*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_page_of_commands_has_each_once():
+    """The first words of its table are the commands of the app."""
+    first = (ROOT / "docs/commands.md").read_text().split("|---", 1)[1].split("\n\n", 1)[0]
+    named = [
+        name
+        for cell in re.findall(r"^\| (.*?) \|", first, re.MULTILINE)
+        for name in re.findall(r"`([a-z-]+)", cell)
+    ]
+
+    assert sorted(named) == sorted(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("command", sorted({name for line in SHOWN for name in line.split(" | ")}))
-def test_every_command_that_the_readme_names_exists(command):
-    """Each explains itself."""
-    result = CliRunner().invoke(app, [command, "--help"])
+@pytest.mark.parametrize("name", dir(perturn))
+def test_a_public_name_is_on_the_page_of_the_api(name):
+    """By itself, or in a module that is shown whole."""
+    shown = re.findall(r"^::: (\S+)$(?!\n    options)", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    alone = re.findall(r"^::: perturn\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
 
-    assert result.exit_code == 0
+    assert name in alone or getattr(perturn, name).__module__ in shown
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_links_to_its_paper(loss):
+    """In the table of methods."""
+    assert "](https://" in " ".join(rows("docs/methods.md", "## Losses")[f"`{loss}`"])
+
+
+def load_hooks():
+    """The hooks of the site, as mkdocs loads them: from their file."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def typeset(text):
+    """The HTML of Markdown, as the site makes it."""
+    named = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["markdown_extensions"]
+    settings = {name: each for entry in named if isinstance(entry, dict) for name, each in entry.items()}
+    plain = [entry for entry in named if isinstance(entry, str)]
+    made = markdown.markdown(text, extensions=[*plain, *settings], extension_configs=settings)
+    return load_hooks().typeset(made, "page.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_formula_of_a_page_converts(page):
+    """To MathML; no dollar is left over outside of code."""
+    made = typeset((ROOT / page).read_text())
+
+    assert "arithmatex" not in made
+    assert "$" not in re.sub(r"<code>.*?</code>|<pre>.*?</pre>", "", made, flags=re.DOTALL)
+
+
+def test_a_formula_becomes_mathml():
+    """In line and displayed; a function's name is set off from what follows it."""
+    made = typeset("With $\\log r_w$ it is\n\n$$\nr_l - 1\n$$\n")
+
+    assert '<mi>log</mi><mspace width="0.17em"/><msub><mi>r</mi><mi>w</mi></msub>' in made
+    assert 'display="block"' in made
+
+
+@pytest.mark.parametrize(
+    "broken", [r"\frac{1}{", r"\unknowncommand{x}", r"x_a_b", r"\left( x", r"\frac{1}", "a}", "{a"]
+)
+def test_a_formula_that_does_not_convert_ends_the_build(broken):
+    """With the formula in the message."""
+    with pytest.raises(PluginError, match=re.escape(broken)):
+        typeset(f"A formula: ${broken}$.")
+
+
+def test_links_to_files_of_the_repository_lead_to_their_pages_on_the_site():
+    """Beside a page, above it, in the README, to a notebook; what looks like a link in code is none."""
+    hooks = load_hooks()
+
+    def made(uri, text):
+        return hooks.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=uri)))
+
+    assert made("how-to/lora.md", "[a](../start.md#b)") == "[a](../start.md#b)"
+    assert made("index.md", "[a](../SECURITY.md)") == "[a](files/SECURITY.md)"
+    assert made("index.md", "[`a`](examples/turns.ipynb)") == "[`a`](files/docs/examples/turns.ipynb.md)"
+    assert made("files/README.md", "[a](docs/api.md) [b](#c)") == "[a](../api.md) [b](#c)"
+    assert made("index.md", '`LOSSES["a"](b)`') == '`LOSSES["a"](b)`'
+    with pytest.raises(PluginError, match=r"index.md: ../NOTHING.md is no file"):
+        made("index.md", "[a](../NOTHING.md)")
+
+
+def test_the_table_of_extras_has_all_of_them():
+    """With what each is for and brings; made from pyproject.toml as the site is built."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="install.md"))
+
+    table = load_hooks().on_page_markdown("<!-- extras -->", page).splitlines()[2:]
+
+    assert [line.split("`")[1] for line in table] == list(extras)
+    assert all(
+        package in line for line, packages in zip(table, extras.values(), strict=True) for package in packages
+    )
 
 
 def test_recipes_say_how_to_run_them():
@@ -241,13 +365,14 @@ def test_recipes_say_how_to_run_them():
 
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
     """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
-    page = "docs/how-to/your-environment.md"
+    page, section = "docs/environments.md", "## Your own"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
     shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
-    recipe = blocks(page, "yaml")[0]
+    recipe = blocks(page, "yaml", section)[0]
     (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
-    commands = [line for block in blocks(page, "shell") for line in block.splitlines()]
+    commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]
+    commands = [line for line in commands if line.startswith("perturn")]
 
     for command in commands:
         words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
@@ -258,10 +383,9 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     assert (tmp_path / "runs/guess/report.html").is_file()
 
 
-@pytest.mark.parametrize("page", ["docs/how-to/your-environment.md", "docs/environments.md"])
-def test_environments_that_the_pages_name_exist(page):
+def test_environments_that_the_page_names_exist():
     """In each recipe part, with settings that the class takes."""
-    sections = [yaml.safe_load(block).get("environment") for block in blocks(page, "yaml")]
+    sections = [yaml.safe_load(block).get("environment") for block in blocks("docs/environments.md", "yaml")]
 
     assert sections
     for section in filter(None, sections):
@@ -270,11 +394,11 @@ def test_environments_that_the_pages_name_exist(page):
             assert section.keys() - {"name"} <= settings.keys()
 
 
-def test_protocols_that_the_pages_name_exist():
-    """In each recipe part."""
-    shown = [yaml.safe_load(block) for block in blocks("docs/environments.md", "yaml")]
+def test_protocols_that_the_page_names_exist():
+    """In each recipe part; one with rules of its own has a name of its own."""
+    shown = [yaml.safe_load(block).get("protocol", {}) for block in blocks("docs/environments.md", "yaml")]
 
-    assert {block["protocol"]["name"] for block in shown if "protocol" in block} <= set(PROTOCOLS)
+    assert {rules["name"] for rules in shown if rules and "max_turns" not in rules} <= set(PROTOCOLS)
 
 
 def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
