@@ -19,7 +19,8 @@ from perturn.errors import ConfigError, did_you_mean
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
-    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or a malformed row.",
+    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or without --check malformed rows, "
+    "which are named after the good ones.",
     panel="Look",
 )
 def inspect(
@@ -34,7 +35,10 @@ def inspect(
         str | None, typer.Option(help="Loss whose turn weights are shown; a run has its own, else tlm-dre.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a row; with --check, one object.")
+        bool,
+        typer.Option(
+            "--json", help="One JSON object a row, a bad one's with `row` and `reason`; with --check, one."
+        ),
     ] = False,
     check: Annotated[
         bool,
