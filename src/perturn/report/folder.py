@@ -97,10 +97,10 @@ def read_run(path: Path) -> RecordedRun:
     paths = RunPaths(path)
     evaluated = paths.evaluated(manifest.get("stages") or {})
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
-    notes = _missing(paths, evaluation)
     pairs = read_pairs(paths.pairs()) if paths.pairs().exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
+    notes = _missing(paths, evaluation, settings)
     loss = read_note(paths.loss(), Loss) or {}
     confidence = read_sides(paths.confidence(), Confidences)
     if confidence and len(confidence) != len(pairs):
@@ -137,31 +137,37 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
     return aligned[-1] if aligned else None
 
 
-def _missing(paths: RunPaths, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
-    """The parts that a whole run has and this one lacks.
+def _missing(
+    paths: RunPaths, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
+) -> list[str]:
+    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out.
 
     Raises:
         RunError: If it has none.
     """
     expected = {
-        paths.recipe: "the recipe",
-        paths.manifest: "versions, counts and cost",
-        paths.trajectories("expert"): "expert trajectories",
-        paths.trajectories("explore"): "explored trajectories",
-        paths.pairs(): "preference pairs",
-        paths.metrics("sft"): "training curves of SFT",
-        paths.metrics("align"): "training curves of the alignment",
-        paths.confidence(): "confidence of each turn",
-        paths.evaluation("base"): "evaluation of the base model",
-        paths.evaluation("sft"): "evaluation of the SFT policy",
-        paths.stamp: "the protocol of the evaluation",
+        paths.recipe: ("the recipe",),
+        paths.manifest: ("versions, counts and cost",),
+        paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "pair"),
+        paths.trajectories("explore"): ("explored trajectories", "explore"),
+        paths.pairs(): ("preference pairs", "pair"),
+        paths.metrics("sft"): ("training curves of SFT", "sft"),
+        paths.metrics("align"): ("training curves of the alignment", "align"),
+        paths.confidence(): ("confidence of each turn", "align"),
+        paths.evaluation("base"): ("evaluation of the base model", "evaluate"),
+        paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
+        paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
     if aligned_policy(evaluation) is None:
-        expected[paths.evaluation("<loss>")] = "evaluation of an aligned policy"
+        expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")
     missing = [file for file in expected if not file.exists() or file.stat().st_size == 0]
     if not evaluation and len(missing) == len(expected):
         raise RunError(f"{str(paths.folder)!r} holds nothing of a run, such as {paths.manifest.name}.")
-    return [f"This run has no {expected[file]} ({paths.name(file)})." for file in missing]
+    return [
+        f"This run has no {what} ({paths.name(file)})."
+        for file, (what, *sections) in expected.items()
+        if file in missing and not (sections and all(settings.get(each, "") is None for each in sections))
+    ]
 
 
 def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
