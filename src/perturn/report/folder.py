@@ -89,7 +89,8 @@ def read_run(path: Path) -> RecordedRun:
         RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
     """
     if not path.is_dir():
-        raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
+        fault = "is no folder" if path.exists() else "does not exist"
+        raise RunError(f"run folder {str(path)!r} {fault}. Give the folder that `perturn run` made.")
     manifest = read_manifest(path) or {}
     files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
