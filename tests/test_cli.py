@@ -12,6 +12,7 @@ import pytest
 from perturn import __version__ as perturn_version
 from perturn.cli import main
 from perturn.cli._scores import print_summary
+from perturn.tables import TABLES
 
 PERTURN = Path(sys.executable).with_name("perturn")
 COMMANDS = [
@@ -309,6 +310,17 @@ def test_list_names_every_entry_with_a_sentence(perturn, what, names):
     assert all(rows[name] for name in names)
 
 
+def test_list_alone_lists_what_can_be_listed(perturn):
+    """Each with a line, which is a table of its own by name."""
+    code, output, _ = perturn("list")
+    named = json.loads(perturn("list", "--json")[1])
+
+    assert code == 0
+    assert list(named) == [*TABLES, "recipes"]
+    assert [line.split()[0] for line in output.splitlines()] == list(named)
+    assert all(perturn("list", name)[0] == 0 for name in named)
+
+
 def test_an_environment_that_keeps_the_contract_passes(perturn, own_environment):
     """The documentation's example, in both of its splits."""
     results = [
@@ -356,6 +368,9 @@ def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environmen
     assert (policy["name"], policy["n"], policy["mean_score"]) == ("base", 4, 0.0)
     assert policy["interval"][0] == 0.0 < policy["interval"][1] < 1.0
     assert found["protocol"]["environment"] == "guess-number-1.0"
+    seen = perturn("watch", found["run"], "--once", "--json")
+    assert json.loads(seen[1])["scores"][0]["n"] == 4
+    assert (seen[0], json.loads(seen[1])["state"]) == (0, "finished")
 
 
 @pytest.mark.parametrize(

@@ -182,22 +182,17 @@ def test_templates_are_listed_with_what_was_changed(monkeypatch, capsys):
     assert listed["llama3"] == "Llama 3. Changed: nothing. No tools."
 
 
-def test_the_recipes_of_a_folder_are_listed_with_their_first_comment(tmp_path, monkeypatch, capsys):
-    """`perturn list recipes` looks in ./recipes; a file without a comment has none."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "a.yaml").write_text("# SmolLM2 on a world.\nname: a\n")
-    (tmp_path / "recipes" / "b.yaml").write_text("name: b\n")
+def test_the_recipes_of_the_package_are_listed_with_their_first_comment(monkeypatch, capsys):
+    """`perturn list recipes`: each by the name of its file."""
     monkeypatch.setattr("sys.argv", ["perturn", "list", "recipes", "--json"])
 
     with pytest.raises(SystemExit) as caught:
         main()
 
+    listed = json.loads(capsys.readouterr().out)
     assert not caught.value.code
-    assert json.loads(capsys.readouterr().out) == {
-        "recipes/a.yaml": "SmolLM2 on a world.",
-        "recipes/b.yaml": "",
-    }
+    assert listed["scienceworld_tlm-dre_demo"] == "tlm-DRE on ScienceWorld with a 135M model."
+    assert all(listed.values())
 
 
 def test_an_object_is_located_by_module_and_name():

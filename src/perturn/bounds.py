@@ -79,10 +79,10 @@ def bounds(hint: Any) -> Iterator[Bound]:
 
 
 def texts(kind: Any) -> dict[str, str]:
-    """The text below each field of a dataclass, in its source."""
+    """The text below each field of a dataclass, in its source or in that of the one it extends."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    found = texts(kind.__base__) if is_dataclass(kind.__base__) else {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = below.value if isinstance(below, ast.Expr) else None

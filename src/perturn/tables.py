@@ -18,6 +18,17 @@ TABLES = {
 }
 """Kind -> where its table is."""
 
+LISTED = {
+    "losses": "What training minimizes; in a recipe align.loss.name.",
+    "credits": "What weighs the turns of the alignment: credit.name.",
+    "environments": "Where tasks are played: environment.name.",
+    "engines": "What answers the prompts: engine.name.",
+    "protocols": "Rules of an episode: protocol.name.",
+    "templates": "Chat templates that serve many turns: model.chat_template.",
+    "recipes": "Recipes that come with the package: perturn run NAME.",
+}
+"""Kind -> a line on it, of all that `perturn list` shows."""
+
 
 def table(kind: str) -> Mapping[str, Any]:
     """The table of a kind."""

@@ -47,6 +47,17 @@ def test_all_rows_are_read_and_each_refusal_names_its_line(tiny_folder, tmp_path
     assert part["duplicates"] == {"rows": 1, "examples": [[1, 3]], "chosen_used_again": 0}
 
 
+def test_a_line_that_is_no_json_is_a_refused_row(tiny_folder, tmp_path):
+    """Cut off in line 2; line 3 is read."""
+    file = write(tmp_path / "rows.jsonl", {"messages": say("a", "b")}, "cut", {"messages": say("c", "d")})
+    file.write_text(file.read_text().replace('"cut"', '{"messages": ['))
+
+    found = audit(file, str(tiny_folder))
+
+    assert found["parts"]["rows"]["usable"] == 2
+    assert [row["row"] for row in found["refused"]] == [2]
+
+
 def test_counts_are_those_of_the_tokens(tiny_folder, tmp_path):
     """As `--json` without --check prints them."""
     file = write(tmp_path / "rows.jsonl", {"messages": say("a", "b", "c", "d e f")})

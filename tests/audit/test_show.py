@@ -130,9 +130,9 @@ def test_the_coloured_output_has_weights_and_totals(tiny_folder, tmp_path):
 
     carrying = 2 * sum(token["loss"] for token in tokens)
     assert text.count("w=1]") == 3
-    assert "row 0 chosen" in text
-    assert "row 0 rejected" in text
-    assert "row 1" not in text
+    assert "line 1 chosen" in text
+    assert "line 1 rejected" in text
+    assert "line 2" not in text
     assert "2 rows, 4 trajectories, 6 turns; " in text
     assert f"{2 * len(tokens)} tokens, {carrying} carry loss" in text
 
@@ -220,7 +220,7 @@ BAD = {
         [{"messages": say("a", "")}],
         "expected text or tool calls in an assistant message, got neither",
     ),
-    "list": ([[1, 2]], "rows.jsonl:1: expected a JSON object, got [1, 2]"),
+    "list": ([[1, 2]], "rows.jsonl:1: row: expected a JSON object, got [1, 2]"),
 }
 
 
@@ -257,7 +257,7 @@ def record(text="b", reward=0.0, **action):
 )
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_malformed_record_is_refused(tiny_folder, tmp_path, monkeypatch, capsys, row, says, as_json):
-    """NaN reward, an action of nothing, no turns, equal sides: code 2 and one line, in both kinds of output."""
+    """NaN reward, an action of nothing, no turns, equal sides: code 2 and one line; JSON has the reason too."""
     file = write(tmp_path / "rows.jsonl", row)
     words = ["inspect", str(file), "--model", str(tiny_folder)] + ["--json"] * as_json
     monkeypatch.setattr(sys, "argv", ["perturn", *words])
@@ -266,10 +266,43 @@ def test_a_malformed_record_is_refused(tiny_folder, tmp_path, monkeypatch, capsy
         main()
 
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ")
+    if as_json:
+        assert json.loads(printed.out)["row"] == 1
+        assert says in json.loads(printed.out)["reason"]
+    else:
+        assert printed.out == ""
+    assert printed.err.startswith(f"error: {file}:1: ")
     assert says in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_good_rows_are_shown_and_bad_ones_named_with_their_lines(
+    tiny_folder, tmp_path, monkeypatch, capsys, as_json
+):
+    """Lines 1 and 4 of 7 are good; 2 and 3 lack the answer, 5 and 7 say nothing, 6 is cut off; code 2."""
+    good, asked, silent = ({"messages": say(*texts)} for texts in (("a", "b"), ("a",), ("a", "")))
+    file = write(tmp_path / "rows.jsonl", good, asked, asked, good, silent, "cut", silent)
+    file.write_text(file.read_text().replace('"cut"', '{"messages": ['))
+    words = ["inspect", str(file), "--model", str(tiny_folder)] + ["--json"] * as_json
+    monkeypatch.setattr(sys, "argv", ["perturn", *words])
+
+    with pytest.raises(SystemExit, match="2"):
+        main()
+
+    printed = capsys.readouterr()
+    first, second, third = printed.err.splitlines()
+    assert first.startswith(f"error: {file}:2 (and 1 more: line 3): row: messages: expected an assistant")
+    assert second.startswith(f"{file}:5 (and 1 more: line 7): row: messages[1]: expected text or tool calls")
+    assert third.startswith(f"{file}:6: row: expected JSON, got")
+    if as_json:
+        rows = [json.loads(line) for line in printed.out.splitlines()]
+        assert [row.get("row") for row in rows] == [None, 2, 3, None, 5, 6, 7]
+        assert rows[0]["chosen"] == rows[3]["chosen"] != []
+    else:
+        assert printed.out.count("w=1]") == 2
+        assert "line 4 chosen" in printed.out
+        assert "2 rows, 2 trajectories" in printed.out
 
 
 def test_an_empty_sampled_action_is_data(tiny_folder, tmp_path):
@@ -287,7 +320,7 @@ def test_a_file_that_is_no_jsonl_is_refused(tiny_folder, tmp_path, content):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
 
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: expected JSON, got"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1.*: row: expected JSON, got"):
         list(inspect_json(file, str(tiny_folder)))
 
 

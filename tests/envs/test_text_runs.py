@@ -92,7 +92,7 @@ def test_episodes_on_other_questions_are_refused(words, wiki, tmp_path):
 
 
 @pytest.mark.slow
-def test_webshop_is_taught_by_its_buyer(words, shop):
+def test_webshop_is_taught_by_its_buyer(words, shop, tmp_path):
     """Whose episodes all succeed."""
     from perturn.run.collect import import_expert
 
@@ -104,5 +104,7 @@ def test_webshop_is_taught_by_its_buyer(words, shop):
     experts = list(read_trajectories(run.paths.trajectories("expert")))
     assert [(one.success, one.protocol) for one in experts] == [(True, "webshop-eto-react")] * 4
     assert len(read_pairs(run.paths.pairs())) == 4
-    with pytest.raises(ConfigError, match="environment 'webshop' reads no episodes of others"):
-        import_expert(run, Path("fireact.json"))
+    fireact = tmp_path / "fireact.json"
+    fireact.write_text(json.dumps(EPISODES))
+    with pytest.raises(ConfigError, match=r"the environment webshop-.* reads no episodes of others"):
+        import_expert(run, fireact)

@@ -69,3 +69,53 @@ def test_a_line_being_written_is_left_out(run, make):
         file.write('{"step": 6, "rewards/mar')
 
     assert len(make.page_of(run).figure("margin-0")["data"][0]["x"]) == 6
+
+
+def score_again(run, make, **scores):
+    """Replace the scores of policies: task -> score."""
+    for policy, of_tasks in scores.items():
+        file = run / "evaluation" / f"{policy.replace('_', '-')}.jsonl"
+        file.unlink()
+        make.put(file, [make.trajectory(task, score) for task, score in of_tasks.items()])
+
+
+@pytest.mark.parametrize(("n", "says"), [(3, "each of 3 tasks."), (1, "the one task.")])
+def test_scores_that_all_tie_are_a_sentence_and_no_empty_plot(run, make, n, says):
+    """All episodes also take two turns, which says nothing of their success."""
+    scores = {f"t{i}": 0.5 for i in range(n)}
+    score_again(run, make, base=scores, sft=scores, tlm_dre=scores)
+
+    page = make.page_of(run)
+
+    assert f"tlm-dre less sft, task by task Both score the same on {says}" in page.text
+    assert "All episodes took 2 turns, so their length says nothing of their success." in page.text
+    assert {"tasks-0", "length"}.isdisjoint(page.figures)
+
+
+def test_training_of_one_step_is_a_sentence_and_no_plot_of_a_point(run, make):
+    """Both sides are named where there are two, as they were logged."""
+    row = {"step": 1, "loss": 0.5, "rewards/chosen": 0.25, "rewards/rejected": -1.0, "x/a&b": 1, "x/c": 2}
+    make.put_rows(run / "metrics" / "align.jsonl", [row])
+
+    page = make.page_of(run)
+
+    assert "Loss One optimizer step: 0.5. " in page.text
+    assert "Rewards One optimizer step: chosen 0.25, rejected -1. Implicit rewards of the two" in page.text
+    assert "One optimizer step: a&b 1, c 2." in page.text
+    assert not any(name.startswith("align-") for name in page.figures)
+
+
+def test_steps_are_counted_in_whole_numbers(run, make):
+    """Six steps; and a value that is always 0 does not lie on the axis."""
+    page = make.page_of(run)
+
+    assert page.figure("margin-0")["layout"]["xaxis"]["dtick"] == 1
+    assert page.figure("density-3")["layout"]["yaxis"]["range"] == [-0.05, 1]
+
+
+def test_a_score_of_zero_is_seen(run, make):
+    """A bar of no length has an outline in the colour of its policy."""
+    base = next(trace for trace in make.page_of(run).figure("kind")["data"] if trace["name"] == "base")
+
+    assert base["x"] == [0.0]
+    assert base["marker"]["line"] == {"color": base["marker"]["color"], "width": 2}

@@ -209,3 +209,17 @@ def test_a_failed_write_leaves_the_old_report(run, monkeypatch):
         write_report(run)
     assert (run / "report.html").read_text() == "old"
     assert not list(run.glob(".*"))
+
+
+def test_what_the_recipe_leaves_out_is_not_missed(run, make):
+    """A run that scores one model has no SFT, pairs or alignment, and no weights of turns."""
+    for each in [*run.rglob("*.jsonl"), run / "tokens.json"]:
+        if each.name != "base.jsonl":
+            each.unlink()
+    sections = ("expert", "sft", "align", "explore", "pair")
+    (run / "recipe.yaml").write_text("".join(f"{name}: null\n" for name in sections), encoding="utf-8")
+
+    page = make.page_of(run)
+
+    assert "This run has no" not in page.text
+    assert "What the turns weigh" not in page.text

@@ -1,9 +1,11 @@
 """Runs side by side: compared task by task where the tasks are equal, marked or refused where they are not."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
+from perturn.cli import main
 from perturn.errors import RunError
 from perturn.report.folder import read_run
 from perturn.report.versus import against_first, compare_runs, names_of, settings_that_differ
@@ -98,6 +100,14 @@ def test_the_policies_of_one_run_are_compared_with_each_other(two):
     assert (found[-1].row["wins"], found[-1].row["losses"], found[-1].row["ties"]) == (2, 1, 1)
 
 
+def test_a_run_is_compared_with_others_alone(two):
+    """However its folder is spelled; a file is no folder."""
+    with pytest.raises(RunError, match="is named twice; name each run once"):
+        compare_runs([two[0], two[1], two[0] / ".." / "one"])
+    with pytest.raises(RunError, match=r"recipe\.yaml' is no folder"):
+        compare_runs([two[0] / "recipe.yaml"])
+
+
 def test_a_comparison_needs_two_scores(two):
     """One run with one policy."""
     for policy in ("base", "tlm-dre"):
@@ -105,3 +115,30 @@ def test_a_comparison_needs_two_scores(two):
 
     with pytest.raises(RunError, match="has scores of 1 policies; a comparison needs two"):
         compare_runs(two[:1])
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_runs_of_several_seeds_are_compared_in_the_terminal(make, tmp_path, monkeypatch, capsys, seeds):
+    """Each further run with the first; JSON has the same numbers, and one of other tasks is refused with code 1."""
+    folders = [make.whole_run(tmp_path / f"seed-{seed}") for seed in range(seeds)]
+    for seed, folder in enumerate(folders):
+        make.put_json(folder / "evaluation" / "protocol.json", PROTOCOL | {"seed": seed})
+
+    def compare(*words):
+        monkeypatch.setattr("sys.argv", ["perturn", "compare", *map(str, folders), *words])
+        try:
+            main()
+        except SystemExit as end:
+            return end.code or 0, capsys.readouterr().out
+        raise AssertionError("a command ends the process")
+
+    (code, said), (again, rows) = compare(), compare("--json")
+
+    assert (code, again) == (0, 0)
+    assert said.count("is not distinguishable from seed-0 / tlm-dre") == seeds - 1
+    assert ("no p-value is adjusted" in said) == (seeds > 2)
+    assert json.loads(rows) == json.loads(json.dumps([asdict(each) for each in compare_runs(folders)]))
+    make.put_json(folders[-1] / "evaluation" / "protocol.json", PROTOCOL | {"n": 5})
+    code, said = compare()
+    assert code == 1
+    assert f"seed-{seeds - 1} / tlm-dre against seed-0 / tlm-dre: not compared: the tasks are not" in said

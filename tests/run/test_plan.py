@@ -28,8 +28,8 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     work = {step.name: step.work for step in plan.steps}
     assert list(work)[:4] == ["expert", "evaluate-base", "sft", "evaluate-sft"]
     assert work["expert"] == "8 episodes"
-    assert work["evaluate-base"] == "4 episodes, about 5 turns each"
-    assert work["explore"] == "8 episodes, about 3 turns each"
+    assert work["evaluate-base"] == "4 episodes of split test, about 5 turns each"
+    assert work["explore"] == "8 episodes of split train, about 3 turns each"
     assert work["sft"].startswith("4 episodes, 1 epochs")
     assert work["align"].startswith("6 pairs (assumed)")
     assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)

@@ -319,3 +319,13 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
 def test_recipes_are_shipped():
     """Otherwise the test above would pass over nothing."""
     assert RECIPES
+
+
+@pytest.mark.parametrize("tasks", [{}, {"n": 2}, {"per_kind": 1, "skip": 3}])
+def test_a_panel_to_be_scored_is_of_the_test_split_whatever_else_is_said_of_it(tasks):
+    """As where nothing is said; panels to teach and to explore are of the train split."""
+    recipe = parse(Recipe, small(evaluate={"tasks": tasks}, explore={"tasks": tasks}))
+
+    assert (recipe.evaluate.tasks.split, recipe.explore.tasks.split) == ("test", "train")
+    assert parse(Recipe, small()).evaluate.tasks.split == "test"
+    assert parse(Recipe, small(evaluate={"tasks": {"split": "dev"}})).evaluate.tasks.split == "dev"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -182,6 +183,18 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
         f"died in expert: its process {worker.pid} is gone without a word. `perturn run {folder}`"
         in state.says
     )
+
+
+def test_a_killed_process_that_nobody_waits_for_is_dead(worker, recipe):
+    """A zombie has its process id still."""
+    worker.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE
+
+    state = Watcher(run_folder(recipe)).look()
+
+    assert state.state == "died"
+    assert f"its process {worker.pid} is gone without a word" in state.says
 
 
 def test_a_process_id_that_is_used_again_is_not_the_run(run):

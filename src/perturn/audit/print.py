@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -81,11 +82,29 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         say(f"  and {more} more for other reasons (--json lists all)")
 
 
+def named(file: Path, refused: list[dict[str, Any]]) -> str:
+    """Where the refused rows of a file are and why, a line for each reason."""
+    groups = _equal_reasons(refused)
+    lines = [f"{file}:{_numbers(rows)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
+    if len(groups) > _SHOWN:
+        lines.append(f"and {len(groups) - _SHOWN} more reasons (--check --json lists all rows)")
+    return "\n".join(lines)
+
+
+def _numbers(rows: list[dict[str, Any]]) -> str:
+    """The line of the first row, and those of some more."""
+    first, *more = [str(row["row"]) for row in rows]
+    if not more:
+        return first
+    lines, tail = "line" if len(more) == 1 else "lines", " and more" if len(more) > _LINES else ""
+    return f"{first} (and {len(more)} more: {lines} {', '.join(more[:_LINES])}{tail})"
+
+
 def _equal_reasons(refused: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Rows of one file that are refused for reasons which differ in numbers and names alone, by the first of them."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in refused:
-        groups.setdefault((row["part"], _VARIES.sub("", row["reason"])), []).append(row)
+        groups.setdefault((row.get("part", ""), _VARIES.sub("", row["reason"])), []).append(row)
     return list(groups.values())
 
 

@@ -13,6 +13,8 @@ from perturn.errors import DataError
 from perturn.io.reading import parse_object, read_lines
 from perturn.types import PreferencePair, Trajectory
 
+_REMEDY = "Give a JSONL file or a run folder."
+
 
 def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
     """Rows of a JSONL file: Perturn trajectories or pairs, or TRL's conversational formats.
@@ -37,7 +39,7 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
 
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The numbered JSON objects of a file."""
-    for number, line in read_lines(data, DataError, "Give a JSONL file or a run folder."):
+    for number, line in read_lines(data, DataError, _REMEDY):
         yield number, parse_object(line, f"{data}:{number}", DataError)
 
 
@@ -45,11 +47,12 @@ def read_each(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair | D
     """Each line's number, and its row or what is wrong with it; a bad row does not end the reading.
 
     Raises:
-        DataError: If the file cannot be read, or a line is no JSON object.
+        DataError: If the file cannot be read.
     """
     seen: dict[tuple[str, int], int] = {}
-    for number, record in _objects(data):
+    for number, line in read_lines(data, DataError, _REMEDY):
         try:
+            record = parse_object(line, "row", DataError)
             row = _parse(record, number)
             if isinstance(row, Trajectory) and "turns" in record:
                 first = seen.setdefault(row.key, number)

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from perturn.audit.rows import read_rows
+from perturn.audit.print import named
+from perturn.audit.rows import read_each
 from perturn.audit.view import View, totals, view_of
-from perturn.errors import ConfigError, DataError, ModelError
+from perturn.data.paths import RunPaths
+from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
 
@@ -31,22 +33,46 @@ def inspect_json(
     limit: int | None = None,
     chat_template: str | None = None,
 ) -> Iterator[str]:
-    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss."""
+    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss.
+
+    Of a row that training would refuse the object has its line as `row`, and the `reason`.
+
+    Raises:
+        DataError: After the last row, naming those that were refused.
+    """
     _check_limit(limit)
     view = view_of(data, model, max_length=max_length, chat_template=chat_template)
-    for example in islice(_encoded(data, view), limit):
-        sides = {"chosen": example.chosen, "rejected": example.rejected}
+    refused: list[dict[str, Any]] = []
+    for number, found in islice(_encoded(data, view), limit):
+        if isinstance(found, PerturnError):
+            refused.append({"row": number, "reason": str(found)})
+            yield json.dumps(refused[-1])
+            continue
+        sides = {"chosen": found.chosen, "rejected": found.rejected}
         yield json.dumps(
             {name: _tokens(side, view.tokenizer) if side else [] for name, side in sides.items()}
         )
+    _name(data, refused)
 
 
-def _encoded(data: Path, view: View) -> Iterator[Example]:
-    for number, row in enumerate(read_rows(data), start=1):
+def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnError]]:
+    """Each row's line, and the row as tokens or why training would refuse it."""
+    for number, row in read_each(_file(data)):
         try:
-            yield encode_example(row, view.renderer, view.max_length, view.shared_prefix)
+            if isinstance(row, DataError):
+                raise row
+            yield number, encode_example(row, view.renderer, view.max_length, view.shared_prefix)
         except (DataError, ModelError) as error:
-            raise type(error)(f"{data}: row {number}: {error}") from error
+            yield number, error
+
+
+def _file(data: Path) -> Path:
+    return RunPaths(data).pairs() if data.is_dir() else data
+
+
+def _name(data: Path, refused: list[dict[str, Any]]) -> None:
+    if refused:
+        raise DataError(named(_file(data), refused))
 
 
 def _check_limit(limit: int | None) -> None:
@@ -89,18 +115,25 @@ def inspect(
 
     Raises:
         ConfigError: If there is no such loss.
+        DataError: After all is printed, naming the rows that training would refuse.
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
     credit = locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
-    examples = list(_encoded(data, view))
-    weighed = locate("perturn.policy.reference:turn_weights")(model_name, examples[:limit], credit)
-    for number, (example, weights) in enumerate(zip(examples, weighed, strict=False)):
-        for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
-            console.rule(f"row {number} {name}")
-            console.print(_coloured(side, of_turns, view.tokenizer))
-    _legend(console)
-    _totals(console, examples)
+    rows = list(_encoded(data, view))
+    examples = {number: row for number, row in rows if isinstance(row, Example)}
+    refused = [{"row": number, "reason": str(row)} for number, row in rows if isinstance(row, PerturnError)]
+    if examples or not refused:
+        weighed = locate("perturn.policy.reference:turn_weights")(
+            model_name, list(examples.values())[:limit], credit
+        )
+        for (number, example), weights in zip(examples.items(), weighed, strict=False):
+            for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
+                console.rule(f"line {number} {name}")
+                console.print(_coloured(side, of_turns, view.tokenizer))
+        _legend(console)
+        _totals(console, list(examples.values()))
+    _name(data, refused)
 
 
 def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer: Any) -> Text:

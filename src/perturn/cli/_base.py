@@ -95,6 +95,6 @@ def command(
         codes: Exit codes beyond the usual, if there are any.
         panel: Heading in the list of commands.
     """
-    lines = [f"Example: perturn {name} {example}" for example in examples]
+    lines = [f"Example: perturn {name} {example}".rstrip() for example in examples]
     exits = [f"Exit codes: {codes}"] if codes else []
     return app.command(name=name, epilog="\n\n".join([*lines, *exits]), rich_help_panel=panel)

@@ -16,7 +16,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
     stamp = summary["protocol"] or {}
     table = Table(
-        title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None
+        box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
     )
     for column in ("policy", "n", "score [95 %]", "success [95 %]", "turns", "failed"):
         table.add_column(column)
@@ -30,6 +30,8 @@ def print_summary(summary: Mapping[str, Any]) -> None:
             str(row["failed"]),
         )
     results.print(table)
+    if stamp:
+        results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
     print_comparison(summary["comparison"])
 
 

@@ -105,10 +105,19 @@ def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | No
         raise typer.Exit(1)
 
 
-@command("import-expert", "fireact.json recipes/hotpotqa_tlm-dre.yaml", panel="The loop")
+@command(
+    "import-expert",
+    "mine.jsonl recipes/alfworld_tlm-dre.yaml",
+    "fireact.json recipes/hotpotqa_tlm-dre.yaml",
+    panel="The loop",
+)
 def import_expert(
     file: Annotated[
-        Path, typer.Argument(callback=existing, help="Episodes that others recorded, such as FireAct's.")
+        Path,
+        typer.Argument(
+            callback=existing,
+            help="Lines of trajectories or TRL's messages; or what the environment reads, such as FireAct's.",
+        ),
     ],
     source: Source,
     overrides: Overrides = None,

@@ -114,6 +114,12 @@ def compare(
                 results.print(f"{each.a} against {each.b}: not compared: {each.refused}", markup=False)
             for line in each.differs:
                 results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
+        if len(found) > 1:
+            results.print(
+                f"{len(found)} comparisons; no p-value is adjusted for their number.",
+                style="dim",
+                markup=False,
+            )
     if any(each.row is None for each in found):
         raise typer.Exit(1)
 

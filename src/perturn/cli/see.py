@@ -10,6 +10,8 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.errors import ConfigError, did_you_mean
+from perturn.settings.shipped import describe_shipped
+from perturn.tables import LISTED, describe
 
 
 @command(
@@ -19,7 +21,8 @@ from perturn.errors import ConfigError, did_you_mean
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
-    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or a malformed row.",
+    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or without --check malformed rows, "
+    "which are named after the good ones.",
     panel="Look",
 )
 def inspect(
@@ -34,7 +37,10 @@ def inspect(
         str | None, typer.Option(help="Loss whose turn weights are shown; a run has its own, else tlm-dre.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a row; with --check, one object.")
+        bool,
+        typer.Option(
+            "--json", help="One JSON object a row, a bad one's with `row` and `reason`; with --check, one."
+        ),
     ] = False,
     check: Annotated[
         bool,
@@ -117,24 +123,19 @@ def verify(run: RunFolder, as_json: AsJson = False) -> None:
     raise typer.Exit(1 if found.damaged else 0)
 
 
-@command("list", "losses", "environments --json", panel="Look")
+@command("list", "", "losses", "environments --json", panel="Look")
 def list_table(
-    what: Annotated[
-        str, typer.Argument(help="losses, credits, environments, engines, protocols, templates or recipes")
-    ],
+    what: Annotated[str | None, typer.Argument(metavar="TABLE", help=f"{', '.join(LISTED)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a recipe can name, or the recipes that come with the package."""
-    from perturn.settings.shipped import describe_shipped
-    from perturn.tables import TABLES, describe
-
-    if what not in (*TABLES, "recipes"):
-        raise ConfigError(f"unknown table {what!r}.{did_you_mean(what, [*TABLES, 'recipes'])}")
-    entries = describe_shipped() if what == "recipes" else describe(what)
+    """List what a recipe can name, and the recipes that come with the package; without TABLE, what can be listed."""
+    if what not in (None, *LISTED):
+        raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
+    entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
     if as_json:
         say_json(entries)
         return
-    table = Table(show_header=False, box=None)
+    table = Table(show_header=False, box=None, pad_edge=False)
     for name, says in entries.items():
         table.add_row(name, says)
     results.print(table if entries else f"no {what} here")

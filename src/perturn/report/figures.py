@@ -73,7 +73,7 @@ def score_by_kind(
             y=[plain(kind) or "(no kind)" for kind in cells],
             customdata=[[cell["n"]] for cell in cells.values()],
             hovertemplate="%{x:.3f}, n = %{customdata[0]}",
-            marker_color=policy_colors(policies)[policy],
+            marker=_solid(policy_colors(policies)[policy]),
             error_x=_reach(means, [cell["interval"] for cell in cells.values()])
             | {"color": _GREY, "thickness": 1.6},
         )
@@ -84,8 +84,8 @@ def score_by_kind(
 
 def metric_lines(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart, *, height: int = 240
-) -> go.Figure | None:
-    """Logged values over optimizer steps; None if none of them was logged.
+) -> go.Figure | str | None:
+    """Logged values over optimizer steps, or in a sentence if there was one step; None if none was logged.
 
     Args:
         runs: Rows of each run's metrics file, by the run's name.
@@ -107,8 +107,15 @@ def metric_lines(
     if not figure.data:
         return None
     several = len(figure.data) > 1
+    steps = {step for trace in figure.data for step in trace.x}
+    if len(steps) == 1:
+        values = ((html.unescape(trace.name), f"{trace.y[0]:.4g}") for trace in figure.data)
+        said = ", ".join(f"{name} {value}" if several else value for name, value in values)
+        return f"One optimizer step: {said}. {chart.caption}".rstrip()
     _lay_out(figure, "optimizer step", height=height, hovermode="x unified", showlegend=several)
     figure.update_yaxes(exponentformat="power", showexponent="all", minexponent=2)
+    if max(steps) - min(steps) < 10:
+        figure.update_xaxes(dtick=1)
     if not several:
         figure.update_layout(margin_t=10)
     shown = [value for trace in figure.data for value in trace.y]
@@ -116,7 +123,7 @@ def metric_lines(
     if chart.log and low > 0 and high / low > 100:
         figure.update_yaxes(type="log", dtick=max(1, round((math.log10(high) - math.log10(low)) / 5)))
     if low == high == 0:
-        figure.update_yaxes(range=[0, 1])
+        figure.update_yaxes(range=[-0.05, 1])
     return figure
 
 
@@ -165,7 +172,7 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
             x=[numbers[index] + 1 for index in turns],
             y=[confidence[index] for index in turns],
             width=0.8,
-            marker_color=_weight_color(level, levels),
+            marker=_solid(_weight_color(level, levels)),
             customdata=[[plain(said.get(numbers[index], "")[:90])] for index in turns],
             hovertemplate="turn %{x}: %{y:.3f}<br>%{customdata[0]}",
         )
@@ -269,15 +276,18 @@ def confidence_spread(rows: Sequence[Mapping[str, Any]], pivot: float | None) ->
     return figure.update_yaxes(tickformat=".0%").update_xaxes(range=[0, 1])
 
 
-def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | None:
+def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | str | None:
     """Success rate of episodes of about equal length, with Wilson intervals.
 
     Args:
         lengths: By policy, the turns of each episode and whether it succeeded.
 
     Returns:
-        The figure; None if there is no episode.
+        The figure; a sentence if all lengths are equal, and None if there is no episode.
     """
+    found = {turns for episodes in lengths.values() for turns, _ in episodes}
+    if len(found) == 1:
+        return f"All episodes took {found.pop()} turns, so their length says nothing of their success."
     figure = go.Figure()
     for policy, episodes in lengths.items():
         groups = _length_groups(episodes)
@@ -300,11 +310,13 @@ def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.F
     return figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
 
 
-def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figure | None:
-    """Score of a less that of b on each task, from the largest loss to the largest gain."""
+def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figure | str | None:
+    """Score of a less that of b on each task, from the largest loss to the largest gain; a sentence if all tie."""
     rows = sorted((a[task] - b[task], task) for task in a.keys() & b.keys())
     if not rows:
         return None
+    if all(round(value, 6) == 0 for value, _ in rows):
+        return f"Both score the same on {'the one task' if len(rows) == 1 else f'each of {len(rows)} tasks'}."
     step = -(-len(rows) // _TASKS)
     rows = rows[::step]
     figure = go.Figure()
@@ -359,6 +371,11 @@ def _reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> di
         "arrayminus": [0.0 if low is None else max(0.0, mean - low) for mean, (low, _) in both],
         "width": 3,
     }
+
+
+def _solid(color: str) -> dict[str, Any]:
+    """A bar with an outline, which is seen where its value is 0."""
+    return {"color": color, "line": {"color": color, "width": 2}}
 
 
 def _weight_color(weight: float, levels: Sequence[float]) -> str:

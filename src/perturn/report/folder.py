@@ -89,7 +89,8 @@ def read_run(path: Path) -> RecordedRun:
         RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
     """
     if not path.is_dir():
-        raise RunError(f"run folder {str(path)!r} does not exist. Give the folder that `perturn run` made.")
+        fault = "is no folder" if path.exists() else "does not exist"
+        raise RunError(f"run folder {str(path)!r} {fault}. Give the folder that `perturn run` made.")
     manifest = read_manifest(path) or {}
     files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
@@ -97,11 +98,11 @@ def read_run(path: Path) -> RecordedRun:
     paths = RunPaths(path)
     evaluated = paths.evaluated(manifest.get("stages") or {})
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
-    notes = _missing(paths, evaluation)
     mark = paths.mark
     pairs = read_pairs(paths.pairs(mark)) if paths.pairs(mark).exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
+    notes = _missing(paths, evaluation, settings)
     loss = read_note(paths.loss(mark), Loss) or {}
     confidence = read_sides(paths.confidence(mark), Confidences)
     if confidence and len(confidence) != len(pairs):
@@ -139,32 +140,38 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
     return aligned[-1] if aligned else None
 
 
-def _missing(paths: RunPaths, evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
-    """The parts that a whole run has and this one lacks.
+def _missing(
+    paths: RunPaths, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
+) -> list[str]:
+    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out.
 
     Raises:
         RunError: If it has none.
     """
     mark = paths.mark
     expected = {
-        paths.recipe: "the recipe",
-        paths.manifest: "versions, counts and cost",
-        paths.trajectories("expert"): "expert trajectories",
-        paths.trajectories(f"explore{mark}"): "explored trajectories",
-        paths.pairs(mark): "preference pairs",
-        paths.metrics("sft"): "training curves of SFT",
-        paths.metrics(f"align{mark}"): "training curves of the alignment",
-        paths.confidence(mark): "confidence of each turn",
-        paths.evaluation("base"): "evaluation of the base model",
-        paths.evaluation("sft"): "evaluation of the SFT policy",
-        paths.stamp: "the protocol of the evaluation",
+        paths.recipe: ("the recipe",),
+        paths.manifest: ("versions, counts and cost",),
+        paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "pair"),
+        paths.trajectories(f"explore{mark}"): ("explored trajectories", "explore"),
+        paths.pairs(mark): ("preference pairs", "pair"),
+        paths.metrics("sft"): ("training curves of SFT", "sft"),
+        paths.metrics(f"align{mark}"): ("training curves of the alignment", "align"),
+        paths.confidence(mark): ("confidence of each turn", "align"),
+        paths.evaluation("base"): ("evaluation of the base model", "evaluate"),
+        paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
+        paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
     if aligned_policy(evaluation) is None:
-        expected[paths.evaluation("<loss>")] = "evaluation of an aligned policy"
+        expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")
     missing = [file for file in expected if not file.exists() or file.stat().st_size == 0]
     if not evaluation and len(missing) == len(expected):
         raise RunError(f"{str(paths.folder)!r} holds nothing of a run, such as {paths.manifest.name}.")
-    return [f"This run has no {expected[file]} ({paths.name(file)})." for file in missing]
+    return [
+        f"This run has no {what} ({paths.name(file)})."
+        for file, (what, *sections) in expected.items()
+        if file in missing and not (sections and all(settings.get(each, "") is None for each in sections))
+    ]
 
 
 def _mark_notes(mark: str) -> list[str]:

@@ -71,7 +71,7 @@ class Figure:
     caption: str
     height: int
     json: Markup
-    """The plotly figure, safe inside a script element."""
+    """The plotly figure, safe inside a script element; empty where the caption says all there is."""
 
 
 def sections(
@@ -203,7 +203,9 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def _drawn(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """A figure for the page; none if there is nothing to draw."""
+    """A figure for the page, or the sentence in its place; none if there is nothing to draw."""
     if figure is None:
         return []
+    if isinstance(figure, str):
+        return [Figure(f"figure-{name}", title, figure, 0, Markup(""))]
     return [Figure(f"figure-{name}", title, caption, figure.layout.height, script_json(to_json(figure)))]

@@ -42,6 +42,9 @@ def compare_runs(folders: Sequence[Path]) -> list[Versus]:
     Raises:
         RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
     """
+    for index, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:index]]:
+            raise RunError(f"{folder} is named twice; name each run once.")
     runs = [read_run(folder) for folder in folders]
     if len(runs) > 1:
         return against_first(runs, names_of(runs))

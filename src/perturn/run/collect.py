@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from perturn.audit.rows import read_rows
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
+from perturn.envs.rows import read_rows as read_objects
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
@@ -24,6 +25,8 @@ from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, wo
 from perturn.settings.stages import Stage
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory
 
+_OURS = {"turns", "messages", "completion", "chosen", "conversations"}
+"""Keys of which a row of ours or of TRL's has one."""
 _AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
 
@@ -74,13 +77,20 @@ def bring_expert(session: Session, stage: Stage) -> None:
     with session.run.stage(stage.name, target) as counts:
         target.unlink(missing_ok=True)
         with TrajectoryStore(target) as store:
-            for number, row in enumerate(read_rows(source), start=1):
-                if not isinstance(row, Trajectory):
-                    raise DataError(
-                        f"{source}: row {number}: expected one conversation, got a pair; see pair.file."
-                    )
-                store.append(row if row.environment else replace(row, success=True, sample=0))
+            for one in _episodes(source):
+                store.append(one)
             counts |= outcomes(store.read())
+
+
+def _episodes(source: Path) -> Iterator[Trajectory]:
+    """Episodes of a user's file: trajectories of an environment as they are, conversations as successes."""
+    number = 0
+    for number, row in enumerate(read_rows(source), start=1):
+        if not isinstance(row, Trajectory):
+            raise DataError(f"{source}: row {number}: expected one conversation, got a pair; see pair.file.")
+        yield row if row.environment else replace(row, success=True, sample=0)
+    if not number:
+        raise DataError(f"{source} holds no row; give JSON lines of trajectories, or of TRL's messages.")
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
@@ -92,48 +102,95 @@ def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
 def import_expert(run: Run, file: Path) -> dict[str, int]:
     """Bring episodes that others recorded into a run, as those of its expert.
 
-    Kept are those on tasks that are taught or explored, under the prompt of the run's protocol. What the run holds
-    already is left alone, so a second call adds nothing.
+    The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
+    episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
+    are taught or explored are kept; conversations have no task, and all are taught. What the run holds already is left
+    alone, so a second call adds nothing.
 
     Args:
-        run: The run. Its environment must read such files (`read_experts`), as hotpotqa does.
+        run: The run.
         file: What was recorded.
 
     Returns:
         How many were `imported`, and how many were there `before`.
 
     Raises:
-        ConfigError: If the environment reads no such files, or none is on a task of the run.
+        ConfigError: If the environment reads no such files, or no row is of use to the run.
+        DataError: If a row is malformed, a pair, or of another environment.
     """
-    recipe, protocol = run.recipe, make_protocol(run.recipe.protocol)
-    assert recipe.environment is not None
+    recipe = run.recipe
+    if recipe.expert is not None and recipe.expert.file is not None:
+        raise ConfigError(
+            "the recipe takes its expert's episodes from expert.file; join the files, or remove that."
+        )
+    with closing_world(make_environment(recipe.environment or {})) as env:
+        tasks = look_up(recipe, env).expert
+        found = list(_ours(run, file, env.name, tasks) if _is_ours(file) else _theirs(run, file, env, tasks))
+    if not found:
+        raise ConfigError(
+            f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
+            "and no conversation can be taught."
+        )
+    return _add(run, found, file)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file holds our trajectories or rows of TRL's, by the keys of its first object."""
+    first = next(read_objects(file), None)
+    if first is None:
+        raise DataError(f"{file} holds no row; give JSON lines of trajectories, or of TRL's messages.")
+    return not _OURS.isdisjoint(first[1])
+
+
+def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
+    """Episodes on the tasks, and conversations if somebody is taught."""
+    known = {task.id for task in tasks}
+    for number, one in enumerate(_episodes(file), start=1):
+        if one.environment not in ("", environment):
+            raise DataError(
+                f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "
+                "rewards do not compare. Record it again."
+            )
+        if one.task.id in known if one.environment else run.recipe.sft is not None:
+            yield one
+
+
+def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
+    """Episodes that the environment reads, under the prompt of the run's protocol."""
+    if not hasattr(env, "read_experts"):
+        raise ConfigError(
+            f"{file}: expected rows with {', '.join(sorted(_OURS))}; the environment {env.name} reads no episodes of "
+            "others."
+        )
+    protocol = make_protocol(run.recipe.protocol)
     rules: dict[str, Any] = {
         "protocol": f"{protocol.name}-{protocol.format}",
         "prompt": system_prompt(protocol),
         "history": protocol.history,
     }
+    for found in env.read_experts(file, tasks, FORMATS[protocol.format].write):
+        yield replace(found, **rules)
+
+
+def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
+    """Store what the run does not hold."""
     counts, target = Counter(imported=0, before=0), run.paths.trajectories("expert")
-    with closing_world(make_environment(recipe.environment)) as env:
-        if not hasattr(env, "read_experts"):
-            raise ConfigError(f"environment {recipe.environment['name']!r} reads no episodes of others.")
-        tasks = look_up(recipe, env).expert
-        with TrajectoryStore(target) as store:
-            held = store.keys()
-            for found in env.read_experts(file, tasks, FORMATS[protocol.format].write):
-                if found.key in held:
-                    counts["before"] += 1
-                    continue
+    with TrajectoryStore(target) as store:
+        held = {one.key: one for one in store}
+        for one in found:
+            if one.key not in held:
                 if run.is_done("expert"):
                     raise RunError(
                         f"{target} is finished, so nothing can be added; import into another run, name=..., or remove "
                         "that file and what was made from it."
                     )
-                counts["imported"] += 1
-                store.append(replace(found, **rules))
-    if not counts.total():
-        raise ConfigError(
-            f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks."
-        )
+                store.append(one)
+            elif not one.environment and one != held[one.key]:
+                raise DataError(
+                    f"{file}: {one.task.id}: the run holds another conversation under this number, of a file imported "
+                    "before. Join the files, and import them into another run, name=..."
+                )
+            counts["before" if one.key in held else "imported"] += 1
     return dict(counts)
 
 

@@ -252,7 +252,9 @@ def _cost(
     explores, learned = stage.command == "collect", stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
-    work = f"{episodes} episodes, about {found.policy_turns(learned):.0f} turns each"
+    work = (
+        f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
+    )
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens

@@ -144,13 +144,13 @@ def train(session: Session, stage: Stage) -> None:
 
 
 def _taught(session: Session) -> list[Trajectory]:
-    """The expert's successful episodes, in the order of SFT's panel; of the user's file, all."""
+    """The expert's successful episodes, in the order of SFT's panel, then conversations; of the user's file, all."""
     recipe, file = session.recipe, session.run.paths.trajectories("expert")
     episodes = [one for one in read_trajectories(file) if succeeded(one)]
     if recipe.expert is None or recipe.expert.file is None:
         order = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
-        taught = [one for one in episodes if one.task.id in order]
-        episodes = sorted(taught, key=lambda one: (one.sample, order[one.task.id]))
+        taught = [one for one in episodes if one.task.id in order or not one.environment]
+        episodes = sorted(taught, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
     if not episodes:
         raise RunError(f"{file} holds no successful episode to teach.")
     return episodes

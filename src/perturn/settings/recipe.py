@@ -81,6 +81,13 @@ class Tasks:
 
 
 @dataclass(frozen=True)
+class HeldOutTasks(Tasks):
+    """A panel of tasks that nobody trains on."""
+
+    split: str = "test"
+
+
+@dataclass(frozen=True)
 @bounded
 class ProtocolSettings:
     """The rules of an episode: a named protocol, or your own under a name of yours."""
@@ -195,7 +202,7 @@ class Train:
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
-    tasks: Tasks = field(default_factory=lambda: Tasks(split="test"))
+    tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
     sampling: Sampling | None = None
     """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
     protocol."""

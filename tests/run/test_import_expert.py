@@ -1,0 +1,142 @@
+"""Episodes of others in a run: trajectories of ours, conversations of TRL's, and what is refused."""
+
+import json
+
+import pytest
+
+from perturn.cli import main
+from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.errors import ConfigError, DataError, RunError
+from perturn.run.collect import import_expert
+from perturn.run.loop import open_run, run_stages
+from perturn.types import Action, Task, Trajectory, Turn
+
+
+def said(text):
+    """A conversation of TRL's."""
+    return {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": text}]}
+
+
+def pair():
+    """A pair of TRL's."""
+    asked, good, bad = ([{"role": role, "content": role}] for role in ("user", "assistant", "assistant"))
+    return {"prompt": asked, "chosen": good, "rejected": [{**bad[0], "content": "no"}]}
+
+
+def played(task, environment="guess-number-1.0", kind="guess"):
+    """An episode that a person solved."""
+    turns = (Turn(({"role": "user", "content": "Guess it."},), Action("3"), 1.0),)
+    facts = {"total_reward": 1.0, "success": True, "terminated": True, "policy": "person"}
+    return Trajectory(Task(task, kind), turns, environment=environment, **facts)
+
+
+def lines(file, *rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def stored(file, *rows):
+    """A file of trajectories, of any name."""
+    with TrajectoryStore(file) as store:
+        for row in rows:
+            store.append(row)
+    return file
+
+
+@pytest.fixture
+def run(recipe):
+    with open_run(recipe, [], "collect") as opened:
+        yield opened
+
+
+def tasks(run):
+    return [task["id"] for task in json.loads(run.paths.tasks.read_text())["panels"]["explore"]]
+
+
+def test_trajectories_on_tasks_of_the_run_are_brought_once(run, tmp_path):
+    """Two of three are; the name of the file says nothing. A second call adds none."""
+    rows = [played(task) for task in [*tasks(run)[:2], "guess/other"]]
+    file = stored(tmp_path / "mine.txt", *rows)
+
+    counts = [import_expert(run, file) for _ in range(2)]
+
+    assert counts == [{"imported": 2, "before": 0}, {"imported": 0, "before": 2}]
+    assert list(read_trajectories(run.paths.trajectories("expert"))) == rows[:2]
+
+
+def test_the_expert_plays_the_tasks_that_nobody_brought(run, tmp_path):
+    """Eight tasks are taught or explored; one of them has an episode of a person."""
+    import_expert(run, stored(tmp_path / "mine.jsonl", played(tasks(run)[0])))
+
+    run_stages(run, names=["expert"])
+
+    policies = [one.policy for one in read_trajectories(run.paths.trajectories("expert"))]
+    assert sorted(policies) == ["expert"] * 7 + ["person"]
+
+
+def test_conversations_are_taught_beside_the_episodes(run, tmp_path):
+    """Three conversations as successes, after the four episodes of SFT's panel."""
+    assert import_expert(run, lines(tmp_path / "rows", *map(said, "123"))) == {"imported": 3, "before": 0}
+
+    run_stages(run, names=["expert", "sft"])
+
+    assert run.manifest["stages"]["sft"]["counts"]["examples"] == 7
+
+
+REFUSED = {
+    "a pair": ([said("1"), pair()], DataError, r"rows\.jsonl: row 2: expected one conversation, got a pair"),
+    "no row": ([], DataError, r"rows\.jsonl holds no row; give JSON lines"),
+    "rows of nobody": (
+        [{"text": "a"}],
+        ConfigError,
+        "environment guess-number-1.0 reads no episodes of others",
+    ),
+    "a broken row": ([said("1"), {"messages": []}], DataError, r"rows\.jsonl:2: "),
+    "an array": ([[said("1")]], DataError, r"rows\.jsonl:1: expected a JSON object"),
+}
+
+
+@pytest.mark.parametrize(("rows", "error", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_brought_is_refused_and_nothing_stored(run, tmp_path, rows, error, says):
+    with pytest.raises(error, match=says):
+        import_expert(run, lines(tmp_path / "rows.jsonl", *rows))
+
+    assert not run.paths.trajectories("expert").exists()
+
+
+def test_episodes_of_another_world_or_of_other_tasks_are_refused(run, tmp_path):
+    """Rewards of two worlds do not compare."""
+    with pytest.raises(
+        DataError, match=r"row 1: expected an episode of guess-number-1\.0, got one of maze-2"
+    ):
+        import_expert(run, stored(tmp_path / "a.jsonl", played(tasks(run)[0], environment="maze-2")))
+    with pytest.raises(ConfigError, match=r"no episode is on one of the 8 tasks of sft\.tasks and explore"):
+        import_expert(run, stored(tmp_path / "b.jsonl", played("guess/other")))
+
+
+def test_a_second_file_of_conversations_is_not_taken_for_the_first(run, tmp_path):
+    """Both have a row 1."""
+    import_expert(run, lines(tmp_path / "a.jsonl", said("1")))
+
+    with pytest.raises(DataError, match="row-1: the run holds another conversation under this number"):
+        import_expert(run, lines(tmp_path / "b.jsonl", said("2")))
+
+
+def test_nothing_is_added_to_what_is_finished(run, tmp_path):
+    """Since SFT may have been made from it."""
+    run_stages(run, names=["expert"])
+
+    with pytest.raises(RunError, match=r"expert\.jsonl is finished, so nothing can be added"):
+        import_expert(run, lines(tmp_path / "a.jsonl", said("1")))
+
+
+def test_a_recipe_with_a_file_of_its_own_takes_no_other(recipe, tmp_path, monkeypatch, capsys):
+    """On the command line: code 2 and a line."""
+    file = lines(tmp_path / "a.jsonl", said("1"))
+    words = ["perturn", "import-expert", str(file), str(recipe), f"expert.file={file}"]
+    monkeypatch.setattr("sys.argv", words)
+
+    with pytest.raises(SystemExit, match="2"):
+        main()
+
+    assert "the recipe takes its expert's episodes from expert.file" in capsys.readouterr().err
