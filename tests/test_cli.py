@@ -24,6 +24,7 @@ COMMANDS = [
     "list",
     "init",
     "check-env",
+    "check-credit",
     "convert",
 ]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
@@ -90,6 +91,13 @@ def assert_refused(result, says):
             "align.loss.name must be a loss on pairs (dpo, dmpo, dil, tlm-dpo, tlm-dre), got 'sft'",
         ),
         (["sft.loss.name=dpo"], "sft.loss.name must be a loss on single trajectories (sft), got 'dpo'"),
+        (
+            ["sft.loss.name=ppo-clip"],
+            "sft.loss.name must be a loss on single trajectories (sft), got 'ppo-clip'",
+        ),
+        (["align.loss.name=ppo-clip"], "align.loss.name must be a loss on pairs (dpo, "),
+        (["credit.name=rloo"], "credit 'rloo' compares the trajectories of a group, and training on stored"),
+        (["credit.name=turn-gae"], "credit 'turn-gae' needs values, which training does not compute"),
         (["align.scheduler=cosin"], "align: cosin is not a valid SchedulerType"),
         (["align.shared_prefix=drop"], "shared_prefix must be one of keep, mask, got 'drop'"),
         (["model.name=./nowhere"], "model folder './nowhere' does not exist. Give a Hugging Face Hub id"),
@@ -297,7 +305,10 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
             ["alfworld", "bfcl", "gymnasium", "hotpotqa", "openenv", "scienceworld", "trl", "webshop"],
         ),
         ("engines", ["local", "api", "vllm"]),
-        ("credits", ["uniform", "confidence", "discount"]),
+        (
+            "credits",
+            ["uniform", "confidence", "discount", "grpo", "rloo", "anchor-rloo", "gigpo", "turn-gae"],
+        ),
     ],
 )
 def test_list_names_every_entry_with_a_sentence(perturn, what, names):
@@ -332,3 +343,66 @@ def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, 
     assert code == 1
     assert "- Method reset() is missing. Remedy: " in output
     assert all(line.startswith("- ") for line in output.splitlines())
+
+
+def test_a_credit_is_measured(perturn):
+    """A table for people: 12 lines, and a sentence."""
+    code, output, _ = perturn("check-credit", "grpo", "normalize=mean")
+
+    assert code == 0
+    assert output.count("shared end") == 3
+    assert "grpo says that it is unbiased; measured: unbiased" in output
+
+
+def test_a_measured_credit_is_json_for_machines(perturn):
+    """With its settings, and the discount of the objective apart from its own."""
+    own = perturn("check-credit", "gigpo", "gamma=1.0", "--json")
+    other = perturn("check-credit", "anchor-rloo", "gamma=0.9", "--discount", "1", "--json")
+
+    found = json.loads(own[1])
+    assert (own[0], found["credit"], found["gamma"]) == (0, "gigpo", 1.0)
+    assert (found["claims_unbiased"], found["unbiased"]) == (False, False)
+    loop = next(one for one in found["measurements"] if (one["process"], one["trajectories"]) == ("loop", 3))
+    assert round(loop["relative_bias"], 3) == 0.026
+    assert (other[0], json.loads(other[1])["gamma"]) == (1, 1.0)
+
+
+def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, monkeypatch):
+    """Code 1; and one that raises is a mistake, explained in one line."""
+    (tmp_path / "perturn_own_credit.py").write_text(
+        "from perturn.credit import CREDITS\n"
+        "class Turned:\n"
+        "    needs, unbiased = frozenset(), True\n"
+        "    def __call__(self, group, **_):\n"
+        "        return [-one for one in CREDITS['rloo']()(group)]\n"
+        "class Broken:\n"
+        "    needs = frozenset()\n"
+        "    def __call__(self, group, **_):\n"
+        "        return group[0].scores\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    turned = perturn("check-credit", "perturn_own_credit:Turned")
+    broken = perturn("check-credit", "perturn_own_credit:Broken")
+
+    assert turned[0] == 1
+    assert "says that it is unbiased; measured: biased" in " ".join(turned[1].split())
+    assert broken[0] == 2
+    assert "cannot be measured: AttributeError" in broken[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["grp"], "unknown credit.name 'grp'. Did you mean 'grpo'?"),
+        (["gigpo", "gama=1"], "unknown key 'credit.gama'. Did you mean 'credit.gamma'?"),
+        (["confidence"], "Confidence needs reference, which a small process does not have"),
+        (["nowhere:Credit"], "'nowhere:Credit' cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_a_credit_that_cannot_be_measured_is_told_why(perturn, words, says):
+    """In one line, with code 2."""
+    code, output, notices = perturn("check-credit", *words)
+
+    assert (code, output) == (2, "")
+    assert says in " ".join(notices.split())

@@ -51,8 +51,6 @@ class AnchorRLOO:
         return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
-        if len(group) < 2:
-            return [[0.0] * len(of_one) for of_one in rewards]
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
         scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
         visits: dict[str | None, list[tuple[int, float]]] = defaultdict(list)

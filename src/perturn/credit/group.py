@@ -22,7 +22,7 @@ NORMALIZATIONS = ("mean", "std")
 """Values less their mean; or that over their standard deviation as well."""
 
 STATISTICS = ("trajectories", "steps")
-"""What a group's statistics run over: its trajectories, or their turns, so that a long one counts more often."""
+"""Units that a group's statistics run over: its trajectories, or their turns, so that a long one counts more often."""
 
 DEVIATIONS = ("sample", "population")
 """Standard deviation over n - 1, or over n."""
@@ -38,6 +38,7 @@ def weigh_tasks(
     group: Sequence[Trajectory],
     returns: Return,
     weigh: Callable[[Sequence[Trajectory], Numbers], Numbers],
+    singleton: str = "zero",
 ) -> list[Tensor]:
     """Weigh the trajectories of each task by themselves, whatever their order.
 
@@ -45,6 +46,7 @@ def weigh_tasks(
         group: Trajectories, of one task as a rule.
         returns: Rewards that count.
         weigh: From the trajectories of one task and their rewards to the weights of their turns.
+        singleton: One of SINGLETONS: a trajectory alone in its task gets 0, or `weigh` is asked.
 
     Returns:
         Weights, without unit, in float64, one tensor a trajectory [turns].
@@ -52,7 +54,10 @@ def weigh_tasks(
     rewards = returns(group)
     weights: Numbers = [[] for _ in group]
     for members in by_task(group):
-        found = weigh([group[i] for i in members], [rewards[i] for i in members])
+        if len(members) == 1 and singleton == "zero":
+            found = [[0.0] * len(rewards[members[0]])]
+        else:
+            found = weigh([group[i] for i in members], [rewards[i] for i in members])
         for i, of_one in zip(members, found, strict=True):
             weights[i] = of_one
     return as_tensors(weights)

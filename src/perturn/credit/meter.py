@@ -38,7 +38,7 @@ class Measurement:
     scale: float
     """Factor c = E[g].G / G.G that E[g] has on G; learning rates make up for it."""
     relative_bias: float
-    """What no positive factor makes up for: |E[g] - c G| / (c |G|), which is the tangent of the angle between the two;
+    """Rest that no positive factor makes up for: |E[g] - c G| / (c |G|), the tangent of the angle between the two;
     infinite where the cosine is not above 0."""
     noise: float
     """Standard deviation of g, over all its directions, relative to |E[g]|; infinite where E[g] is 0."""
@@ -154,9 +154,10 @@ def _orders(group: tuple[int, ...]) -> int:
 def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:
     """Cosine, scale, relative bias and noise of the gradients that all groups give."""
     expected = chances @ estimates
-    length, scale = float(expected.norm()), float(expected @ true / (true @ true))
-    if length <= _NOTHING * float(true.norm()):
-        return 0.0, 0.0, inf, inf
-    bias = float((expected - scale * true).norm()) / (scale * float(true.norm())) if scale > 0 else inf
+    length, size = float(expected.norm()), float(true.norm())
+    if length <= _NOTHING * max(size, 1.0) or not size:
+        return 0.0, 0.0, inf if size or length > _NOTHING else 0.0, inf
+    scale = float(expected @ true) / size**2
+    bias = float((expected - scale * true).norm()) / (scale * size) if scale > 0 else inf
     variance = float(chances @ (estimates - expected).square().sum(1))
-    return float(expected @ true) / (length * float(true.norm())), scale, bias, sqrt(variance) / length
+    return float(expected @ true) / (length * size), scale, bias, sqrt(variance) / length

@@ -50,7 +50,7 @@ class RLOO:
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
+        return weigh_tasks(group, self.returns, self._weigh, self.singleton)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -53,8 +53,6 @@ class TRLOO:
         return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
-        if len(group) < 2:
-            return [[0.0] * len(of_one) for of_one in rewards]
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
         return [
             generalized_advantages(of_one, self._baselines(i, of_one, to_go), self.gamma, self.lam)

@@ -98,18 +98,18 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3"
 """Estimates of KL(pi, pi_ref) from one token, by name; Schulman 2020, "Approximating KL Divergence"."""
 
 
-def _share(per_trajectory: Tensor, step: Tensor | None) -> Tensor:
-    """Factor that makes a mean over the trajectories of sums a mean over all the units of the step."""
-    step = per_trajectory if step is None else step
-    return len(step) / step.sum()
+def _mean_over_step(sums: Tensor, counts: Tensor, step: Tensor | None) -> Tensor:
+    """Sums of trajectories, so that the mean over trajectories is the mean over all that is counted in the step."""
+    step = counts if step is None else step
+    return sums * len(step) / step.sum()
 
 
 AGGREGATES: dict[str, Callable[[TurnLogprobs, Tensor, Tensor | None], Tensor]] = {
-    "token_mean": lambda side, values, step: (
-        side.sum_by_trajectory(values) * _share(side.tokens_per_trajectory, step)
+    "token_mean": lambda side, values, step: _mean_over_step(
+        side.sum_by_trajectory(values), side.tokens_per_trajectory, step
     ),
-    "turn_mean": lambda side, values, step: (
-        side.sum_over_turns(side.mean_by_turn(values)) * _share(side.turns_per_trajectory, step)
+    "turn_mean": lambda side, values, step: _mean_over_step(
+        side.sum_over_turns(side.mean_by_turn(values)), side.turns_per_trajectory, step
     ),
     "trajectory_mean": lambda side, values, step: side.mean_by_trajectory(values),
     "token_sum": lambda side, values, step: side.sum_by_trajectory(values),
