@@ -17,18 +17,18 @@ def check(found, expected, atol=2e-6):
 
 
 def test_grpo(scored):
-    """Mean 1/4. Sample deviation sqrt(3/4 / 3) = 1/2: 3/4 / 1/2 = 1.5; the population's sqrt(3)/4: 1.732051."""
-    group = scored(1.0, 0.0, 0.0, 0.0)
+    """Mean 1/2. Sample deviation sqrt(3 / 3) = 1: 3/2 / 1; the population's sqrt(3/4): 1.732051."""
+    group = scored(2.0, 0.0, 0.0, 0.0)
 
-    check(CREDITS["grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]], atol=5e-6)
+    check(CREDITS["grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
     check(CREDITS["grpo"](std="population")(group)[:1], [[1.732051]], atol=5e-6)
-    check(CREDITS["grpo"](normalize="mean")(group), [[0.75], [-0.25], [-0.25], [-0.25]])
-    check(CREDITS["dr-grpo"]()(group), [[0.75], [-0.25], [-0.25], [-0.25]])
+    check(CREDITS["grpo"](normalize="mean")(group), [[1.5], [-0.5], [-0.5], [-0.5]])
+    check(CREDITS["dr-grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
 
 
 def test_maxrl(scored):
-    """(1 - 1/4) / (1/4) = 3."""
-    check(CREDITS["maxrl"]()(scored(1.0, 0.0, 0.0, 0.0)), [[3.0], [-1.0], [-1.0], [-1.0]], atol=2e-5)
+    """(1 - 1/5) / (1/5) = 4."""
+    check(CREDITS["maxrl"]()(scored(1.0, 0.0, 0.0, 0.0, 0.0)), [[4.0], *[[-1.0]] * 4], atol=3e-5)
     with pytest.raises(ValueError, match=r"maxrl needs scores >= 0, got -1\.0"):
         CREDITS["maxrl"]()(scored(1.0, -1.0))
 
@@ -39,12 +39,12 @@ def test_rloo(scored):
 
 
 def test_statistics_over_steps_are_another_thing_and_must_be_asked_for(episode):
-    """Scores 1, 0, 0 over 3, 1, 1 turns: means 3/5 and 1/3; a step left out of five: (1 - 3/5) 5/4, -3/5 5/4."""
-    group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((3, 1.0), (1, 0.0), (1, 0.0))]
+    """Scores 2, 0, 1 over 1, 2, 3 turns: means 1 and 5/6; a step left out of six: 6/5 of what is over 5/6."""
+    group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((1, 2.0), (2, 0.0), (3, 1.0))]
 
-    check(CREDITS["dr-grpo"]()(group), [[2 / 3] * 3, [-1 / 3], [-1 / 3]])
-    check(CREDITS["dr-grpo"](statistics="steps")(group), [[0.4] * 3, [-0.6], [-0.6]])
-    check(CREDITS["rloo"](statistics="steps")(group), [[0.5] * 3, [-0.75], [-0.75]])
+    check(CREDITS["dr-grpo"]()(group), [[1.0], [-1.0] * 2, [0.0] * 3])
+    check(CREDITS["dr-grpo"](statistics="steps")(group), [[7 / 6], [-5 / 6] * 2, [1 / 6] * 3])
+    check(CREDITS["rloo"](statistics="steps")(group), [[1.4], [-1.0] * 2, [0.2] * 3])
 
 
 def test_reinforce(scored, episode):
@@ -103,11 +103,11 @@ def test_gigpo_takes_an_invalid_turns_penalty_off_that_turn_alone(episode):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 def test_similar_states_are_one_whatever_the_order(episode, order):
-    """One letter of 20 differs between neighbours, two between the ends: all three are joined through the middle."""
-    keys = ["a" * 20, "a" * 19 + "b", "a" * 18 + "bb"]
+    """One letter of 30 differs between neighbours, two between the ends: all three are joined through the middle."""
+    keys = ["x" * 30, "x" * 29 + "y", "x" * 28 + "yy"]
     group = [episode([key], [float(i)], sample=i) for i, key in enumerate(keys)]
 
-    found = CREDITS["gigpo"](similarity=0.95)([group[i] for i in order])
+    found = CREDITS["gigpo"](similarity=0.96)([group[i] for i in order])
 
     check(found, [[2.0 * (i - 1)] for i in order])
 

@@ -70,39 +70,39 @@ def test_hand_worked_clip():
 
 
 def test_hand_worked_ratios():
-    """Log-ratios 0.1, -0.2 | 0, -0.2: turn means -0.05, -0.1; trajectory mean -0.075."""
-    side = nested([[[-0.9, -0.7], [-0.3, -0.9]]], [[[-1.0, -0.5], [-0.3, -0.7]]], [[1.0, 1.0]])
+    """Log-ratios 0.3, -0.1 | 0.4, 0: turn means 0.1 and 0.2, trajectory mean 0.15."""
+    side = nested([[[-0.2, -0.6], [-0.3, -0.9]]], [[[-0.5, -0.5], [-0.7, -0.9]]], [[1.0, 1.0]])
     log_ratio = side.policy - side.behavior
 
     found = {name: ratio(side, log_ratio).exp().tolist() for name, ratio in RATIOS.items()}
 
-    assert found["token"] == pytest.approx([1.105171, 0.818731, 1.0, 0.818731], abs=1e-6)
-    assert found["turn"] == pytest.approx([0.951229, 0.951229, 0.904837, 0.904837], abs=1e-6)
-    assert found["sequence"] == pytest.approx([0.927743] * 4, abs=1e-6)
+    assert found["token"] == pytest.approx([1.349859, 0.904837, 1.491825, 1.0], abs=1e-6)
+    assert found["turn"] == pytest.approx([1.105171, 1.105171, 1.221403, 1.221403], abs=1e-6)
+    assert found["sequence"] == pytest.approx([1.161834] * 4, abs=1e-6)
 
 
 def test_hand_worked_aggregates():
-    """Token losses 1 2 | 3 4 of one trajectory, 5 of another, 2 | 2 of a third.
+    """Token losses 2 4 | 6 of one trajectory, 1 of another, 3 | 5 of a third.
 
-    19 over 7 tokens; turn means 1.5, 3.5, 5, 2, 2 over 5; trajectory means 2.5, 5, 2 over 3; sums 10, 5, 4 over 3.
+    21 over 6 tokens; turn means 3, 6, 1, 3, 5 over 5; trajectory means 4, 1, 4 over 3; sums 12, 1, 8 over 3.
     """
-    side = TurnLogprobs.from_nested([[[0.0] * 2, [0.0] * 2], [[0.0]], [[0.0], [0.0]]])
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 2.0, 2.0])
+    side = TurnLogprobs.from_nested([[[0.0] * 2, [0.0]], [[0.0]], [[0.0], [0.0]]])
+    values = torch.tensor([2.0, 4.0, 6.0, 1.0, 3.0, 5.0])
 
     found = {name: float(reduce(side, values, None).mean()) for name, reduce in AGGREGATES.items()}
 
     assert found == pytest.approx(
-        {"token_mean": 19 / 7, "turn_mean": 14 / 5, "trajectory_mean": 19 / 6, "token_sum": 19 / 3}
+        {"token_mean": 21 / 6, "turn_mean": 18 / 5, "trajectory_mean": 3.0, "token_sum": 7.0}
     )
 
 
 def test_hand_worked_kl():
-    """U = -0.2, 0.4, 0: k1 is u, k2 0.02 0.08 0, k3 e^0.2 - 1.2 and e^-0.4 - 0.6; their gradients."""
-    u = torch.tensor([-0.2, 0.4, 0.0], dtype=torch.float64, requires_grad=True)
+    """U = 0.5, -0.3: k1 is u, k2 0.125 and 0.045, k3 e^-0.5 - 0.5 and e^0.3 - 1.3; their gradients."""
+    u = torch.tensor([0.5, -0.3], dtype=torch.float64, requires_grad=True)
     expected = {
-        "k1": ([-0.2, 0.4, 0.0], [1.0, 1.0, 1.0]),
-        "k2": ([0.02, 0.08, 0.0], [-0.2, 0.4, 0.0]),
-        "k3": ([0.021403, 0.07032, 0.0], [-0.221403, 0.32968, 0.0]),
+        "k1": ([0.5, -0.3], [1.0, 1.0]),
+        "k2": ([0.125, 0.045], [0.5, -0.3]),
+        "k3": ([0.106531, 0.049859], [0.393469, -0.349859]),
     }
 
     for name, estimate in KL_ESTIMATORS.items():
