@@ -1,4 +1,4 @@
-"""The credits that need no group: uniform, confidence, discount."""
+"""The table of credits, and those that need no group: uniform, confidence, discount."""
 
 import dataclasses
 from fractions import Fraction
@@ -14,7 +14,26 @@ DEFAULTS = {
     "uniform": {},
     "confidence": {"pivot": 0.9, "low": 0.2, "high": 1.0},
     "discount": {"gamma": 0.7, "discount": "derived"},
+    "grpo": {"normalize": "std", "statistics": "trajectories", "std": "sample", "singleton": "zero"},
+    "dr-grpo": {"statistics": "trajectories", "singleton": "zero"},
+    "maxrl": {},
+    "rloo": {"statistics": "trajectories", "singleton": "zero"},
+    "reinforce++": {"gamma": 1.0, "baseline": False, "statistics": "trajectories"}
+    | {"std": "sample", "singleton": "zero"},
+    "trloo": {"gamma": 1.0, "lam": 1.0},
+    "anchor-rloo": {"gamma": 1.0},
+    "gigpo": {"gamma": 0.95, "omega": 1.0, "normalize": "mean", "statistics": "trajectories"}
+    | {"similarity": None, "invalid_penalty": 0.0},
+    "hgpo": {"gamma": 0.95, "history": 2, "alpha": 1.0, "normalize": "mean", "base_group": False},
+    "graphgpo": {"omega": 0.1, "success_reward": 10.0, "beta_episode": 1.0, "beta_graph": 1.0},
+    "g2po": {"gamma": 0.95, "omega": 1.0, "normalize": "mean", "statistics": "trajectories"}
+    | {"invalid_penalty": 0.1},
+    "pgpo": {"gamma": 1.0, "alpha": 2.0, "beta": 1.0, "normalize": "std"},
+    "turn-gae": {"gamma": 1.0, "lam": 1.0},
+    "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }
+"""Of the credits of a group, beside the return that they start from."""
+RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
 
 def group_of(*turns):
@@ -25,7 +44,13 @@ def group_of(*turns):
 
 
 def test_the_table_holds_these_credits_with_the_documented_defaults():
-    assert {name: dataclasses.asdict(credit()) for name, credit in CREDITS.items()} == DEFAULTS
+    found = {name: dataclasses.asdict(credit()) for name, credit in CREDITS.items()}
+    returns = {name: settings.pop("returns", None) for name, settings in found.items()}
+
+    assert found == DEFAULTS
+    assert returns.pop("graphgpo") == RETURN | {"invalid_penalty": 0.1}
+    assert {name for name, each in returns.items() if each is None} == {"uniform", "confidence", "discount"}
+    assert all(each in (None, RETURN) for each in returns.values())
 
 
 def test_hand_worked_confidence():

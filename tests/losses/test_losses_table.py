@@ -16,6 +16,8 @@ DEFAULTS = {
     "dil": DENSITY_RATIO,
     "tlm-dpo": {"beta": 0.1} | TURN_WEIGHTS,
     "tlm-dre": DENSITY_RATIO | TURN_WEIGHTS | {"coefficient": "reference"},
+    "ppo-clip": {"clip_low": 0.2, "clip_high": 0.2, "ratio": "token", "aggregate": "token_mean"}
+    | {"kl": 0.0, "kl_estimator": "k3", "dual_clip": None},
 }
 every_loss = pytest.mark.parametrize("name", DEFAULTS)
 
@@ -50,14 +52,17 @@ def test_every_setting_has_a_docstring_under_it(name):
 @every_loss
 def test_facts_tell_which_inputs_are_read(name):
     """A loss that needs neither works without; the others say what is missing."""
-    loss, bare = LOSSES[name](), TurnLogprobs.from_nested([[[-1.0]]])
+    loss = LOSSES[name]()
+    bare = TurnLogprobs.from_nested([[[-1.0]]], weight=[[-1.0]], behavior=[[[-1.0]]])
+    alone = name in ("sft", "ppo-clip")
 
-    assert (loss.needs_reference, loss.needs_rejected) == ((False, False) if name == "sft" else (True, True))
+    assert (loss.needs_reference, loss.needs_rejected) == ((False, False) if alone else (True, True))
+    assert getattr(loss, "needs_behavior", False) == (name == "ppo-clip")
     if loss.needs_reference:
         with pytest.raises(ValueError, match="reference=None"):
             loss(bare, bare)
     else:
-        assert loss(bare, None).tolist() == [1.0]
+        assert loss(bare, None).tolist() == [-1.0 if name == "sft" else 1.0]
 
 
 @every_loss

@@ -78,3 +78,21 @@ def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypat
 
     with pytest.raises(ConfigError, match="credit 'needy' needs behavior, which training does not compute"):
         choose_credit(LOSSES["dpo"](), {}, {"name": "needy"})
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in CREDITS.items() if getattr(each, "needs_group", False)]
+)
+def test_a_credit_of_a_group_is_refused_where_each_trajectory_is_weighed_by_itself(name):
+    """It would give 0 to every turn, and nothing would be learned."""
+    with pytest.raises(
+        ConfigError, match=r"compares the trajectories of a group, and training on stored rows"
+    ):
+        choose_credit(LOSSES["dpo"](), {}, {"name": name})
+
+
+@pytest.mark.parametrize("section", [None, {"name": "uniform"}])
+def test_a_loss_on_sampled_groups_is_refused_where_rows_are_stored(section):
+    """Whatever weighs the turns."""
+    with pytest.raises(ConfigError, match=r"loss 'ppo-clip' learns from groups the policy has just sampled"):
+        choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, section)

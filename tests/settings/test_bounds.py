@@ -114,7 +114,9 @@ def test_a_count_has_an_end(path):
 def test_no_number_of_an_engine_or_a_loss_takes_anything(table, name, path):
     """The same for what a name picks from a table."""
     for value in BAD_NUMBERS:
-        message = refusal(build, table, {"name": name, path: value}, "section")
+        for part in reversed(path.split(".")):
+            value = {part: value}
+        message = refusal(build, table, {"name": name} | value, "section")
         assert message.startswith(f"section.{path} must be ")
 
 

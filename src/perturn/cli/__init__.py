@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from perturn.cli import begin, give, loop, score, see
+from perturn.cli import begin, credits, give, loop, score, see
 from perturn.cli._base import app
 from perturn.errors import PerturnError
 from perturn.io.writing import is_storage_error, storage_error
 from perturn.run.progress import console as notices
 
-__all__ = ["app", "begin", "give", "loop", "main", "score", "see"]
+__all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see"]
 
 
 def main() -> None:

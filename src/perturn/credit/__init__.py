@@ -8,9 +8,26 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
     >>> group = [Trajectory(Task("a"), turns=(turn, turn))]
     >>> [round(weight, 3) for weight in CREDITS["discount"](gamma=0.5)(group)[0].tolist()]
     [1.0, 0.333]
+    >>> group = [Trajectory(Task("a"), turns=(turn,), total_reward=reward) for reward in (1.0, 0.0, 0.0)]
+    >>> [weight.tolist() for weight in CREDITS["rloo"]()(group)]
+    [[1.0], [-0.5], [-0.5]]
 """
 
+from perturn.credit.anchor_rloo import AnchorRLOO
+from perturn.credit.bi_level_gae import BiLevelGAE
+from perturn.credit.dr_grpo import DrGRPO
+from perturn.credit.g2po import G2PO
+from perturn.credit.gigpo import GiGPO
+from perturn.credit.graphgpo import GraphGPO
+from perturn.credit.grpo import GRPO
+from perturn.credit.hgpo import HGPO
+from perturn.credit.maxrl import MaxRL
+from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
+from perturn.credit.reinforce import ReinforcePlusPlus
+from perturn.credit.rloo import RLOO
+from perturn.credit.trloo import TRLOO
+from perturn.credit.turn_gae import TurnGAE
 from perturn.credit.turns import Confidence, Discount, Uniform
 from perturn.table import Table
 
@@ -20,6 +37,20 @@ CREDITS: Table[type[Credit]] = Table(
         "uniform": Uniform,
         "confidence": Confidence,
         "discount": Discount,
+        "grpo": GRPO,
+        "dr-grpo": DrGRPO,
+        "maxrl": MaxRL,
+        "rloo": RLOO,
+        "reinforce++": ReinforcePlusPlus,
+        "trloo": TRLOO,
+        "anchor-rloo": AnchorRLOO,
+        "gigpo": GiGPO,
+        "hgpo": HGPO,
+        "graphgpo": GraphGPO,
+        "g2po": G2PO,
+        "pgpo": PGPO,
+        "turn-gae": TurnGAE,
+        "bi-level-gae": BiLevelGAE,
     },
 )
 """Credit by name: the frozen dataclass that holds its settings and weighs turns."""

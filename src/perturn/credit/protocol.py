@@ -1,7 +1,7 @@
 """A credit's contract: a group of trajectories in, a number per turn out."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -9,7 +9,12 @@ from perturn.types import Trajectory
 
 
 class Credit(Protocol):
-    """A frozen dataclass of settings that weighs the turns of a group once called."""
+    """A frozen dataclass of settings that weighs the turns of a group once called.
+
+    A credit that compares the trajectories of a group has `needs_group = True`: trajectories weighed one by one would
+    get nothing from it. One whose expected gradient is the true one, but for a positive factor, says so with
+    `unbiased = True`, and `perturn check-credit` holds it to that.
+    """
 
     needs: ClassVar[frozenset[str]]
     """Inputs that a policy must compute first, by keyword, such as `reference`."""
@@ -21,6 +26,7 @@ class Credit(Protocol):
         """Return one tensor a trajectory, without unit [turns]."""
 
 
+@runtime_checkable
 class TurnCredit(Credit, Protocol):
     """A credit whose number depends on the turn alone, so that a loss can ask it without a group."""
 

@@ -14,6 +14,7 @@ from perturn.losses.dil import DIL
 from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
 from perturn.losses.logprobs import TurnLogprobs
+from perturn.losses.ppo_clip import PPOClip
 from perturn.losses.protocol import Loss
 from perturn.losses.sft import SFT
 from perturn.losses.tlm_dpo import TLMDPO
@@ -29,6 +30,7 @@ LOSSES: Table[type[Loss]] = Table(
         "dil": DIL,
         "tlm-dpo": TLMDPO,
         "tlm-dre": TLMDRE,
+        "ppo-clip": PPOClip,
     },
 )
 """Loss by name: the frozen dataclass that holds its settings and computes it."""

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from perturn.credit import TurnCredit
+from perturn.credit import Credit, TurnCredit
 
 NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 """Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
@@ -248,7 +248,7 @@ REDUCTIONS: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
 each trajectory, in the unit of x [trajectories]."""
 
 
-def turn_weights(side: TurnLogprobs, credit: TurnCredit) -> Tensor:
+def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
     """Return the weights a batch came with; without them, ask a credit.
 
     Args:
@@ -257,9 +257,17 @@ def turn_weights(side: TurnLogprobs, credit: TurnCredit) -> Tensor:
 
     Returns:
         Weights, without unit, float32 at least [turns]; without gradient.
+
+    Raises:
+        ValueError: If there are none, and the credit has none for a turn alone.
     """
     if side.weight is not None:
         return side.weight.detach().to(side.precision)
+    if not isinstance(credit, TurnCredit):
+        raise ValueError(
+            f"the batch has no weight, and {type(credit).__name__} needs the whole group of a task to give one. "
+            "Call the credit on the group, and pass what it returns as weight= when building TurnLogprobs."
+        )
     position = side.turn_position.to(side.precision)
     turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
     confidence = side.confidence() if "reference" in credit.needs else None

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from perturn.credit import TurnCredit
+from perturn.credit import Credit
 from perturn.losses.logprobs import TurnLogprobs
 
 
@@ -17,16 +17,20 @@ class Loss(Protocol):
     from the reference alone, so that it is known of the whole step before the first pass. The loss and its
     diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
     given are the step.
-    """
 
-    needs_reference: ClassVar[bool]
-    """Whether the loss reads reference log-probabilities."""
+    A loss on what the policy has just sampled has `needs_behavior = True`: it reads the log-probabilities that the
+    actions were sampled with.
+    """
 
     needs_rejected: ClassVar[bool]
     """Whether the loss reads the rejected side."""
 
     @property
-    def credit(self) -> TurnCredit:
+    def needs_reference(self) -> bool:
+        """Whether the loss reads reference log-probabilities."""
+
+    @property
+    def credit(self) -> Credit:
         """The credit of its paper, asked where turns come without a weight."""
 
     def __init__(self, **settings: Any) -> None:

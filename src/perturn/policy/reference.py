@@ -231,9 +231,14 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, or the
-            loss's section sets the credit that this one replaces.
+        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, the loss
+            or the credit is one of sampled groups, or the loss's section sets the credit that this one replaces.
     """
+    if getattr(loss, "needs_behavior", False):
+        raise ConfigError(
+            f"loss {settings['name']!r} learns from groups the policy has just sampled, with the log-probabilities "
+            "of its actions; training on stored rows has neither. Call it from Python, or name a loss on pairs."
+        )
     if section is None:
         return loss.credit
     replaced: Any = loss.credit
@@ -244,6 +249,11 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "credit, or leave one of the two out."
         )
     credit: Credit = build(CREDITS, section, "credit")
+    if getattr(credit, "needs_group", False):
+        raise ConfigError(
+            f"credit {section['name']!r} compares the trajectories of a group, and training on stored rows weighs "
+            "each by itself; name one that weighs turns alone, such as uniform."
+        )
     unknown = sorted(credit.needs - _COMPUTED)
     if unknown:
         raise ConfigError(

@@ -63,13 +63,17 @@ def check_training(recipe: Recipe) -> None:
         if settings is None:
             continue
         loss = build(LOSSES, settings.loss, f"{name}.loss")
-        choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
-        if loss.needs_rejected is not on_pairs:
-            fitting = [key for key, each in LOSSES.items() if each.needs_rejected is on_pairs]
+        if loss.needs_rejected is not on_pairs or getattr(loss, "needs_behavior", False):
+            fitting = [
+                key
+                for key, each in LOSSES.items()
+                if each.needs_rejected is on_pairs and not getattr(each, "needs_behavior", False)
+            ]
             raise ConfigError(
                 f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
                 f"({', '.join(fitting)}), got {settings.loss['name']!r}."
             )
+        choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
         try:
             make_config(recipe, settings, run_folder(recipe), limit=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings

@@ -1,0 +1,92 @@
+"""Bi-level GAE: over the turns of a trajectory first, and over the tokens of each turn then."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.credit.group import as_tensors, generalized_advantages
+from perturn.credit.returns import Numbers, Return
+from perturn.credit.turn_gae import Values, token_values
+from perturn.types import Trajectory
+
+
+def bi_level_advantages(
+    rewards: Sequence[float], values: Numbers, *, gamma: float, lam: float, high_level_gamma: float
+) -> Numbers:
+    """Advantage of each token of a trajectory.
+
+        turns:  A_i = delta_i + h lam A_(i+1),   delta_i = r_i + h V(end of turn i+1) - V(end of turn i)
+        tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)
+
+    Source: RAGEN's `core_algos.py`, bi-level GAE, with h its `high_level_gamma`.
+    Differs: a turn ends where it ends. RAGEN takes a reward of 0 for no end, so that such a turn vanishes, and an
+    episode whose last reward is 0 is an error there.
+
+    Args:
+        rewards: Reward of each turn [turns].
+        values: V at the tokens of each turn, in units of reward `[turns][tokens]`.
+        gamma: Discount from one token to the next.
+        lam: Lambda of both levels.
+        high_level_gamma: Discount from one turn to the next.
+
+    Returns:
+        Advantages, in units of reward `[turns][tokens]`.
+    """
+    ends = [of_turn[-1] for of_turn in values]
+    found = []
+    for advantage, end, of_turn in zip(
+        generalized_advantages(rewards, ends, high_level_gamma, lam), ends, values, strict=True
+    ):
+        of_tokens = [*[0.0] * (len(of_turn) - 1), advantage + end]
+        found.append(generalized_advantages(of_tokens, of_turn, gamma, lam))
+    return found
+
+
+@dataclass(frozen=True)
+class BiLevelGAE:
+    """Advantage of each turn's first token by `bi_level_advantages`.
+
+    Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
+    Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state and
+    nothing of the action. RAGEN's `high_level_gamma` is 0.95; 1 here, for it discounts the objective. See also
+    `bi_level_advantages`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one token of a turn to the next, in [0, 1]."""
+
+    lam: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
+
+    high_level_gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whatever the values."""
+        return self.gamma == self.lam == self.high_level_gamma == 1
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        levels = {"gamma": self.gamma, "lam": self.lam, "high_level_gamma": self.high_level_gamma}
+        known = token_values(group, values)
+        return as_tensors(
+            [
+                [turn[0] for turn in bi_level_advantages(of_one, value, **levels)]
+                for of_one, value in zip(self.returns(group), known, strict=True)
+            ]
+        )

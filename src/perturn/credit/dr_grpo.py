@@ -1,0 +1,52 @@
+"""Dr. GRPO: a trajectory's score less the mean of its group, undivided."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from perturn.credit.grpo import GRPO
+from perturn.credit.returns import Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class DrGRPO:
+    """Score of the trajectory less the group's mean; the same for every turn.
+
+        A_it = S_i - mean(S),   S_i = sum_t r_it
+
+    Source: Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective", arXiv:2503.20783, Section 3.
+    Differs: a number per turn. Its other half is the sum over tokens, which is `aggregate: token_sum` of `ppo-clip`.
+    `statistics` and `singleton` are those of `grpo`, and so is the computation.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which weighs long ones more and is biased."""
+
+    singleton: str = "zero"
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        self._credit  # noqa: B018  checks them
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, but for a positive factor."""
+        return self._credit.unbiased
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        return self._credit(group)
+
+    @property
+    def _credit(self) -> GRPO:
+        return GRPO("mean", statistics=self.statistics, singleton=self.singleton, returns=self.returns)

@@ -1,0 +1,104 @@
+"""G2PO: a turn by the mean value of the state it led to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.gigpo import combined, penalties
+from perturn.credit.group import (
+    NORMALIZATIONS,
+    STATISTICS,
+    Visit,
+    anchors,
+    episode_advantages,
+    mean,
+    normalized_within,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers, Return, solved
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class G2PO:
+    """Advantage of the trajectory, plus that of the next state's value in this state, plus that of the value's change.
+
+        A_it = A_E + omega (A_next + A_change)
+        V(s) = mean over visits of gamma^(T - t) S,   t from 0
+        A_next = V(next) - penalty of an invalid turn, normalized over the turns at s
+        A_change = V(next) - V(s), normalized over all turns of the task
+
+    V after the last turn is S where the task was solved, else 0.
+
+    Source: G2PO, the authors' `core_g2po.py`.
+    Differs: a success is what the environment calls one, where the code asks for a score of exactly 10, so that another
+    scale of rewards makes losses of wins. Statistics of A_E run over trajectories; `steps` is the code's default.
+    States are equal by `state_key`; a turn without one is a state of its own.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
+    """Discount of a state's value by the turns left, in [0, 1]."""
+
+    omega: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of the states' values, without unit; >= 0."""
+
+    normalize: str = "mean"
+    """mean, or std."""
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which weighs long ones more, as published."""
+
+    invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
+    """Taken off an invalid turn's V(next) and its copy of the score, in units of reward; >= 0."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
+        check_choice("statistics", self.statistics, STATISTICS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        scores = [sum(of_one) for of_one in rewards]
+        penalty = penalties(group, self.invalid_penalty)
+        copies = [[score - off for off in each] for score, each in zip(scores, penalty, strict=True)]
+        episode = episode_advantages(scores, copies, normalize=self.normalize, statistics=self.statistics)
+        states = anchors(group)
+        own = [
+            [self.gamma ** (len(each) - t) * score for t in range(len(each))]
+            for score, each in zip(scores, rewards, strict=True)
+        ]
+        value = state_values(states, own)
+        after = [
+            [*of_one[1:], score if solved(trajectory) else 0.0] if of_one else []
+            for of_one, score, trajectory in zip(value, scores, group, strict=True)
+        ]
+        every: list[Visit] = [(i, t) for i, of_one in enumerate(value) for t in range(len(of_one))]
+        step = combined(
+            normalized_within(states, combined(after, penalty, -1.0), self.normalize),
+            normalized_within([every], combined(after, value, -1.0), self.normalize),
+        )
+        return combined(episode, step, self.omega)
+
+
+def state_values(states: Sequence[Sequence[Visit]], own: Numbers) -> Numbers:
+    """Return the mean of the turns' values over each state; the turn's own where it has none in common."""
+    found = [list(of_one) for of_one in own]
+    for visits in states:
+        value = mean([own[i][t] for i, t in visits])
+        for i, t in visits:
+            found[i][t] = value
+    return found

@@ -1,0 +1,98 @@
+"""GiGPO: a trajectory against its group, and a turn against others taken in the same state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.group import (
+    NORMALIZATIONS,
+    STATISTICS,
+    anchors,
+    episode_advantages,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class GiGPO:
+    """Advantage of the trajectory in its group, plus that of the turn among all turns taken in the same state.
+
+        A_it = A_E + omega A_S,   A_E = S_i - mean(S),   A_S = G_it - mean of G over the turns at state s_it
+
+    With `normalize` std, each over the sample standard deviation + 1e-6. G_it = sum_k gamma^(k - t) r_ik.
+
+    Source: Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978, and its
+    code.
+    Differs: statistics of the trajectories run over trajectories; `steps` is the code's default over step rows.
+    States are equal by `state_key`, not by text. Similar keys are joined through others (connected components), where
+    the code compares with the first of a cluster and so depends on the order. Any of one trajectory's visits count, as
+    in the code. A turn alone in its state, and a trajectory alone in its group, get 0. Neither is unbiased: a
+    baseline contains the turn itself, and what the same trajectory did later.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
+    """Discount of the returns that turns are compared by, in [0, 1]."""
+
+    omega: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of the comparison within a state, without unit; >= 0."""
+
+    normalize: str = "mean"
+    """mean, or std as the authors' scripts have it."""
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which weighs long ones more, as published."""
+
+    similarity: Annotated[float, Bound(least=0, most=1)] | None = None
+    """Least similarity of state keys that count as one state, in [0, 1]; None: they must be equal."""
+
+    invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
+    """Taken off an invalid turn's return, after discounting, and its copy of the score; in units of reward, >= 0."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
+        check_choice("statistics", self.statistics, STATISTICS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        penalty = penalties(group, self.invalid_penalty)
+        scores = [sum(of_one) for of_one in rewards]
+        copies = [[score - off for off in of_one] for score, of_one in zip(scores, penalty, strict=True)]
+        episode = episode_advantages(scores, copies, normalize=self.normalize, statistics=self.statistics)
+        to_go = [
+            [value - off for value, off in zip(returns_to_go(of_one, self.gamma), offs, strict=True)]
+            for of_one, offs in zip(rewards, penalty, strict=True)
+        ]
+        step = normalized_within(anchors(group, similarity=self.similarity), to_go, self.normalize)
+        return combined(episode, step, self.omega)
+
+
+def penalties(group: Sequence[Trajectory], penalty: float) -> Numbers:
+    """Return the penalty of each turn whose action was invalid, 0 of others `[trajectories][turns]`."""
+    return [[0.0 if turn.valid else penalty for turn in trajectory.turns] for trajectory in group]
+
+
+def combined(one: Numbers, other: Numbers, weight: float = 1.0) -> Numbers:
+    """Return one number plus a weight times another, of each turn `[trajectories][turns]`."""
+    return [
+        [a + weight * b for a, b in zip(of_one, of_other, strict=True)]
+        for of_one, of_other in zip(one, other, strict=True)
+    ]

@@ -1,0 +1,114 @@
+"""GraphGPO: a turn by how near it came to a success, in the graph of all states that a group visited."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.credit.gigpo import combined
+from perturn.credit.group import Visit, anchors, episode_advantages, normalized_within, weigh_tasks
+from perturn.credit.returns import Numbers, Return, solved
+from perturn.types import Trajectory
+
+_SUCCESS = -1
+"""Node that a solved trajectory ends in."""
+
+
+@dataclass(frozen=True)
+class GraphGPO:
+    """Advantage of the trajectory in its group, plus that of the turn's step in the graph of visited states.
+
+        A_it = beta_episode A_E + beta_graph A_G
+        A_G = C omega^d(next state), standardized over the steps out of the same state
+
+    d is the least number of steps to a success in the graph of all steps that the group took; from where no success can
+    be reached, the largest d plus 1. A solved trajectory ends in the success, any other in a state of its own. Without
+    a success A_G is 0. A_E = (S_i - mean(S)) / (std(S) + 1e-6), with the sample standard deviation over trajectories,
+    and S less the penalty of each invalid turn.
+
+    Source: GraphGPO, as `graph_credit.py` of redai-infra/Relax has it.
+    Differs: the paper's Eq. 4 has the exponent d + cost, which a standardized value does not show. States are equal by
+    `state_key`; a turn without one is a state of its own. A trajectory alone in its group gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    omega: Annotated[float, Bound(above=0, below=1)] = 0.1
+    """Value of a state one step further from a success, relative; in (0, 1)."""
+
+    success_reward: Annotated[float, Bound(above=0)] = 10.0
+    """C, the value of a success, in units of reward; > 0."""
+
+    beta_episode: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of A_E, without unit; >= 0."""
+
+    beta_graph: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of A_G, without unit; >= 0."""
+
+    returns: Return = Return(invalid_penalty=0.1)  # noqa: RUF009  frozen
+    """Rewards that count in A_E."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        scores = [sum(of_one) for of_one in rewards]
+        copies = [
+            [self.beta_episode * score] * len(each) for score, each in zip(scores, rewards, strict=True)
+        ]
+        episode = episode_advantages(
+            [self.beta_episode * score for score in scores],
+            copies,
+            normalize="std",
+            statistics="trajectories",
+        )
+        return combined(episode, self._graph(group), self.beta_graph)
+
+    def _graph(self, group: Sequence[Trajectory]) -> Numbers:
+        """A_G of each turn, without unit `[trajectories][turns]`."""
+        states = anchors(group)
+        steps = next_nodes(group, states)
+        distance = distances(steps)
+        if len(distance) == 1:  # nothing but the success itself: none was reached
+            return [[0.0] * len(trajectory.turns) for trajectory in group]
+        far = max(distance.values()) + 1
+        values = [
+            [self.success_reward * self.omega ** distance.get(to, far) for _, to in each] for each in steps
+        ]
+        return normalized_within(states, values, "std")
+
+
+def next_nodes(group: Sequence[Trajectory], states: Sequence[Sequence[Visit]]) -> list[list[tuple[int, int]]]:
+    """Return the nodes that each turn led from and to `[trajectories][turns]`."""
+    node = {visit: number for number, visits in enumerate(states) for visit in visits}
+    fresh = iter(range(len(states), len(states) + sum(len(each.turns) + 1 for each in group)))
+    found = []
+    for i, trajectory in enumerate(group):
+        visited = [node[i, t] if (i, t) in node else next(fresh) for t in range(len(trajectory.turns))]
+        last = _SUCCESS if solved(trajectory) else next(fresh)
+        found.append(list(zip(visited, [*visited[1:], last], strict=True)) if visited else [])
+    return found
+
+
+def distances(steps: Sequence[Sequence[tuple[int, int]]]) -> dict[int, int]:
+    """Return the least number of steps to the success from each node it can be reached from."""
+    before: dict[int, set[int]] = defaultdict(set)
+    for each in steps:
+        for node, to in each:
+            before[to].add(node)
+    found, waiting = {_SUCCESS: 0}, deque([_SUCCESS])
+    while waiting:
+        to = waiting.popleft()
+        for node in before[to] - found.keys():
+            found[node] = found[to] + 1
+            waiting.append(node)
+    return found

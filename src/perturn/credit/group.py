@@ -1,0 +1,216 @@
+"""Mathematics that credits of a group share: returns, statistics over trajectories, turns taken in the same state.
+
+Numbers are Python's, which are float64. Sums are exact (`math.fsum`), so that the order of a group changes no bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from itertools import combinations
+from math import fsum, sqrt
+
+import torch
+from torch import Tensor
+
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+EPSILON = 1e-6
+"""Added to a standard deviation before it divides, in the unit of the values; as peers have it."""
+
+NORMALIZATIONS = ("mean", "std")
+"""Values less their mean; or that over their standard deviation as well."""
+
+STATISTICS = ("trajectories", "steps")
+"""Units that a group's statistics run over: its trajectories, or their turns, so that a long one counts more often."""
+
+DEVIATIONS = ("sample", "population")
+"""Standard deviation over n - 1, or over n."""
+
+SINGLETONS = ("zero", "raw")
+"""Advantage of a trajectory alone in its group: zero, or its score as several peers keep it."""
+
+Visit = tuple[int, int]
+"""A turn of a group: index of its trajectory, index within it."""
+
+
+def weigh_tasks(
+    group: Sequence[Trajectory],
+    returns: Return,
+    weigh: Callable[[Sequence[Trajectory], Numbers], Numbers],
+    singleton: str = "zero",
+) -> list[Tensor]:
+    """Weigh the trajectories of each task by themselves, whatever their order.
+
+    Args:
+        group: Trajectories, of one task as a rule.
+        returns: Rewards that count.
+        weigh: From the trajectories of one task and their rewards to the weights of their turns.
+        singleton: One of SINGLETONS: a trajectory alone in its task gets 0, or `weigh` is asked.
+
+    Returns:
+        Weights, without unit, in float64, one tensor a trajectory [turns].
+    """
+    rewards = returns(group)
+    weights: Numbers = [[] for _ in group]
+    for members in by_task(group):
+        if len(members) == 1 and singleton == "zero":
+            found = [[0.0] * len(rewards[members[0]])]
+        else:
+            found = weigh([group[i] for i in members], [rewards[i] for i in members])
+        for i, of_one in zip(members, found, strict=True):
+            weights[i] = of_one
+    return as_tensors(weights)
+
+
+def by_task(group: Sequence[Trajectory]) -> list[list[int]]:
+    """Return the indices of the trajectories of each task."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, trajectory in enumerate(group):
+        members[trajectory.task.id].append(i)
+    return list(members.values())
+
+
+def as_tensors(numbers: Numbers) -> list[Tensor]:
+    """Return one tensor a trajectory, in float64 [turns]."""
+    return [torch.tensor(of_one, dtype=torch.float64) for of_one in numbers]
+
+
+def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return G_t = sum_k gamma^(k - t) r_k of each turn, in units of reward [turns]."""
+    found, after = [], 0.0
+    for reward in reversed(rewards):
+        after = reward + gamma * after
+        found.append(after)
+    return found[::-1]
+
+
+def generalized_advantages(
+    rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float
+) -> list[float]:
+    """Return the generalized advantage estimates of a sequence that ends, in units of reward [steps].
+
+        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the end
+
+    Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
+    arXiv:1506.02438, Eqs. 11 and 16.
+    Differs: nothing.
+    """
+    found, advantage, after = [], 0.0, 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        advantage = reward + gamma * after - value + gamma * lam * advantage
+        after = value
+        found.append(advantage)
+    return found[::-1]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, from an exact sum."""
+    return fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float], std: str = "sample") -> float:
+    """Return the standard deviation of at least two values; exactly 0 where they are equal."""
+    if max(values) == min(values):
+        return 0.0
+    centre = mean(values)
+    squares = fsum((value - centre) ** 2 for value in values)
+    return sqrt(squares / (len(values) - (std == "sample")))
+
+
+def normalized(values: Sequence[float], normalize: str, std: str = "sample") -> list[float]:
+    """Return values less their mean, over their standard deviation if so named; 0 for a value alone or equal ones."""
+    if len(values) < 2 or max(values) == min(values):
+        return [0.0] * len(values)
+    centre = mean(values)
+    scale = deviation(values, std) + EPSILON if normalize == "std" else 1.0
+    return [(value - centre) / scale for value in values]
+
+
+def normalized_within(
+    groups: Sequence[Sequence[Visit]], values: Numbers, normalize: str, std: str = "sample"
+) -> Numbers:
+    """Normalize the values of turns within each group of turns; 0 for turns in none `[trajectories][turns]`."""
+    found = [[0.0] * len(of_one) for of_one in values]
+    for visits in groups:
+        for (i, t), value in zip(
+            visits, normalized([values[i][t] for i, t in visits], normalize, std), strict=True
+        ):
+            found[i][t] = value
+    return found
+
+
+def episode_advantages(
+    scores: Sequence[float],
+    copies: Numbers,
+    *,
+    normalize: str,
+    statistics: str,
+    std: str = "sample",
+    singleton: str = "zero",
+) -> Numbers:
+    """Compare the trajectories of one task by their scores.
+
+        A_it = S_it - mean(S)   or   (S_it - mean(S)) / (std(S) + 1e-6)
+
+    Args:
+        scores: S of each trajectory, in units of reward [trajectories].
+        copies: The score that each turn has of its trajectory's, the same but for a penalty `[trajectories][turns]`.
+        normalize: One of NORMALIZATIONS.
+        statistics: One of STATISTICS: mean and deviation of `scores`, or of `copies`.
+        std: One of DEVIATIONS.
+        singleton: One of SINGLETONS.
+
+    Returns:
+        Advantage of each turn `[trajectories][turns]`; zero where there is no spread to divide by.
+    """
+    values = list(scores) if statistics == "trajectories" else [score for each in copies for score in each]
+    if len(values) < 2:
+        keep = (1 / (1 + EPSILON) if normalize == "std" else 1.0) if singleton == "raw" else 0.0
+        return [[score * keep for score in each] for each in copies]
+    centre, spread = mean(values), deviation(values, std)
+    if normalize == "mean":
+        return [[score - centre for score in each] for each in copies]
+    if not spread:
+        return [[0.0] * len(each) for each in copies]
+    return [[(score - centre) / (spread + EPSILON) for score in each] for each in copies]
+
+
+def anchors(
+    group: Sequence[Trajectory], length: int = 1, similarity: float | None = None
+) -> list[list[Visit]]:
+    """Return the turns that were taken in the same state.
+
+    A turn without a state key, or without `length` of them, is in no anchor.
+
+    Args:
+        group: Trajectories of one task.
+        length: How many of the last states, this one included, must be the same.
+        similarity: Least similarity of two state keys that count as one, in [0, 1]; None: they must be equal. Keys are
+            joined through others (connected components), so that no order of the group changes an anchor.
+    """
+    name = similar_keys(group, similarity) if similarity is not None else {}
+    found: dict[tuple[str, ...], list[Visit]] = defaultdict(list)
+    for i, trajectory in enumerate(group):
+        keys = [turn.state_key for turn in trajectory.turns]
+        for t in range(length - 1, len(keys)):
+            seen = tuple(name.get(key, key) for key in keys[t - length + 1 : t + 1] if key is not None)
+            if len(seen) == length:
+                found[seen].append((i, t))
+    return list(found.values())
+
+
+def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, str]:
+    """Return the first, in alphabetical order, of the keys that each state key is joined with."""
+    keys = sorted({turn.state_key for each in group for turn in each.turns if turn.state_key is not None})
+    parent = {key: key for key in keys}
+
+    def root(key: str) -> str:
+        while parent[key] != key:
+            key = parent[key]
+        return key
+
+    for one, other in combinations(keys, 2):
+        if root(one) != root(other) and SequenceMatcher(None, one, other).ratio() >= similarity:
+            parent[max(root(one), root(other))] = min(root(one), root(other))
+    return {key: root(key) for key in keys}

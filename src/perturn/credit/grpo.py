@@ -1,0 +1,77 @@
+"""GRPO: a trajectory's score against those of its group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from perturn.checks import check_choice
+from perturn.credit.group import (
+    DEVIATIONS,
+    NORMALIZATIONS,
+    SINGLETONS,
+    STATISTICS,
+    episode_advantages,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class GRPO:
+    """Score of the trajectory less the group's mean, over the group's standard deviation; the same for every turn.
+
+        A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
+
+    Source: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, Section 4.1.2.
+    Differs: a number per turn. `normalize` mean is the group mean alone, which is unbiased but for the factor
+    (N - 1) / N; division by the deviation weighs tasks and branches by their difficulty. `statistics` steps is peers'
+    code over step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    normalize: str = "std"
+    """std (the paper's), or mean."""
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which weighs long ones more and is biased."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    singleton: str = "zero"
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
+        check_choice("statistics", self.statistics, STATISTICS)
+        check_choice("std", self.std, DEVIATIONS)
+        check_choice("singleton", self.singleton, SINGLETONS)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, but for a positive factor."""
+        return self.normalize == "mean" and self.statistics == "trajectories"
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh, self.singleton)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        scores = [sum(of_one) for of_one in rewards]
+        return episode_advantages(
+            scores,
+            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            normalize=self.normalize,
+            statistics=self.statistics,
+            std=self.std,
+            singleton=self.singleton,
+        )

@@ -1,0 +1,89 @@
+"""HGPO: a turn against others with the same last states, for histories of several lengths at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.group import (
+    EPSILON,
+    NORMALIZATIONS,
+    anchors,
+    episode_advantages,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class HGPO:
+    """Mean of a turn's advantages among turns with the same last k states, a longer history weighing more.
+
+        A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
+
+    A_k compares G_it = sum_j gamma^(j - t) r_ij with the other turns whose last k states are the same; a k counts where
+    there are two turns or more and A_k is not 0. With `base_group`, the trajectory's advantage counts as k = 0.
+
+    Source: HGPO (hierarchy-of-groups policy optimization), the authors' recipe in verl-agent, `core_hgpo.py`.
+    Differs: states are equal by `state_key`, not by text. The base group runs over step rows with the sample standard
+    deviation, the others have the population's, as there.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
+    """Discount of the returns that turns are compared by, in [0, 1]."""
+
+    history: Annotated[int, Bound(least=0)] = 2
+    """States before the present one in the longest history; >= 0."""
+
+    alpha: Annotated[float, Bound(least=0)] = 1.0
+    """Power of a history's weight, without unit; >= 0. 0: all alike."""
+
+    normalize: str = "mean"
+    """mean, or std."""
+
+    base_group: bool = False
+    """Whether the trajectory's own advantage in its group counts too."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
+        levels = [
+            ((k + 1) ** self.alpha, normalized_within(anchors(group, k), to_go, self.normalize, "population"))
+            for k in range(1, self.history + 2)
+        ]
+        if self.base_group:
+            scores = [sum(of_one) for of_one in rewards]
+            copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+            levels.append(
+                (1.0, episode_advantages(scores, copies, normalize=self.normalize, statistics="steps"))
+            )
+        return [
+            [_mean([(weight, level[i][t]) for weight, level in levels]) for t in range(len(of_one))]
+            for i, of_one in enumerate(rewards)
+        ]
+
+
+def _mean(levels: list[tuple[float, float]]) -> float:
+    """Weighted mean of the advantages that are not 0."""
+    counted = [(weight, advantage) for weight, advantage in levels if advantage]
+    return sum(w * a for w, a in counted) / (sum(w for w, _ in counted) + EPSILON)

@@ -1,0 +1,163 @@
+"""How biased and how noisy a credit is: exactly, by listing every group that small decision processes can give.
+
+The gradient that a group of N trajectories gives is g = (1/N) sum_i sum_t A_it grad log pi(a_it | s_it). Its
+expectation over all groups is compared with the true gradient of the expected return.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations_with_replacement
+from math import factorial, inf, prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.credit.processes import PROCESSES, Episodes, Process
+from perturn.credit.protocol import Credit
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Largest relative bias that is called none, by the dtype of a credit's numbers; far above rounding here."""
+
+_NOTHING = 1e-12
+"""Length of E[g], relative to the true gradient, below which it is rounding alone."""
+
+SIZES = (2, 3, 4)
+"""Trajectories in a group."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A credit on one process, with groups of one size. E[g] is its expected gradient, G the true one."""
+
+    process: str
+    trajectories: int
+    """N, in a group."""
+    cosine: float
+    """Cosine between E[g] and G; below 0 the policy is made worse."""
+    scale: float
+    """Factor c = E[g].G / G.G that E[g] has on G; learning rates make up for it."""
+    relative_bias: float
+    """Rest that no positive factor makes up for: |E[g] - c G| / (c |G|), the tangent of the angle between the two;
+    infinite where the cosine is not above 0."""
+    noise: float
+    """Standard deviation of g, over all its directions, relative to |E[g]|; infinite where E[g] is 0."""
+    tolerance: float
+    """Largest relative bias that is called none."""
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether E[g] is G but for a positive factor."""
+        return self.relative_bias <= self.tolerance
+
+
+def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement]:
+    """Measure a credit on every process, with groups of every size.
+
+    Args:
+        credit: A credit; it may need nothing, or `values`, for which it is given the exact ones.
+        gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
+
+    Returns:
+        A measurement for each process and size.
+    """
+    return [measure(credit, process, size, gamma) for process in PROCESSES for size in SIZES]
+
+
+def measure(credit: Credit, process: Process, size: int, gamma: float | None = None) -> Measurement:
+    """Measure a credit on one process, with groups of one size; see `check_credit`.
+
+    Raises:
+        ValueError: If the credit needs what is not known here, or does not give one number a turn.
+    """
+    episodes = process.episodes
+    discount = objective_discount(credit) if gamma is None else gamma
+    groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
+    found, dtypes = zip(*_advantages(credit, episodes, groups, discount), strict=True)
+    advantages, tolerance = torch.stack(found), max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
+    members = torch.tensor(groups)
+    estimates = torch.einsum("gnt,gntp->gp", advantages, episodes.score[members]) / size
+    chances = torch.tensor([_orders(group) for group in groups], dtype=torch.float64)
+    chances = chances * episodes.probability[members].prod(1)
+    figures = _compare(estimates, chances, episodes.gradient(discount))
+    return Measurement(process.name, size, *figures, tolerance)
+
+
+def objective_discount(credit: Credit) -> float:
+    """Return the discount of the return that a credit is about: its own `gamma`, else 1."""
+    return float(getattr(credit, "gamma", 1.0))
+
+
+def claims(credit: Credit) -> bool:
+    """Whether a credit says that it is unbiased."""
+    return bool(getattr(credit, "unbiased", False))
+
+
+def summary(name: str, credit: Credit, gamma: float | None = None) -> dict[str, Any]:
+    """Return all measurements of a credit as plain data.
+
+    Returns:
+        `credit`, `gamma` (of the objective), `claims_unbiased`, `unbiased` (measured), `measurements` (each with
+        the fields of Measurement; None for what is infinite).
+    """
+    found = check_credit(credit, gamma)
+    return {
+        "credit": name,
+        "gamma": objective_discount(credit) if gamma is None else gamma,
+        "claims_unbiased": claims(credit),
+        "unbiased": all(one.is_unbiased for one in found),
+        "measurements": [
+            {
+                key: None if value in (float("inf"), float("-inf")) else value
+                for key, value in asdict(one).items()
+            }
+            for one in found
+        ],
+    }
+
+
+def _advantages(
+    credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
+) -> Iterator[tuple[Tensor, torch.dtype]]:
+    """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
+    unknown = sorted(credit.needs - {"values"})
+    if unknown:
+        raise ValueError(
+            f"{type(credit).__name__} needs {', '.join(unknown)}, which a small process does not have."
+        )
+    size = len(groups[0])
+    recorded = [
+        [episodes.trajectory(episode, sample) for sample in range(size)]
+        for episode in range(len(episodes.steps))
+    ]
+    values = episodes.values(gamma)
+    for group in groups:
+        needed = {"values": [values[episode] for episode in group]} if credit.needs else {}
+        found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
+        lengths = [len(episodes.steps[episode]) for episode in group]
+        if [len(one) for one in found] != lengths:
+            raise ValueError(
+                f"{type(credit).__name__} must return one number a turn, {lengths} by trajectory, "
+                f"got {[len(one) for one in found]}."
+            )
+        padded = torch.zeros(size, episodes.process.horizon, dtype=torch.float64)
+        for row, one in zip(padded, found, strict=True):
+            row[: len(one)] = one
+        yield padded, found[0].dtype
+
+
+def _orders(group: tuple[int, ...]) -> int:
+    """In how many orders the episodes of a group can come."""
+    return factorial(len(group)) // prod(factorial(group.count(each)) for each in set(group))
+
+
+def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:
+    """Cosine, scale, relative bias and noise of the gradients that all groups give."""
+    expected = chances @ estimates
+    length, size = float(expected.norm()), float(true.norm())
+    if length <= _NOTHING * max(size, 1.0) or not size:
+        return 0.0, 0.0, inf if size or length > _NOTHING else 0.0, inf
+    scale = float(expected @ true) / size**2
+    bias = float((expected - scale * true).norm()) / (scale * size) if scale > 0 else inf
+    variance = float(chances @ (estimates - expected).square().sum(1))
+    return float(expected @ true) / (length * size), scale, bias, sqrt(variance) / length

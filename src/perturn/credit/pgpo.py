@@ -1,0 +1,71 @@
+"""PGPO: a turn among others in the same state, and by how much it raised the potential of the state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.g2po import state_values
+from perturn.credit.gigpo import combined
+from perturn.credit.group import NORMALIZATIONS, anchors, normalized_within, returns_to_go, weigh_tasks
+from perturn.credit.returns import Numbers, Return, solved
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class PGPO:
+    """GiGPO's advantage within a state, plus that of the change in potential, the more the rarer a success is.
+
+        A_it = A_S + beta (1 - p)^alpha A_phi
+        Phi(s) = mean of G over the turns at s,   delta = gamma Phi(next) - Phi(s),   A_phi = delta normalized at s
+
+    p is the share of the group's trajectories that solved the task. At the last turn its reward stands for
+    gamma Phi(next).
+
+    Source: PGPO, arXiv:2609.02236.
+    Differs: states are equal by `state_key`, not by text; a turn without one is a state of its own, and gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    alpha: Annotated[float, Bound(least=0)] = 2.0
+    """Power of the share of failures, without unit; >= 0."""
+
+    beta: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of the change in potential, without unit; >= 0."""
+
+    normalize: str = "std"
+    """std (the paper's), or mean."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        states = anchors(group)
+        to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
+        potential = state_values(states, to_go)
+        after = [
+            [*(self.gamma * value for value in of_one[1:]), given[-1]] if given else []
+            for of_one, given in zip(potential, rewards, strict=True)
+        ]
+        change = normalized_within(states, combined(after, potential, -1.0), self.normalize)
+        failures = 1 - sum(map(solved, group)) / len(group)
+        return combined(
+            normalized_within(states, to_go, self.normalize), change, self.beta * failures**self.alpha
+        )

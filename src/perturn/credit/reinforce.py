@@ -1,0 +1,104 @@
+"""REINFORCE++: returns whitened over all that is given, with a group's mean taken off before or without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.group import (
+    DEVIATIONS,
+    SINGLETONS,
+    STATISTICS,
+    as_tensors,
+    by_task,
+    deviation,
+    mean,
+    returns_to_go,
+)
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+_VARIANCE = 1e-8
+"""Added to a variance before its root divides, as verl has it."""
+
+
+@dataclass(frozen=True)
+class ReinforcePlusPlus:
+    """Return from each turn on, less the mean and over the standard deviation of all trajectories given.
+
+        A_it = (G_it - mean(S)) / sqrt(var(S) + 1e-8),   G_it = sum_k gamma^(k - t) r_ik,   S_i = G_i0
+
+    With `baseline`, G_it is S_i less the mean of its task's, the same for every turn, and so is S.
+
+    Source: Hu 2025, "REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models",
+    arXiv:2501.03262.
+    Differs: a number per turn; statistics run over trajectories, where the papers' code has tokens: `steps` has turns.
+    They run over all tasks of one call. A return is carried over observations, where verl-agent and SkyRL set it to 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    baseline: bool = False
+    """Whether the mean of its task's trajectories is taken off each score before (REINFORCE++-baseline)."""
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which weighs long ones more."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    singleton: str = "zero"
+    """With `baseline`, a trajectory alone in its task: zero (it is in no statistic), or raw (its score)."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("statistics", self.statistics, STATISTICS)
+        check_choice("std", self.std, DEVIATIONS)
+        check_choice("singleton", self.singleton, SINGLETONS)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        to_go = [returns_to_go(of_one, self.gamma) for of_one in self.returns(group)]
+        scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
+        counted = set(range(len(group)))
+        if self.baseline:
+            counted -= self._take_baseline(group, scores)
+            to_go = [[score] * len(of_one) for score, of_one in zip(scores, to_go, strict=True)]
+        of_steps = self.statistics == "steps"
+        values = [value for i in sorted(counted) for value in (to_go[i] if of_steps else [scores[i]])]
+        return as_tensors(self._whiten(to_go, counted, values))
+
+    def _take_baseline(self, group: Sequence[Trajectory], scores: list[float]) -> set[int]:
+        """Take each task's mean off its scores, in place; return those that have none and count nowhere."""
+        alone = set()
+        for members in by_task(group):
+            if len(members) > 1:
+                centre = mean([scores[i] for i in members])
+                for i in members:
+                    scores[i] -= centre
+            elif self.singleton == "zero":
+                scores[members[0]] = 0.0
+                alone.add(members[0])
+        return alone
+
+    def _whiten(self, values: Numbers, counted: set[int], over: list[float]) -> Numbers:
+        spread = deviation(over, self.std) if len(over) > 1 else 0.0
+        if not spread:
+            return [[0.0] * len(of_one) for of_one in values]
+        centre, scale = mean(over), sqrt(spread**2 + _VARIANCE)
+        return [
+            [(value - centre) / scale if i in counted else 0.0 for value in of_one]
+            for i, of_one in enumerate(values)
+        ]

@@ -1,0 +1,66 @@
+"""The return that a credit starts from: which rewards count, and what an invalid action costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.types import Status, Trajectory
+
+Numbers = list[list[float]]
+"""A number for each turn `[trajectories][turns]`."""
+
+
+def recorded_rewards(trajectory: Trajectory) -> list[float]:
+    """Return the reward of each turn as recorded [turns].
+
+    A trajectory that has a total reward alone has it at its last turn. A FAILED one has none: it counts with score 0.
+    """
+    rewards = [turn.reward for turn in trajectory.turns]
+    if trajectory.status is Status.FAILED:
+        return [0.0] * len(rewards)
+    return rewards if any(rewards) else _at_the_end(trajectory.total_reward, len(rewards))
+
+
+def solved(trajectory: Trajectory) -> bool:
+    """Whether the task was solved; never in a trajectory that FAILED."""
+    return trajectory.success and trajectory.status is not Status.FAILED
+
+
+@dataclass(frozen=True)
+class Return:
+    """Rewards of the turns of a trajectory, from which every credit of a group starts."""
+
+    rewards: str = "turns"
+    """Rewards that count: turns (each as the environment gave it), outcome (their sum, at the last turn) or success
+    (1 or 0, at the last turn)."""
+
+    invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
+    """Taken off the reward of each turn whose action was invalid, in units of reward; >= 0."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("rewards", self.rewards, ("turns", "outcome", "success"))
+        check_bounds(self)
+
+    def __call__(self, group: Sequence[Trajectory]) -> Numbers:
+        """Return the reward of each turn `[trajectories][turns]`."""
+        return [self._rewards(trajectory) for trajectory in group]
+
+    def _rewards(self, trajectory: Trajectory) -> list[float]:
+        rewards = recorded_rewards(trajectory)
+        if self.rewards == "outcome":
+            rewards = _at_the_end(sum(rewards), len(rewards))
+        elif self.rewards == "success":
+            rewards = _at_the_end(float(solved(trajectory)), len(rewards))
+        if not self.invalid_penalty or trajectory.status is Status.FAILED:
+            return rewards
+        return [
+            reward if turn.valid else reward - self.invalid_penalty
+            for reward, turn in zip(rewards, trajectory.turns, strict=True)
+        ]
+
+
+def _at_the_end(reward: float, turns: int) -> list[float]:
+    return [*[0.0] * (turns - 1), reward][:turns]

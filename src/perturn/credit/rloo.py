@@ -1,0 +1,65 @@
+"""RLOO: a trajectory's score less the mean of the others'."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from perturn.checks import check_choice
+from perturn.credit.group import SINGLETONS, STATISTICS, weigh_tasks
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class RLOO:
+    """Score of the trajectory less the mean of the other trajectories'; the same for every turn.
+
+        A_it = S_i - mean_(j != i) S_j,   S_i = sum_t r_it
+
+    Source: Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human
+    Feedback in LLMs", arXiv:2402.14740, Eq. 7.
+    Differs: a number per turn. `statistics` steps is verl-agent's code over step rows: one step is left out and not its
+    trajectory, so that the baseline contains the rest of it. A trajectory alone in its group gets 0, unless
+    `singleton` is raw.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    statistics: str = "trajectories"
+    """trajectories; or steps, which leaves one step out instead of its trajectory and is biased."""
+
+    singleton: str = "zero"
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("statistics", self.statistics, STATISTICS)
+        check_choice("singleton", self.singleton, SINGLETONS)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one."""
+        return self.statistics == "trajectories"
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh, self.singleton)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        scores = [sum(of_one) for of_one in rewards]
+        times = [1 if self.statistics == "trajectories" else len(of_one) for of_one in rewards]
+        count, total = sum(times), fsum(s * n for s, n in zip(scores, times, strict=True))
+        if count < 2:
+            keep = 1.0 if self.singleton == "raw" else 0.0
+            return [[keep * score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+        return [
+            [(score - total / count) * count / (count - 1)] * len(of_one)
+            for score, of_one in zip(scores, rewards, strict=True)
+        ]

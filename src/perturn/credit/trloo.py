@@ -1,0 +1,70 @@
+"""TRLOO: a turn's return less the mean return of other trajectories from the same turn on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.credit.group import generalized_advantages, mean, returns_to_go, weigh_tasks
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class TRLOO:
+    """Return from turn t on, less the mean return from turn t on over the other trajectories that have one.
+
+        A_it = G_it - b_it,   b_it = mean_(j != i, T_j > t) G_jt,   G_it = sum_k gamma^(k - t) r_ik
+
+    Source: "Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations", whose abstract names the
+    turn-level leave-one-out and the bias of a group that contains the turn itself.
+    Differs: the abstract says nothing of turns that no other trajectory reached: there b_it is the others' mean return
+    less the reward already collected, over gamma^t, which keeps it unbiased. `lam` below 1 mixes in the baseline
+    of the next turn, as in GAE, and is ours. The reference of the abstract is to gamma = 1; below, the factor gamma^t
+    of a discounted objective is not there. A trajectory alone in its group gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    gamma: Annotated[float, Bound(above=0, most=1)] = 1.0
+    """Discount from one turn to the next, in (0, 1]."""
+
+    lam: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """How far rewards are followed before a baseline stands for the rest, in [0, 1]; 1: to the end."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one."""
+        return self.gamma == 1 and self.lam == 1
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        return weigh_tasks(group, self.returns, self._weigh)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
+        return [
+            generalized_advantages(of_one, self._baselines(i, of_one, to_go), self.gamma, self.lam)
+            for i, of_one in enumerate(rewards)
+        ]
+
+    def _baselines(self, i: int, rewards: list[float], to_go: Numbers) -> list[float]:
+        """b_it of one trajectory, in units of reward [turns]."""
+        scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
+        others, collected, found = (fsum(scores) - scores[i]) / (len(scores) - 1), 0.0, []
+        for t, reward in enumerate(rewards):
+            same = [of_one[t] for j, of_one in enumerate(to_go) if j != i and len(of_one) > t]
+            found.append(mean(same) if same else (others - collected) / self.gamma**t)
+            collected += self.gamma**t * reward
+        return found

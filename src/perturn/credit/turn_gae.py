@@ -1,0 +1,79 @@
+"""Turn-level GAE: generalized advantage estimation over the turns of each trajectory, with a learned value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.credit.group import as_tensors, generalized_advantages
+from perturn.credit.returns import Numbers, Return
+from perturn.types import Trajectory
+
+Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
+"""V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
+
+
+def token_values(group: Sequence[Trajectory], values: Values | None) -> list[Numbers]:
+    """Return V at the tokens of each turn `[trajectories][turns][tokens]`.
+
+    Raises:
+        ValueError: If it is missing, or has not one entry with a value for each turn.
+    """
+    if values is None:
+        raise ValueError("this credit needs values=, V at the tokens of each turn of each trajectory.")
+    found = [
+        [torch.as_tensor(turn, dtype=torch.float64).reshape(-1).tolist() for turn in of_one]
+        for of_one in values
+    ]
+    if [len(of_one) for of_one in found] != [len(trajectory.turns) for trajectory in group]:
+        raise ValueError("values must hold one entry for each turn of each trajectory of the group.")
+    if not all(turn for of_one in found for turn in of_one):
+        raise ValueError("values must hold the value of at least one token for each turn.")
+    return found
+
+
+@dataclass(frozen=True)
+class TurnGAE:
+    """Generalized advantage estimate over turns, with V at the first token of each.
+
+        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
+
+    Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens.
+    Differs: nothing. V at the first token has seen the state and not the action; at the last token it has seen the
+    action, and would be no baseline. Boundaries come from the turns, never from rewards.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    lam: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whatever the values."""
+        return self.gamma == 1 and self.lam == 1
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        known = token_values(group, values)
+        return as_tensors(
+            [
+                generalized_advantages(of_one, [turn[0] for turn in value], self.gamma, self.lam)
+                for of_one, value in zip(self.returns(group), known, strict=True)
+            ]
+        )

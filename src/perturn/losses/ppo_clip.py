@@ -1,0 +1,238 @@
+"""Clipped policy gradient on single trajectories, each turn with the advantage that a credit wrote."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit import Credit
+from perturn.credit.grpo import GRPO
+from perturn.losses.logprobs import TurnLogprobs, turn_weights
+
+_MOST = 20.0
+"""Where a log-ratio is clamped before it is exponentiated, in nats; as peers have it."""
+
+
+def token_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
+    """Return log pi/mu of each token, in nats [tokens]."""
+    return log_ratio
+
+
+def turn_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
+    """Return the mean log pi/mu of each token's turn, in nats [tokens]; each token has its own gradient."""
+    return _straight_through(side.mean_by_turn(log_ratio.detach())[side.turn_index], log_ratio)
+
+
+def sequence_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
+    """Return the mean log pi/mu of each token's trajectory, in nats [tokens]; each token has its own gradient."""
+    return _straight_through(side.mean_by_trajectory(log_ratio.detach())[side.trajectory.long()], log_ratio)
+
+
+def _straight_through(value: Tensor, gradient: Tensor) -> Tensor:
+    return value + (gradient - gradient.detach())
+
+
+RATIOS: dict[str, Callable[[TurnLogprobs, Tensor], Tensor]] = {
+    "token": token_ratio,
+    "turn": turn_ratio,
+    "sequence": sequence_ratio,
+}
+"""Log of the ratio of each token, by name; from the log-ratio of each token, in nats [tokens]."""
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """Negative clipped surrogate of PPO.
+
+        L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),   rho = pi / mu
+
+    With `dual_clip` c, L is at most c |A| where A < 0.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; asymmetric clipping: DAPO, arXiv:2503.14476; dual clip:
+    Ye et al. 2020, arXiv:1912.09729.
+    Differs: log rho is clamped to 20 nats on either side, where it has no gradient any more.
+
+    Args:
+        log_ratio: log rho, in nats [tokens].
+        advantage: A of each token's turn [tokens].
+        clip_low: How far rho may fall below 1.
+        clip_high: How far rho may rise above 1.
+        dual_clip: c > 1; None: no such bound.
+
+    Returns:
+        Loss, in units of the advantage [tokens].
+    """
+    ratio = log_ratio.clamp(-_MOST, _MOST).exp()
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """Return u = log pi/pi_ref, in nats [tokens]; as a loss, its gradient has expectation 0."""
+    return log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """Return u^2 / 2, in nats [tokens]; as a loss, it has the gradient of KL in expectation."""
+    return log_ratio.square() / 2
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """Return exp(-u) - 1 + u, in nats [tokens]; never negative, and unbiased as a value."""
+    return torch.expm1(-log_ratio.clamp(min=-_MOST)) + log_ratio
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Estimates of KL(pi, pi_ref) from one token, by name; Schulman 2020, "Approximating KL Divergence"."""
+
+
+def _mean_over_step(sums: Tensor, counts: Tensor, step: Tensor | None) -> Tensor:
+    """Sums of trajectories, so that the mean over trajectories is the mean over all that is counted in the step."""
+    step = counts if step is None else step
+    return sums * len(step) / step.sum()
+
+
+AGGREGATES: dict[str, Callable[[TurnLogprobs, Tensor, Tensor | None], Tensor]] = {
+    "token_mean": lambda side, values, step: _mean_over_step(
+        side.sum_by_trajectory(values), side.tokens_per_trajectory, step
+    ),
+    "turn_mean": lambda side, values, step: _mean_over_step(
+        side.sum_over_turns(side.mean_by_turn(values)), side.turns_per_trajectory, step
+    ),
+    "trajectory_mean": lambda side, values, step: side.mean_by_trajectory(values),
+    "token_sum": lambda side, values, step: side.sum_by_trajectory(values),
+}
+"""From a value of each token to one of each trajectory, by name, so that the mean over trajectories is the mean over
+all tokens, over all turns, over trajectories, or the mean of sums. The third argument: tokens, or turns, of every
+trajectory of the optimizer step; None: of these."""
+
+
+@dataclass(frozen=True)
+class PPOClip:
+    """Clipped policy gradient, with the advantage of each turn from its weight, and KL to a reference.
+
+        L_ij = -min(rho_ij A_i, clip(rho_ij, 1 - clip_low, 1 + clip_high) A_i) + kl KL_ij
+
+    rho is pi/mu of a token (`ratio` token); exp of the mean log pi/mu of its turn (turn) or its trajectory (sequence),
+    in the straight-through form that gives each token its own gradient. mu is the policy that sampled, by `behavior`.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; `sequence`: GSPO-token, Zheng et al. 2025, arXiv:2507.18071,
+    Eqs. 14-15; see also `clipped_surrogate` and `KL_ESTIMATORS`.
+    Differs: mu is what the engine said when it sampled, so that a difference between engine and training is in the
+    ratio and is clipped with it; there is no third policy to correct for. `token_mean` and `turn_mean` couple the
+    trajectories of a step, as in DAPO.
+    """
+
+    needs_rejected: ClassVar[bool] = False
+    needs_behavior: ClassVar[bool] = True
+    credit: ClassVar[Credit] = GRPO()
+
+    clip_low: Annotated[float, Bound(least=0, most=1)] = 0.2
+    """How far the ratio may fall below 1 before it is clipped, in [0, 1]."""
+
+    clip_high: Annotated[float, Bound(least=0)] = 0.2
+    """How far the ratio may rise above 1 before it is clipped; >= 0."""
+
+    ratio: str = "token"
+    """Over what the ratio is taken: token, turn or sequence."""
+
+    aggregate: str = "token_mean"
+    """How tokens become one number: token_mean (over all of the step), turn_mean, trajectory_mean or token_sum."""
+
+    kl: Annotated[float, Bound(least=0)] = 0.0
+    """Weight of KL to the reference, in units of the advantage per nat; >= 0. 0: no reference is needed."""
+
+    kl_estimator: str = "k3"
+    """Estimator of KL: k3, k2 or k1."""
+
+    dual_clip: Annotated[float, Bound(above=1)] | None = None
+    """Largest loss of a turn with a negative advantage, relative to its size; > 1. None: no bound."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        check_choice("ratio", self.ratio, RATIOS)
+        check_choice("aggregate", self.aggregate, AGGREGATES)
+        check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss reads reference log-probabilities."""
+        return self.kl > 0
+
+    def __call__(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None, step: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss, in units of the advantage [trajectories].
+
+        `step`: `step_statistic` of all trajectories of the optimizer step; None: of these.
+        """
+        advantage = turn_weights(chosen, self.credit)[chosen.turn_index]
+        loss = clipped_surrogate(
+            self._log_ratio(chosen),
+            advantage,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+        if self.kl:
+            loss = loss + self.kl * KL_ESTIMATORS[self.kl_estimator](chosen.log_ratio())
+        return AGGREGATES[self.aggregate](chosen, loss, step)
+
+    def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
+        """Return what `aggregate` divides by, of each trajectory: its turns, or its tokens [trajectories]."""
+        counts = (
+            chosen.turns_per_trajectory if self.aggregate == "turn_mean" else chosen.tokens_per_trajectory
+        )
+        return counts.to(chosen.precision)
+
+    @torch.no_grad()
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return the mean log-probability of a token, in nats [trajectories]; without gradient."""
+        return side.mean_by_trajectory(side.policy)
+
+    @torch.no_grad()
+    def diagnostics(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None, step: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return what to log beside the loss, without gradient.
+
+        Returns:
+            By name, means over the tokens of each trajectory [trajectories]: `ratio`; `clip_share`, tokens whose
+            gradient the clip took away; `behavior_kl`, k3 of the sampling policy against this one, in nats.
+        """
+        log_ratio = self._log_ratio(chosen)
+        advantage = turn_weights(chosen, self.credit)[chosen.turn_index]
+        ratio = log_ratio.clamp(-_MOST, _MOST).exp()
+        clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
+        own = -RATIOS["token"](chosen, self._behavior_log_ratio(chosen))
+        return {
+            "ratio": chosen.mean_by_trajectory(ratio),
+            "clip_share": chosen.mean_by_trajectory((clipped & (advantage != 0)).to(chosen.precision)),
+            "behavior_kl": chosen.mean_by_trajectory(k3(own)),
+        }
+
+    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """Log rho of each token, in nats [tokens]."""
+        return RATIOS[self.ratio](side, self._behavior_log_ratio(side))
+
+    def _behavior_log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """Log pi/mu of each token, in nats [tokens]."""
+        if side.behavior is None:
+            raise ValueError(
+                "ppo-clip needs the log-probabilities of the policy that sampled, got behavior=None. "
+                "Pass behavior= when building TurnLogprobs."
+            )
+        return side.policy.to(side.precision) - side.behavior.detach().to(side.precision)

@@ -1,0 +1,43 @@
+"""Groups of trajectories, written down shortly."""
+
+import pytest
+
+from perturn.types import Action, Status, Task, Trajectory, Turn
+
+
+def _episode(states, rewards, *, valid=None, task="t", sample=0, success=None, status=Status.COMPLETED):
+    """A trajectory: a state key (None: none) and a reward for each turn."""
+    valid = valid or [True] * len(rewards)
+    return Trajectory(
+        Task(task),
+        tuple(
+            Turn((), Action("go"), reward, good, state)
+            for state, reward, good in zip(states, rewards, valid, strict=True)
+        ),
+        total_reward=sum(rewards),
+        success=sum(rewards) > 0 if success is None else success,
+        status=status,
+        sample=sample,
+    )
+
+
+@pytest.fixture(scope="session")
+def episode():
+    """Return the builder of a trajectory."""
+    return _episode
+
+
+@pytest.fixture(scope="session")
+def scored():
+    """Return the builder of a group of one-turn trajectories by their scores."""
+    return lambda *scores: [_episode([None], [score], sample=i) for i, score in enumerate(scores)]
+
+
+@pytest.fixture(scope="session")
+def walk():
+    """Two trajectories that part at b, and one that comes by a twice."""
+    return [
+        _episode(["a", "b"], [0.0, 1.0], sample=0),
+        _episode(["a", "b"], [0.0, 0.0], sample=1),
+        _episode(["a", "a", "c"], [0.0, 0.0, 1.0], sample=2),
+    ]

@@ -1,0 +1,36 @@
+"""Every credit of a group against an implementation that shares no code with it, on groups drawn at random."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from perturn.credit import CREDITS
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "credits.json").read_text())
+
+
+def test_no_credit_of_a_group_is_left_out():
+    assert {case["credit"] for case in GOLDEN["cases"]} == CREDITS.keys() - {
+        "uniform",
+        "confidence",
+        "discount",
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['credit']} {case['settings']}")
+def test_a_credit_is_its_formula(episode, case):
+    """1e-9 is far above float64 rounding; division by a small spread asks for it."""
+    credit = CREDITS[case["credit"]](**case["settings"])
+    for rows, expected in zip(GOLDEN["groups"], case["expected"], strict=True):
+        group = [
+            episode(one["states"], one["rewards"], valid=one["valid"], success=one["success"], sample=i)
+            for i, one in enumerate(rows)
+        ]
+
+        found = credit(group, **({"values": [one["values"] for one in rows]} if credit.needs else {}))
+
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, torch.tensor(other, dtype=torch.float64), rtol=1e-9, atol=1e-9)

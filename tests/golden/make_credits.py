@@ -1,0 +1,308 @@
+"""Recompute every credit of a group as its source writes it, row by row, in exact fractions where it has no root.
+
+Shares no code with the library: a group is a list of rows as peers have it, one a turn, and a sum is a loop over rows.
+Writes credits.json beside this file. Made with Python 3.11 by
+
+    python tests/golden/make_credits.py
+"""
+
+import json
+import random
+from fractions import Fraction
+from math import sqrt
+from pathlib import Path
+
+EPS = Fraction(1, 10**6)
+F = Fraction
+
+
+def make_group(generator: random.Random) -> list:
+    """Return three to five trajectories over a few states: [states], [rewards], [valid], success."""
+    group = []
+    for _ in range(generator.randint(3, 5)):
+        turns = generator.randint(1, 5)
+        rewards = [generator.choice([0, 0, 0, 0.25]) for _ in range(turns)]
+        success = generator.random() < 0.5
+        rewards[-1] = 1.0 if success else 0.0
+        group.append(
+            {
+                "states": [generator.choice(["a", "b", "c", None]) for _ in range(turns)],
+                "rewards": rewards,
+                "valid": [generator.random() < 0.8 for _ in range(turns)],
+                "success": success,
+                "values": [round(generator.uniform(-1, 1), 3) for _ in range(turns)],
+            }
+        )
+    return group
+
+
+def make_rows(group: list, gamma: Fraction) -> list:
+    """Return one row a turn."""
+    rows = []
+    for i, one in enumerate(group):
+        rewards = [F(r) for r in one["rewards"]]
+        for t, state in enumerate(one["states"]):
+            rows.append(
+                {
+                    "i": i,
+                    "t": t,
+                    "turns": len(rewards),
+                    "state": state,
+                    "last": one["states"][: t + 1],
+                    "S": sum(rewards),
+                    "G": sum((gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))), F(0)),
+                    "collected": sum((gamma**k * rewards[k] for k in range(t)), F(0)),
+                    "r": rewards[t],
+                    "V": F(str(one["values"][t])),
+                    "valid": one["valid"][t],
+                    "success": one["success"],
+                }
+            )
+    return rows
+
+
+def average(values: list) -> Fraction:
+    """Return the mean."""
+    return sum(values, F(0)) / len(values)
+
+
+def spread(values: list, ddof: int = 1) -> Fraction:
+    """Return the standard deviation."""
+    centre = average(values)
+    return F(sqrt(sum(((v - centre) ** 2 for v in values), F(0)) / (len(values) - ddof)))
+
+
+def z(value: Fraction, values: list, std: bool, ddof: int = 1) -> Fraction:
+    """Return a value against others: less their mean, over their deviation if asked for."""
+    if len(values) < 2 or len(set(values)) == 1:
+        return F(0)
+    return (value - average(values)) / ((spread(values, ddof) + EPS) if std else 1)
+
+
+def scores(rows: list) -> list:
+    """Return the score of each trajectory."""
+    return [row["S"] for row in rows if row["t"] == 0]
+
+
+def same(rows: list, row: dict) -> list:
+    """Return the rows at a row's state."""
+    return [other for other in rows if row["state"] is not None and other["state"] == row["state"]]
+
+
+def following(rows: list, row: dict) -> dict | None:
+    """Return the row of the next turn."""
+    return next((o for o in rows if o["i"] == row["i"] and o["t"] == row["t"] + 1), None)
+
+
+def grpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return GRPO's advantage."""
+    steps = settings.get("statistics") == "steps"
+    over = [r["S"] for r in rows] if steps else scores(rows)
+    return z(row["S"], over, settings.get("normalize", "std") == "std", settings.get("std") != "population")
+
+
+def dr_grpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return Dr. GRPO's."""
+    return grpo(rows, row, {**settings, "normalize": "mean"})
+
+
+def maxrl(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return MaxRL's."""
+    return (row["S"] - average(scores(rows))) / (average(scores(rows)) + EPS)
+
+
+def rloo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return RLOO's: over the others' scores, or all rows but this one."""
+    if settings.get("statistics") == "steps":
+        return row["S"] - average([o["S"] for o in rows if o is not row])
+    return row["S"] - average([o["S"] for o in rows if o["t"] == 0 and o["i"] != row["i"]])
+
+
+def reinforce(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return REINFORCE++'s."""
+    firsts = [o for o in rows if o["t"] == 0]
+    off = average(scores(rows)) if settings.get("baseline") else F(0)
+    key = "S" if settings.get("baseline") else "G"
+    over = [o[key] - off for o in (rows if settings.get("statistics") == "steps" else firsts)]
+    if len(set(over)) == 1:
+        return F(0)
+    return (row[key] - off - average(over)) / F(sqrt(spread(over) ** 2 + F(1, 10**8)))
+
+
+def trloo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return TRLOO's, with lambda = 1."""
+    gamma = F(str(settings.get("gamma", 1)))
+    peers = [o["G"] for o in rows if o["t"] == row["t"] and o["i"] != row["i"]]
+    if peers:
+        return row["G"] - average(peers)
+    others = average([o["G"] for o in rows if o["t"] == 0 and o["i"] != row["i"]])
+    return row["G"] - (others - row["collected"]) / gamma ** row["t"]
+
+
+def anchor_rloo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return ours, by its definition."""
+    gamma = F(str(settings.get("gamma", 1)))
+    peers = [o["G"] for o in same(rows, row) if o["i"] != row["i"]]
+    if peers:
+        return gamma ** row["t"] * (row["G"] - average(peers))
+    others = average([o["G"] for o in rows if o["t"] == 0 and o["i"] != row["i"]])
+    return gamma ** row["t"] * (row["G"] - (others - row["collected"]) / gamma ** row["t"])
+
+
+def gigpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return GiGPO's."""
+    std, penalty = settings.get("normalize") == "std", F(str(settings.get("invalid_penalty", 0)))
+
+    def off(r: dict) -> Fraction:
+        return F(0) if r["valid"] else penalty
+
+    over = [r["S"] - off(r) for r in rows] if settings.get("statistics") == "steps" else scores(rows)
+    episode = z(row["S"] - off(row), over, True) if std else row["S"] - off(row) - average(over)
+    return episode + z(row["G"] - off(row), [r["G"] - off(r) for r in same(rows, row)], std)
+
+
+def hgpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return HGPO's."""
+    std, total, weights = settings.get("normalize") == "std", F(0), F(0)
+    for k in range(1, settings.get("history", 2) + 2):
+        last = row["last"][-k:]
+        if len(row["last"]) < k or None in last:
+            continue
+        peers = [r["G"] for r in rows if len(r["last"]) >= k and r["last"][-k:] == last]
+        found = z(row["G"], peers, std, 0)
+        if found:
+            total, weights = total + (k + 1) * found, weights + (k + 1)
+    if settings.get("base_group"):
+        found = z(row["S"], [r["S"] for r in rows], std)
+        if found:
+            total, weights = total + found, weights + 1
+    return total / (weights + EPS)
+
+
+def state_of(row: dict) -> object:
+    """Return the node of a row: its state, or itself."""
+    return row["state"] if row["state"] is not None else (row["i"], row["t"])
+
+
+def graphgpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return GraphGPO's, by Bellman-Ford."""
+    penalized = {}
+    for r in rows:
+        penalized[r["i"]] = penalized.get(r["i"], r["S"]) - (0 if r["valid"] else F(1, 10))
+    episode = z(penalized[row["i"]], list(penalized.values()), True)
+    edges = []
+    for r in rows:
+        after = following(rows, r)
+        to = state_of(after) if after else ("success" if r["success"] else ("end", r["i"]))
+        edges.append((r, state_of(r), "SUCCESS" if to == "success" else to))
+    distance = {"SUCCESS": 0}
+    for _ in edges:
+        for _, node, to in edges:
+            if to in distance:
+                distance[node] = min(distance.get(node, 10**6), distance[to] + 1)
+    if len(distance) == 1:
+        return episode
+    far = max(distance.values()) + 1
+    value = {(r["i"], r["t"]): 10 * F(1, 10) ** distance.get(to, far) for r, _, to in edges}
+    return episode + z(value[row["i"], row["t"]], [value[r["i"], r["t"]] for r in same(rows, row)], True)
+
+
+def g2po(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return G2PO's."""
+    std, gamma = settings.get("normalize") == "std", F(19, 20)
+
+    def value(r: dict) -> Fraction:
+        return average([gamma ** (o["turns"] - o["t"]) * o["S"] for o in (same(rows, r) or [r])])
+
+    def after(r: dict) -> Fraction:
+        then = following(rows, r)
+        return value(then) if then else (r["S"] if r["success"] else F(0))
+
+    def off(r: dict) -> Fraction:
+        return F(0) if r["valid"] else F(1, 10)
+
+    over = [r["S"] - off(r) for r in rows] if settings.get("statistics") == "steps" else scores(rows)
+    episode = z(row["S"] - off(row), over, True) if std else row["S"] - off(row) - average(over)
+    first = z(after(row) - off(row), [after(r) - off(r) for r in same(rows, row)], std)
+    return episode + first + z(after(row) - value(row), [after(r) - value(r) for r in rows], std)
+
+
+def pgpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return PGPO's, with gamma = 1."""
+    std = settings.get("normalize", "std") == "std"
+
+    def potential(r: dict) -> Fraction:
+        return average([o["G"] for o in (same(rows, r) or [r])])
+
+    def change(r: dict) -> Fraction:
+        then = following(rows, r)
+        return (potential(then) if then else r["r"]) - potential(r)
+
+    p = average([F(r["success"]) for r in rows if r["t"] == 0])
+    peers = same(rows, row)
+    rise = z(change(row), [change(r) for r in peers], std)
+    return z(row["G"], [r["G"] for r in peers], std) + (1 - p) ** 2 * rise
+
+
+def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return the generalized advantage as a sum of temporal differences."""
+    gamma, lam = (F(str(settings.get(name, 1))) for name in ("gamma", "lam"))
+    total = F(0)
+    for o in (r for r in rows if r["i"] == row["i"] and r["t"] >= row["t"]):
+        after = following(rows, o)
+        delta = o["r"] + gamma * (after["V"] if after else 0) - o["V"]
+        total += (gamma * lam) ** (o["t"] - row["t"]) * delta
+    return total
+
+
+CREDITS = {
+    "grpo": (grpo, [{}, {"normalize": "mean"}, {"statistics": "steps"}, {"std": "population"}]),
+    "dr-grpo": (dr_grpo, [{}, {"statistics": "steps"}]),
+    "maxrl": (maxrl, [{}]),
+    "rloo": (rloo, [{}, {"statistics": "steps"}]),
+    "reinforce++": (reinforce, [{}, {"gamma": 0.5}, {"baseline": True}, {"statistics": "steps"}]),
+    "trloo": (trloo, [{}, {"gamma": 0.5}]),
+    "anchor-rloo": (anchor_rloo, [{}, {"gamma": 0.5}]),
+    "gigpo": (
+        gigpo,
+        [
+            {},
+            {"gamma": 1.0, "normalize": "std"},
+            {"statistics": "steps", "invalid_penalty": 0.1},
+            {"normalize": "std", "invalid_penalty": 0.1},
+        ],
+    ),
+    "hgpo": (hgpo, [{}, {"normalize": "std", "base_group": True}, {"history": 0}]),
+    "graphgpo": (graphgpo, [{}]),
+    "g2po": (g2po, [{}, {"statistics": "steps"}, {"normalize": "std"}]),
+    "pgpo": (pgpo, [{}, {"normalize": "mean"}]),
+    "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
+    "bi-level-gae": (turn_gae, [{}]),
+}
+"""Credit -> its formula, and the settings it is computed with."""
+GAMMA = {"gigpo": F(19, 20), "hgpo": F(19, 20)}
+
+
+def main() -> None:
+    """Write credits.json."""
+    generator, cases = random.Random(15), []
+    groups = [make_group(generator) for _ in range(6)]
+    for name, (formula, variants) in CREDITS.items():
+        for settings in variants:
+            gamma = F(str(settings["gamma"])) if "gamma" in settings else GAMMA.get(name, F(1))
+            expected = []
+            for group in groups:
+                rows = make_rows(group, gamma)
+                expected.append(
+                    [
+                        [float(formula(rows, row, settings)) for row in rows if row["i"] == i]
+                        for i in range(len(group))
+                    ]
+                )
+            cases.append({"credit": name, "settings": settings, "expected": expected})
+    golden = {"command": "python tests/golden/make_credits.py", "groups": groups, "cases": cases}
+    Path(__file__).with_name("credits.json").write_text(json.dumps(golden) + "\n")
+
+
+if __name__ == "__main__":
+    main()

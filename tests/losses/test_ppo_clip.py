@@ -1,0 +1,300 @@
+"""ppo-clip: the clipped policy gradient on single trajectories."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses.logprobs import turn_weights
+from perturn.losses.ppo_clip import AGGREGATES, KL_ESTIMATORS, RATIOS, PPOClip, clipped_surrogate
+
+QUICK = settings(deadline=None, max_examples=30, derandomize=True)
+LENGTHS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4)
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ppo_clip.json").read_text())
+SETTINGS = [
+    {"ratio": ratio, "aggregate": aggregate, "kl": 0.1, "kl_estimator": estimator, "dual_clip": 3.0}
+    for ratio, aggregate, estimator in zip(
+        [*RATIOS, "token"], AGGREGATES, [*KL_ESTIMATORS, "k3"], strict=True
+    )
+]
+every_setting = pytest.mark.parametrize("chosen", SETTINGS, ids=lambda s: f"{s['ratio']}, {s['aggregate']}")
+
+
+def sampled(make_side, seed=5, lengths=((2, 1, 3), (4,), (1, 2)), dtype=torch.float64):
+    """A batch as sampled: weights of either sign, and a behavior near the policy, away from every clip's corner."""
+    side = make_side(seed, [list(turns) for turns in lengths], dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    noise = 0.3 * torch.randn(len(side.policy), generator=generator, dtype=torch.float64)
+    weight = torch.randn(side.num_turns, generator=generator, dtype=torch.float64)
+    return dataclasses.replace(side, behavior=(side.policy + noise).to(dtype), weight=weight)
+
+
+def with_policy(side, policy):
+    """The batch with another policy."""
+    return dataclasses.replace(side, policy=policy)
+
+
+def nested(policy, behavior, weight, **more):
+    """A batch of log-probabilities in float64."""
+
+    def deep(value):
+        return [[torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in value]
+
+    return TurnLogprobs.from_nested(
+        deep(policy),
+        weight=[torch.tensor(w, dtype=torch.float64) for w in weight],
+        behavior=deep(behavior),
+        **more,
+    )
+
+
+def test_hand_worked_clip():
+    """Ratios 1.5, 1.5, 0.5, 0.5, 4 with A 1, -1, 1, -1, -1: -1.2, 1.5, -0.5, 0.8, 4; dual clip 3 cuts the last."""
+    log_ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 4.0]).log()
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0])
+
+    loss = clipped_surrogate(log_ratio, advantage, clip_low=0.2, clip_high=0.2)
+    dual = clipped_surrogate(log_ratio, advantage, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+    higher = clipped_surrogate(log_ratio, advantage, clip_low=0.2, clip_high=0.4)
+
+    assert_close(loss, torch.tensor([-1.2, 1.5, -0.5, 0.8, 4.0]))
+    assert_close(dual, torch.tensor([-1.2, 1.5, -0.5, 0.8, 3.0]))
+    assert_close(higher[0], torch.tensor(-1.4))
+
+
+def test_hand_worked_ratios():
+    """Log-ratios 0.3, -0.1 | 0.4, 0: turn means 0.1 and 0.2, trajectory mean 0.15."""
+    side = nested([[[-0.2, -0.6], [-0.3, -0.9]]], [[[-0.5, -0.5], [-0.7, -0.9]]], [[1.0, 1.0]])
+    log_ratio = side.policy - side.behavior
+
+    found = {name: ratio(side, log_ratio).exp().tolist() for name, ratio in RATIOS.items()}
+
+    assert found["token"] == pytest.approx([1.349859, 0.904837, 1.491825, 1.0], abs=1e-6)
+    assert found["turn"] == pytest.approx([1.105171, 1.105171, 1.221403, 1.221403], abs=1e-6)
+    assert found["sequence"] == pytest.approx([1.161834] * 4, abs=1e-6)
+
+
+def test_hand_worked_aggregates():
+    """Token losses 2 4 | 6 of one trajectory, 1 of another, 3 | 5 of a third.
+
+    21 over 6 tokens; turn means 3, 6, 1, 3, 5 over 5; trajectory means 4, 1, 4 over 3; sums 12, 1, 8 over 3.
+    """
+    side = TurnLogprobs.from_nested([[[0.0] * 2, [0.0]], [[0.0]], [[0.0], [0.0]]])
+    values = torch.tensor([2.0, 4.0, 6.0, 1.0, 3.0, 5.0])
+
+    found = {name: float(reduce(side, values, None).mean()) for name, reduce in AGGREGATES.items()}
+
+    assert found == pytest.approx(
+        {"token_mean": 21 / 6, "turn_mean": 18 / 5, "trajectory_mean": 3.0, "token_sum": 7.0}
+    )
+
+
+def test_hand_worked_kl():
+    """U = 0.5, -0.3: k1 is u, k2 0.125 and 0.045, k3 e^-0.5 - 0.5 and e^0.3 - 1.3; their gradients."""
+    u = torch.tensor([0.5, -0.3], dtype=torch.float64, requires_grad=True)
+    expected = {
+        "k1": ([0.5, -0.3], [1.0, 1.0]),
+        "k2": ([0.125, 0.045], [0.5, -0.3]),
+        "k3": ([0.106531, 0.049859], [0.393469, -0.349859]),
+    }
+
+    for name, estimate in KL_ESTIMATORS.items():
+        value = estimate(u)
+        (gradient,) = torch.autograd.grad(value.sum(), u)
+        assert value.tolist() == pytest.approx(expected[name][0], abs=1e-6)
+        assert gradient.tolist() == pytest.approx(expected[name][1], abs=1e-6)
+
+
+def test_the_object_that_users_build():
+    """One turn of ratio 1.5 with A 2: -min(3, 2.4); another of ratio 1 with A -1: 1. Token mean: 1.5 x of each."""
+    side = nested([[[math.log(1.5)]], [[0.0, 0.0]]], [[[0.0]], [[0.0, 0.0]]], [[2.0], [-1.0]])
+
+    loss = LOSSES["ppo-clip"](ratio="turn")
+
+    assert loss(side).tolist() == pytest.approx([-2.4 * 2 / 3, 2.0 * 2 / 3])
+    assert LOSSES["ppo-clip"](aggregate="trajectory_mean")(side).tolist() == pytest.approx([-2.4, 1.0])
+    assert LOSSES["ppo-clip"](aggregate="token_sum")(side).tolist() == pytest.approx([-2.4, 2.0])
+
+
+@QUICK
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6), ratio=st.sampled_from(list(RATIOS)))
+def test_on_policy_the_gradient_is_that_of_reinforce(make_side, lengths, seed, ratio):
+    """At mu = pi, -sum_i A_i sum_j grad log pi(y_ij), whatever the ratio: each token has its own gradient."""
+    side = sampled(make_side, seed, lengths)
+    policy = side.policy.clone().requires_grad_()
+    side = dataclasses.replace(side, behavior=side.policy)
+
+    (gradient,) = torch.autograd.grad(
+        PPOClip(ratio=ratio, aggregate="token_sum")(with_policy(side, policy)).sum(), policy
+    )
+
+    assert_close(gradient, -side.weight[side.turn_index])
+
+
+@QUICK
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6), aggregate=st.sampled_from(list(AGGREGATES)))
+def test_micro_batches_of_a_step_add_up_to_the_whole(make_side, lengths, seed, aggregate):
+    """With the statistic of the whole step, a trajectory's loss does not depend on what it is batched with."""
+    side, loss = sampled(make_side, seed, lengths), PPOClip(aggregate=aggregate, ratio="sequence")
+    step = loss.step_statistic(side)
+
+    parts = []
+    for k in range(side.num_trajectories):
+        tokens, turns = side.trajectory == k, side.turn_trajectory == k
+        part = TurnLogprobs(
+            side.policy[tokens],
+            None,
+            side.turn[tokens],
+            torch.zeros_like(side.trajectory[tokens]),
+            side.weight[turns],
+            side.behavior[tokens],
+        )
+        parts.append(loss(part, step=step))
+
+    assert_close(torch.cat(parts), loss(side))
+
+
+@every_setting
+def test_gradcheck(make_side, chosen):
+    side = sampled(make_side)
+    loss = PPOClip(**chosen)
+    policy = side.policy.clone().requires_grad_()
+    if chosen["ratio"] != "token":  # straight through: the gradient is by design not that of the value
+        value = RATIOS[chosen["ratio"]](side, policy - side.behavior)
+        (gradient,) = torch.autograd.grad(value.sum(), policy)
+        assert_close(gradient, torch.ones_like(policy))
+        return
+
+    assert torch.autograd.gradcheck(lambda p: loss(with_policy(side, p)), (policy,))
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: str(case["settings"]))
+def test_golden(case):
+    """Against products of probabilities in 60 digits; 1e-10 is far above float64 rounding here."""
+    side = nested(
+        GOLDEN["policy"],
+        GOLDEN["behavior"],
+        GOLDEN["weight"],
+        reference=[
+            [torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in GOLDEN["reference"]
+        ],
+    )
+
+    value = PPOClip(**case["settings"])(side)
+
+    assert_close(value, torch.tensor(case["values"], dtype=torch.float64), rtol=1e-10, atol=1e-12)
+
+
+@every_setting
+def test_nan_padding_changes_neither_loss_nor_gradient(make_side, chosen):
+    """Tokens are selected from padded rows by indexing."""
+    side, loss = sampled(make_side), PPOClip(**chosen)
+    width = 2 * int(side.tokens_per_trajectory.max()) + 3
+    rows = {
+        name: torch.full((3, width), math.nan, dtype=torch.float64)
+        for name in ("policy", "reference", "behavior")
+    }
+    turn = torch.full((3, width), -1)
+    for k in range(3):
+        own = side.trajectory == k
+        positions = 2 + 2 * torch.arange(int(own.sum()))
+        for name, row in rows.items():
+            row[k, positions] = getattr(side, name)[own]
+        turn[k, positions] = side.turn[own]
+    leaf = rows["policy"].clone().requires_grad_()
+    padded = dataclasses.replace(
+        TurnLogprobs.from_padded(leaf, rows["reference"], turn),
+        behavior=rows["behavior"][turn >= 0],
+        weight=side.weight,
+    )
+    policy = side.policy.clone().requires_grad_()
+    expected, value = loss(with_policy(side, policy)), loss(padded)
+    expected.sum().backward()
+    value.sum().backward()
+
+    assert_close(value, expected, rtol=0, atol=0)
+    assert_close(leaf.grad[turn >= 0], policy.grad, rtol=0, atol=0)
+    assert torch.all(leaf.grad[turn < 0] == 0)
+
+
+@every_setting
+@pytest.mark.parametrize("nats", [50.0, -50.0])
+@pytest.mark.parametrize("advantage", [10.0, -10.0])
+def test_extreme_values_have_finite_gradients(chosen, nats, advantage):
+    """+-50 nats on each of 4000 tokens, in float32."""
+    turns = [400] * 10
+    policy = torch.full((4000,), -60.0 + nats).requires_grad_()
+    side = TurnLogprobs(
+        policy,
+        torch.full((4000,), -60.0),
+        torch.arange(10).repeat_interleave(400),
+        torch.zeros(4000).long(),
+        torch.full((10,), advantage),
+        torch.full((4000,), -60.0),
+    )
+    value = PPOClip(**chosen)(side)
+    value.sum().backward()
+
+    assert len(turns) == side.num_turns
+    assert value.dtype == torch.float32
+    assert value.isfinite().all()
+    assert policy.grad.isfinite().all()
+
+
+def test_what_is_logged():
+    """Ratios 1.5 and 1: A 1 clips the first of two tokens; with A -1 none is clipped."""
+    side = nested(
+        [[[math.log(1.5), 0.0]], [[math.log(1.5), 0.0]]], [[[0.0, 0.0]], [[0.0, 0.0]]], [[1.0], [-1.0]]
+    )
+
+    found = PPOClip().diagnostics(side)
+
+    assert found["ratio"].tolist() == pytest.approx([1.25, 1.25])
+    assert found["clip_share"].tolist() == pytest.approx([0.5, 0.0])
+    assert found["behavior_kl"].tolist() == pytest.approx([(0.5 - math.log(1.5)) / 2] * 2)
+    assert PPOClip().rewards(side).tolist() == pytest.approx([math.log(1.5) / 2] * 2)
+
+
+def test_a_batch_without_weight_says_that_the_group_is_needed():
+    """Its paper's credit compares trajectories, which a batch of log-probabilities does not hold."""
+    bare = TurnLogprobs.from_nested([[[-1.0]]], behavior=[[[-1.0]]])
+
+    with pytest.raises(ValueError, match="GRPO needs the whole group of a task to give one"):
+        PPOClip()(bare)
+    with pytest.raises(ValueError, match="needs the whole group"):
+        turn_weights(bare, PPOClip().credit)
+
+
+def test_what_is_missing_is_named():
+    bare = TurnLogprobs.from_nested([[[-1.0]]], weight=[[1.0]])
+
+    with pytest.raises(ValueError, match="got behavior=None"):
+        PPOClip()(bare)
+    with pytest.raises(ValueError, match="reference=None"):
+        PPOClip(kl=0.1)(dataclasses.replace(bare, behavior=bare.policy))
+    assert not PPOClip().needs_reference
+    assert PPOClip(kl=0.1).needs_reference
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_low": 1.5}, r"clip_low must be <= 1, got 1\.5"),
+        ({"clip_high": -0.1}, r"clip_high must be >= 0"),
+        ({"dual_clip": 1.0}, r"dual_clip must be > 1, got 1\.0"),
+        ({"kl": -1.0}, "kl must be >= 0"),
+        ({"ratio": "word"}, "ratio must be one of token, turn, sequence, got 'word'"),
+        ({"aggregate": "sum"}, "aggregate must be one of token_mean, turn_mean, trajectory_mean, token_sum"),
+        ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PPOClip(**settings)
