@@ -51,7 +51,6 @@ def lines(language):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_run_as_printed(page, tiny_folder, tmp_path, monkeypatch):
     """In order, in one folder, with a tiny model in the place of the pretrained one."""

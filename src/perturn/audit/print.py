@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from perturn.errors import by_reason
+
 _SHOWN = 10
 """Reasons to refuse rows that are listed."""
 
 _LINES = 5
 """Lines that are named of rows refused for one reason."""
-
-_VARIES = re.compile(r"'[^']*'|\d+")
-"""The parts of a reason that depend on the row: numbers, and names in quotes."""
 
 _OUTCOMES = {
     "failed": "its episode failed",
@@ -73,20 +71,12 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         )
     refused = found["refused"]
     say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
-    groups = _equal_reasons(refused)
+    groups = by_reason(refused, lambda row: f"{row['part']} {row['reason']}")
     for rows in groups[:_SHOWN]:
         say(f"  {_lines(rows)}: {rows[0]['reason']}")
     if len(groups) > _SHOWN:
         more = sum(map(len, groups[_SHOWN:]))
         say(f"  and {more} more for other reasons (--json lists all)")
-
-
-def _equal_reasons(refused: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows of one file that are refused for reasons which differ in numbers and names alone, by the first of them."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in refused:
-        groups.setdefault((row["part"], _VARIES.sub("", row["reason"])), []).append(row)
-    return list(groups.values())
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:
