@@ -12,6 +12,8 @@ from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 
+peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+"""peft 0.21 asks transformers 5.23 a question by its old name."""
 VOCABULARY = 97
 SIZE = {
     "vocab_size": VOCABULARY,
@@ -198,6 +200,7 @@ def model(request):
     return model
 
 
+@peft_warns
 def test_adapters_packed_equal_each_sequence_alone(model):
     """LoRA by peft, around a model that was prepared or is not yet: values, and gradients of the adapters alone."""
     found, theirs = assert_as_alone(adapt(model), adapt(make()))
@@ -206,6 +209,7 @@ def test_adapters_packed_equal_each_sequence_alone(model):
     assert all("lora_" in name for name in theirs)
 
 
+@peft_warns
 def test_an_adapter_of_the_output_layer_is_refused(model):
     """The layer's weight is not all it computes; a matrix that begins at zero passes any comparison, never to learn."""
     model = adapt(model, target_modules=["q_proj", "lm_head"], init_lora_weights=True)
@@ -214,6 +218,7 @@ def test_an_adapter_of_the_output_layer_is_refused(model):
         action_logprobs(model, BATCH)
 
 
+@peft_warns
 def test_an_output_layer_that_is_trained_whole_learns():
     """modules_to_save holds a copy of it, which is used in its place and gets the gradient."""
     model, untouched = (adapt(make(), modules_to_save=["lm_head"]) for _ in range(2))

@@ -88,6 +88,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_reference_that_was_changed_is_computed_again(train, tiny_model, renderer, name):
     """The second trainer has what the changed reference says, not what the first one left in the cache."""
