@@ -1,8 +1,18 @@
 """The errors users meet. Each message says where, what was expected, what was got, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
+
+MOST_REFUSED = 1000
+"""Bad rows after which the rest of a dataset is not looked at."""
+_SHOWN = 3
+"""Reasons to refuse rows that a message has, and rows that it names for each."""
+_VARIES = re.compile(r"'[^']*'|\d+")
+"""The parts of a reason that depend on the row: numbers, and names in quotes."""
 _LONGEST = 2000
 """Characters of a message; what it quotes from a file or a world may have any length."""
 
@@ -67,3 +77,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return f"{guess} Known: {', '.join(known) or 'none'}."
+
+
+def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
+    """Refused things in groups whose reasons differ in numbers and names alone, by the first of each."""
+    groups: dict[str, list[T]] = {}
+    for one in refused:
+        groups.setdefault(_VARIES.sub("", reason(one)), []).append(one)
+    return list(groups.values())
+
+
+def refusal(name: str, refused: Sequence[tuple[int, str]]) -> str:
+    """Say which rows of a dataset are refused, for each reason the first of them, how many, and its first text."""
+    groups = by_reason(refused, lambda row: row[1])
+    found = []
+    for rows in groups[:_SHOWN]:
+        first = ", ".join(str(index) for index, _ in rows[:_SHOWN])
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        found.append(f"{name} row {first}{more}: {rows[0][1]}")
+    if others := sum(map(len, groups[_SHOWN:])):
+        found.append(f"And {others} more for other reasons.")
+    if len(refused) == MOST_REFUSED:
+        found.append(f"No row after {MOST_REFUSED} bad ones was looked at.")
+    return " ".join(found)

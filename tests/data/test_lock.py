@@ -109,6 +109,7 @@ def test_one_process_may_open_its_run_twice(recipe):
 
 def test_of_processes_that_train_together_the_first_one_asks(other, tmp_path, monkeypatch):
     """`accelerate launch` and `torchrun` number them in RANK."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 
     RunLock(tmp_path / "one").release()

@@ -9,14 +9,17 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
 from perturn import TurnConfig, TurnTrainer
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, ModelError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import add_adapters, load_model
+from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import turn_logprobs
+from perturn.policy.tokens import Renderer
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [
@@ -37,8 +40,6 @@ DENSITY_METRICS = [
     "gradient_weight/rejected",
     "effective_batch_size",
 ]
-peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-"""peft 0.21 asks transformers 5.23 a question by its old name."""
 WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", "box"]
 
 
@@ -381,7 +382,6 @@ def test_trl_rows_with_tools_train_on_the_calls_alone(train, tokenizer):
     assert torch.isfinite(torch.tensor(history(trainer))).all()
 
 
-@peft_warns
 @pytest.mark.parametrize("modules", ["lm_head", ["q_proj", "lm_head"], ".*(lm_head|q_proj)"], ids=str)
 def test_an_adapter_of_the_output_layer_is_refused_when_adapters_are_added(tiny_model, modules):
     """Which is what a dry run does, upon a model without weights; training would refuse it hours later."""
@@ -390,7 +390,6 @@ def test_an_adapter_of_the_output_layer_is_refused_when_adapters_are_added(tiny_
         add_adapters(model, LoraConfig(r=2, target_modules=modules), seed=0)
 
 
-@peft_warns
 def test_adapters_alone_are_trained(train):
     """Every weight that needs a gradient is LoRA's, the base is as it was, and rewards begin at 0."""
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -406,7 +405,6 @@ def test_adapters_alone_are_trained(train):
     assert history(trainer, "rewards/margins")[-1] != 0
 
 
-@peft_warns
 def test_the_reference_of_adapters_is_the_base(train, renderer, tiny_model):
     """Adapters that do not begin at zero: the policy starts elsewhere, the reference is the model as given."""
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
@@ -655,6 +653,55 @@ def test_a_row_is_named_once(train):
         train([as_implicit(PAIRS[0]), {"messages": [{"role": "user", "content": "a"}]}], loss="sft")
 
     assert str(caught.value).count("row 1") == 1
+
+
+def test_rows_that_are_refused_for_one_reason_are_one_sentence(train):
+    """Every row is looked at: five equal pairs, two rows without an answer, and a good one between them."""
+    equal = PreferencePair(PAIRS[1].chosen, PAIRS[1].chosen)
+    silent = {"chosen": [], "rejected": []}
+    with pytest.raises(DataError) as caught:
+        train([equal, PAIRS[0], silent, *[equal] * 4, silent])
+
+    message = str(caught.value)
+    assert message.startswith("train row 0, 3, 4 and 2 more: chosen equals rejected for task")
+    assert "train row 2, 7: " in message
+    assert message.count("row ") == 2
+
+
+def test_a_dataset_of_bad_rows_is_not_read_to_its_end(train):
+    """Rows are tokenized as they are read, which takes its time."""
+    rows = iter([{"text": "a"}] * 1004)
+    with pytest.raises(DataError) as caught:
+        train(rows)
+
+    assert str(caught.value).startswith("train row 0, 1, 2 and 997 more: ")
+    assert str(caught.value).endswith("No row after 1000 bad ones was looked at.")
+    assert len(list(rows)) == 4
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_what_is_saved_is_loaded_by_others(train, tmp_path, tokenizer, tiny_model, adapters):
+    """As with TRL: checkpoints while it trains, and by `save_model` the model or its adapters, with the tokenizer."""
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if adapters else None
+    tiny_model.save_pretrained(tmp_path / "base")
+    settings = {"save_strategy": "steps", "save_steps": 1, "output_dir": str(tmp_path / "out")}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    trainer = train(model=model, peft_config=lora, learning_rate=0.05, loss="dpo", **settings)
+    trainer.train()
+    trainer.save_model()
+    said = [{"role": "user", "content": "look"}]
+    ids = torch.tensor([tokenizer.apply_chat_template(said, return_dict=False)])
+    trained = trainer.model.eval()(ids).logits
+    assert not torch.allclose(trained, tiny_model(ids).logits, atol=1e-3)
+
+    for folder in (tmp_path / "out", *(tmp_path / "out").glob(f"checkpoint-{trainer.state.max_steps}")):
+        loaded, saved = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
+        assert_close(loaded(ids).logits, trained)
+        assert saved.apply_chat_template(said, return_dict=False) == ids[0].tolist()
+        assert Renderer(saved).template == trainer.renderer.template
+        if adapters:
+            with pytest.raises(ModelError, match=r"holds adapters without their model.*merge_and_unload"):
+                load_model(str(folder))
 
 
 def test_truncation_is_counted_and_logged(train, renderer, caplog):

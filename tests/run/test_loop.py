@@ -409,7 +409,6 @@ def test_a_half_written_checkpoint_is_removed(tmp_path, capsys):
     assert capsys.readouterr().err.count("removing half-written") == 2
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
     """Stopped after step 3 and gone on from there, LoRA has the losses of a run that was not, and merges."""
     runs = {}

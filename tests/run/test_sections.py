@@ -51,6 +51,9 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
     assert (run.paths.checkpoint("tlm-dre") / "config.json").is_file()
     assert len(run.paths.metrics("confidence").read_text().splitlines()) == 3
     assert not run.paths.tasks.exists()
+    run.close()
+    with open_run(run.folder) as again:
+        assert again.is_done("align")
 
 
 def test_expert_episodes_of_a_file_are_taught_without_an_environment(start, tmp_path):

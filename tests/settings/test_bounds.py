@@ -195,7 +195,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 @pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[words for words, _ in MISTAKES])
 def test_a_mistake_is_refused_before_the_run_has_a_folder(recipe, tmp_path, words, says):
     """The check builds what training builds, on a model without weights."""
@@ -205,7 +204,6 @@ def test_a_mistake_is_refused_before_the_run_has_a_folder(recipe, tmp_path, word
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 @pytest.mark.parametrize(
     "word",
     ["sft.lora.target_modules=[q_proj, down_proj]", "sft.lora.target_modules=.*o_proj", "align.lora={}"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from perturn.errors import by_reason
+
 _SHOWN = 10
 """Reasons to refuse rows that are listed."""
 
 _LINES = 5
 """Lines that are named of rows refused for one reason."""
-
-_VARIES = re.compile(r"'[^']*'|\d+")
-"""The parts of a reason that depend on the row: numbers, and names in quotes."""
 
 _OUTCOMES = {
     "failed": "its episode failed",
@@ -74,7 +72,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         )
     refused = found["refused"]
     say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
-    groups = _equal_reasons(refused)
+    groups = by_reason(refused, lambda row: f"{row['part']} {row['reason']}")
     for rows in groups[:_SHOWN]:
         say(f"  {_lines(rows)}: {rows[0]['reason']}")
     if len(groups) > _SHOWN:
@@ -84,7 +82,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
 
 def named(file: Path, refused: list[dict[str, Any]]) -> str:
     """Where the refused rows of a file are and why, a line for each reason."""
-    groups = _equal_reasons(refused)
+    groups = by_reason(refused, lambda row: f"{row.get('part', '')} {row['reason']}")
     lines = [f"{file}:{_numbers(rows)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
     if len(groups) > _SHOWN:
         lines.append(f"and {len(groups) - _SHOWN} more reasons (--check --json lists all rows)")
@@ -98,14 +96,6 @@ def _numbers(rows: list[dict[str, Any]]) -> str:
         return first
     lines, tail = "line" if len(more) == 1 else "lines", " and more" if len(more) > _LINES else ""
     return f"{first} (and {len(more)} more: {lines} {', '.join(more[:_LINES])}{tail})"
-
-
-def _equal_reasons(refused: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows of one file that are refused for reasons which differ in numbers and names alone, by the first of them."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in refused:
-        groups.setdefault((row.get("part", ""), _VARIES.sub("", row["reason"])), []).append(row)
-    return list(groups.values())
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:

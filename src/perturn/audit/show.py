@@ -67,7 +67,7 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
 
 
 def _file(data: Path) -> Path:
-    return RunPaths(data).pairs() if data.is_dir() else data
+    return RunPaths(data).pairs(RunPaths(data).mark) if data.is_dir() else data
 
 
 def _name(data: Path, refused: list[dict[str, Any]]) -> None:

@@ -8,6 +8,9 @@ from perturn.errors import PerturnError
 from perturn.io.writing import is_storage_error, storage_error
 from perturn.run.progress import console as notices
 
+_STOPPED = 130
+"""Exit code of Ctrl-C, which typer already makes of it."""
+
 __all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see"]
 
 
@@ -18,9 +21,12 @@ def main() -> None:
     except (PerturnError, OSError) as error:
         if isinstance(error, OSError) and is_storage_error(error):
             error = storage_error(error.filename or "a file", error)
+        notices.quiet = False  # of several processes, only this one may know
         said = f"error: {error}".encode("utf-8", "backslashreplace").decode()
         notices.print(said, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if getattr(ended, "code", _STOPPED) != _STOPPED:
+            raise
         notices.print("stopped; the same command goes on from here")
-        raise SystemExit(130) from None
+        raise SystemExit(_STOPPED) from None

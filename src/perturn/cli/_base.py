@@ -12,7 +12,10 @@ import typer
 from rich.console import Console
 
 from perturn import __version__
+from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+from perturn.ranks import leads, world_size
+from perturn.run.progress import console as notices
 
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
 
@@ -43,11 +46,18 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
     ] = False,
 ) -> None:
     """The options that come before a command."""
+    if world_size() > 1 and context.invoked_subcommand != "train":
+        raise ConfigError(
+            f"`perturn {context.invoked_subcommand}` runs in one process, got {world_size()}; start it without "
+            "`accelerate launch` or `torchrun`. Only `perturn train` is for several."
+        )
+    results.quiet = notices.quiet = not leads()
 
 
 results = Console()
@@ -80,8 +90,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON object on one line."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    """Print one JSON object on one line, once if several processes have it."""
+    if leads():
+        sys.stdout.write(json.dumps(value) + "\n")
 
 
 def command(

@@ -18,6 +18,7 @@ from filelock import FileLock
 from perturn.data.paths import RunPaths
 from perturn.errors import InUseError
 from perturn.io.writing import take_lock, write_whole
+from perturn.ranks import leads
 
 
 class RunLock:
@@ -37,7 +38,7 @@ class RunLock:
         paths = RunPaths(folder)
         self._holder = paths.holder
         self._lock: FileLock | None = None
-        if os.environ.get("RANK", "0") != "0":
+        if not leads():
             return
         lock = FileLock(paths.lock, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False)
         if not take_lock(paths.lock, lock.acquire, lambda: InUseError(_in_use(paths))):

@@ -25,6 +25,7 @@ from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, remove_strays, write_whole, writing
+from perturn.ranks import leads
 from perturn.settings.recipe import Recipe, read_recipe, to_yaml
 from perturn.tables import table
 
@@ -35,7 +36,10 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Run:
-    """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made."""
+    """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made.
+
+    Of processes that train together the first one alone writes; the others know nothing of what was done.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         """Open the recipe's run folder, making it if there is none.
@@ -48,6 +52,7 @@ class Run:
         self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
         """The stages that this call will do, for those who watch it."""
+        self.manifest: dict[str, Any] = {"stages": {}, "files": {}}
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
         try:
@@ -56,7 +61,8 @@ class Run:
             raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
         self._lock = RunLock(self.folder)
         try:
-            self._begin()
+            if leads():
+                self._begin()
         except BaseException:
             self.close()
             raise
@@ -117,6 +123,9 @@ class Run:
             A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
         """
         counts: dict[str, Any] = {}
+        if not leads():
+            yield counts
+            return
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
@@ -223,7 +232,8 @@ def _may_differ(recipe: Recipe) -> set[str]:
     """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
     found = efforts(Recipe)
     for section, kind in (("engine", "engines"), ("environment", "environments")):
-        entry = table(kind).get(str(getattr(recipe, section)["name"]))
+        settings = getattr(recipe, section) or {}  # a recipe that plays nothing has no environment
+        entry = table(kind).get(str(settings.get("name")))
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found
 

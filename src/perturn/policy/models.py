@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         raise ConfigError('peft_config needs peft; run: pip install "perturn[lora]"') from error
     wanted = getattr(peft_config, "target_modules", None)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            # peft asks transformers by an old name
+            warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except Exception as error:  # peft is code of others, as are the models it looks through

@@ -35,6 +35,11 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     folder = user_path(name, "model.name")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            if (folder / "adapter_config.json").is_file():
+                raise ModelError(
+                    f"model folder {name!r} holds adapters without their model; load both with transformers and save "
+                    "what `merge_and_unload` of peft gives (docs/how-to/your-data.md)."
+                )
             raise ModelError(
                 f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
             )
@@ -87,7 +92,11 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
     Raises:
         ModelError: If there is no such model; one line that says what was tried.
     """
-    path = resolve_model(name, say)
+    alone = kind == "AutoTokenizer" and name not in BUNDLED  # beside adapters too
+    if alone and (user_path(name, "model.name") / "tokenizer_config.json").is_file():
+        path = str(user_path(name, "model.name"))
+    else:
+        path = resolve_model(name, say)
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
     except Exception as error:  # what damaged files make of the libraries that read them is of many types

@@ -25,7 +25,7 @@ from transformers import Trainer
 
 from perturn.data.cache import cache_folder
 from perturn.data.trl import from_trl
-from perturn.errors import ConfigError, DataError, ModelError, PerturnError
+from perturn.errors import MOST_REFUSED, ConfigError, DataError, ModelError, PerturnError, refusal
 from perturn.io.writing import writing
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.config import TurnConfig, section
@@ -139,13 +139,17 @@ class TurnTrainer(Trainer):
         """Rows -> checked examples."""
         if rows is None:
             return None
-        args, encoded = self.turn_args, []
+        args, encoded, refused = self.turn_args, [], []
         for index, row in enumerate(rows):
             try:
                 parsed = self._parse(row, index)
                 encoded.append(encode_example(parsed, self.renderer, args.max_length, args.shared_prefix))
             except DataError as error:
-                raise DataError(f"{name} row {index}: {error}") from error
+                refused.append((index, str(error)))
+                if len(refused) == MOST_REFUSED:
+                    break
+        if refused:
+            raise DataError(refusal(name, refused))
         if not encoded:
             raise DataError(f"the {name} dataset is empty; give at least one row.")
         check_lengths(encoded, self._context)

@@ -17,6 +17,7 @@ from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
+from perturn.ranks import from_leader, leader_first, leads
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
@@ -45,7 +46,11 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
-    recipe = resolve_recipe(source, overrides)
+    with leader_first():
+        return _open(resolve_recipe(source, overrides), command)
+
+
+def _open(recipe: Recipe, command: str | None) -> Run:
     refuse_early(recipe, command)
     panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
     run = Run(recipe)
@@ -173,7 +178,7 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
     """
     planned = []
     for stage in stages(run.recipe):
-        if stage.command == "train" and run.is_done(stage.name):
+        if stage.command == "train" and leads() and run.is_done(stage.name):
             # A kill may have left what it was trained in.
             shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
         if command in (None, stage.command) and (names is None or stage.name in names):
@@ -181,8 +186,13 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
     run.planned = [stage.name for stage in planned]
     with Session(run) as session:
         for stage in planned:
-            waits = [need for need in stage.needs if not run.is_done(need)]
-            if run.is_done(stage.name) and not _plays_again(run, stage):
+            waits, done = from_leader(
+                (
+                    [need for need in stage.needs if not run.is_done(need)],
+                    run.is_done(stage.name) and not _plays_again(run, stage),
+                )
+            )
+            if done:
                 console.print(f"{stage.name}: done before", style="dim")
             elif command and waits:
                 console.print(f"{stage.name}: waits for {waits[0]}")

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -32,8 +32,10 @@ from perturn.policy.reference import choose_credit
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
+from perturn.ranks import from_leader, leads, share_of
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
+from perturn.run.stopping import Stopping
 from perturn.run.tracking import PROJECT, open_trackers
 from perturn.settings.recipe import Lora, Recipe, Train, build
 from perturn.settings.stages import Stage
@@ -118,11 +120,13 @@ def train(session: Session, stage: Stage) -> None:
         path = policy_path(run, stage.start)
         model = load_model(path, say=console.print)
         progress = _Progress(run, stage.name, f"training {stage.policy}")
-        resume = last_checkpoint(partial)
+        resume = from_leader(last_checkpoint(partial) if leads() else None)
         step = int(resume.rpartition("-")[2]) if resume else 0
+        args = make_config(recipe, settings, partial, limit=context_length(model))
+        args.save_steps = _save_steps(settings, len(rows))
         trainer = TurnTrainer(
             model,
-            args=make_config(recipe, settings, partial, limit=context_length(model)),
+            args=args,
             train_dataset=rows,
             processing_class=load_tokenizer(path),
             peft_config=settings.lora and lora_config(settings.lora),
@@ -130,21 +134,31 @@ def train(session: Session, stage: Stage) -> None:
             callbacks=[progress],
         )
         trainer.remove_callback(PrinterCallback)
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ConfigError(
+                "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
+                "accelerate's configuration, or train in a script with TurnTrainer."
+            )
         assert isinstance(trainer.train_dataset, Examples)
         examples = trainer.train_dataset.rows
         counts |= _count_tokens(examples)
-        if trainer.needs_reference:
+        if trainer.needs_reference and leads():
             _write_reference(run, stage, settings, trainer, examples)
             _note_agreement(run, stage, rows, examples)
         with (
             closing(progress),
-            open_trackers(recipe.report_to, run.paths.tracking, recipe.name, stage.policy, step) as others,
+            Stopping(progress.say) as stopping,
+            open_trackers(
+                recipe.report_to if leads() else [], run.paths.tracking, recipe.name, stage.policy, step
+            ) as others,
         ):
-            for callback in others:
+            for callback in (stopping, *others):
                 trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=resume)
-        _save_whole(trainer, run.paths.checkpoint(stage.policy))
-    shutil.rmtree(partial, ignore_errors=True)
+        if leads():
+            _save_whole(trainer, run.paths.checkpoint(stage.policy))
+    if leads():
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _taught(session: Session) -> list[Trajectory]:
@@ -173,6 +187,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
     where = device()
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     del own["tasks"], own["lora"]
+    own["per_device_train_batch_size"] = share_of(settings.batch_size)
     return TurnConfig(
         **own,
         output_dir=str(output),
@@ -181,7 +196,6 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         chat_template=chat_template(recipe.model),
         bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
         use_cpu=where.type == "cpu",
-        save_total_limit=1,
         logging_steps=1,
         report_to=[],  # trackers are opened for each stage, in the run folder
         run_name=f"{recipe.name}-{output.stem}",
@@ -189,6 +203,12 @@ def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None
         disable_tqdm=True,
         seed=recipe.seed,
     )
+
+
+def _save_steps(settings: Train, rows: int) -> int:
+    """Steps between checkpoints: at most a quarter of the training."""
+    steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
+    return min(settings.save_steps, math.ceil(steps / 4))
 
 
 def last_checkpoint(folder: Path) -> str | None:
@@ -309,24 +329,39 @@ def _save_whole(trainer: TurnTrainer, target: Path) -> None:
 
 
 class _Progress(TrainerCallback):
-    """A bar on the screen, and the metrics in a file that survives a kill."""
+    """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
 
     def __init__(self, run: Run, stage: str, what: str) -> None:
         self._run, self._file, self._what = run, run.paths.metrics(stage), what
         self._open = ExitStack()
+        self._bar: Callable[..., None] | None = None
 
     def close(self) -> None:
         """Take the bar from the screen, also after an error."""
         self._open.close()
 
+    def say(self, notice: str) -> None:
+        """Show a notice in the place of what is being trained."""
+        self._what = notice
+        if self._bar is not None:
+            self._bar(description=notice)
+
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
-        write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
+        if leads():
+            write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        assert self._bar is not None
         self._bar(completed=state.global_step)
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        # `save_total_limit` doubts the file system where two checkpoints are less than a second apart.
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
+                shutil.rmtree(checkpoint)
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
@@ -334,7 +369,8 @@ class _Progress(TrainerCallback):
         if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
             return
         entry = {**logs, "step": state.global_step}
-        append_line(self._file, json.dumps(entry))
+        if leads():
+            append_line(self._file, json.dumps(entry))
         if not math.isfinite(entry.get("loss", 0.0)):
             raise RunError(
                 f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."

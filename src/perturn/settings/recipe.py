@@ -190,7 +190,8 @@ class Train:
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights; None: all weights."""
     save_steps: Annotated[int, COUNT] = 20
-    """Optimizer steps between checkpoints to resume from."""
+    """Optimizer steps between checkpoints to resume from. In a short training they are fewer: there is one at least
+    every quarter of it, and one of the very step at Ctrl-C."""
 
     def __post_init__(self) -> None:
         _check("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")

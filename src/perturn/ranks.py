@@ -1,0 +1,64 @@
+"""The processes that train together, as `accelerate launch` and `torchrun` start and number them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from perturn.errors import ConfigError
+from perturn.table import locate
+
+T = TypeVar("T")
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def leads() -> bool:
+    """Whether this process is the only one, or the first, which alone writes in the run folder."""
+    return world_size() == 1 or os.environ.get("RANK") == "0"
+
+
+def share_of(batch_size: int) -> int:
+    """Rows of an optimizer step that are this process's.
+
+    Raises:
+        ConfigError: If they cannot be divided evenly.
+    """
+    if batch_size % world_size():
+        raise ConfigError(
+            f"batch_size must be a multiple of the {world_size()} processes, got {batch_size}; start as many as divide "
+            "it, or set another batch_size."
+        )
+    return batch_size // world_size()
+
+
+@contextmanager
+def leader_first() -> Iterator[None]:
+    """The others wait until the first one has left the block, and then enter it."""
+    if world_size() == 1:
+        yield
+        return
+    cpu = not locate("torch.cuda:is_available")()
+    state = locate("accelerate:PartialState")(cpu=cpu)
+    atexit.register(state.destroy_process_group)  # later, its threads may abort the interpreter
+    with state.main_process_first():
+        yield
+
+
+def from_leader(value: T) -> T:
+    """The first process's value, in every process."""
+    shared = [value]
+    if world_size() > 1:
+        locate("accelerate.utils:broadcast_object_list")(shared)
+    return shared[0]
+
+
+def any_of(claim: bool) -> bool:
+    """Whether a claim is true in any process."""
+    return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))
