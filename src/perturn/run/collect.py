@@ -151,7 +151,8 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
                 f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "
                 "rewards do not compare. Record it again."
             )
-        if one.task.id in known if one.environment else run.recipe.sft is not None:
+        is_wanted = one.task.id in known if one.environment else run.recipe.sft is not None
+        if is_wanted:
             yield one
 
 
