@@ -237,7 +237,7 @@ def test_the_page_for_contributors_says_what_each_room_is():
     """Each package and module of perturn is in the table."""
     source = ROOT / "src/perturn"
     rooms = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
-    modules = {path.name for path in source.glob("*.py")} - {"__init__.py", "__main__.py"}
+    modules = {path.name for path in source.glob("*.py")} - {"__init__.py"}
 
     named = " ".join(rows("CONTRIBUTING.md", "## What is where"))
 
