@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
+from perturn.credit.meter import Measurement, measure
 from perturn.credit.processes import PROCESSES
 from perturn.settings.recipe import apply_overrides, build
 
@@ -24,8 +24,14 @@ def figures(name: str, words: list[str]) -> list[str]:
     apply_overrides(section, words)
     credit = build(CREDITS, section, "credit")
     found = [measure(credit, process, 3) for process in PROCESSES]
-    biases = ["0" if one.relative_bias <= 1e-9 else f"{one.relative_bias:.3f}" for one in found]
-    return [*biases, f"{found[0].scale:.3f}", f"{found[0].noise:.2f}"]
+    return [*map(bias, found), f"{found[0].scale:.3f}", f"{found[0].noise:.2f}"]
+
+
+def bias(found: Measurement) -> str:
+    """Return the cell of a process."""
+    if found.relative_bias <= 1e-9:
+        return "0"
+    return "wrong sign" if found.cosine < 0 else f"{found.relative_bias:.3f}"
 
 
 def fill(line: str) -> str:

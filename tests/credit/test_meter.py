@@ -17,7 +17,7 @@ from perturn.credit.meter import SIZES, check_credit, claims, measure, summary
 from perturn.credit.processes import PROCESSES
 from perturn.settings.recipe import apply_overrides, build
 
-LOOP, BONUS, FORK, SHARED = PROCESSES
+LOOP, NEUTRAL, FORK, SHARED = PROCESSES
 PAGE = Path(__file__).parents[2] / "docs" / "credits.md"
 
 
@@ -39,7 +39,7 @@ def made(name, words):
 
 @pytest.mark.parametrize(("name", "words", "cells"), list(documented()), ids=str)
 def test_a_documented_figure_is_the_measured_one(name, words, cells):
-    """Groups of three; a cell is `relative bias`, 0 below 1e-9, and the last two are scale and noise on the loop."""
+    """Groups of three; a cell is the relative bias, 0 below 1e-9, and the last two are scale and noise on the loop."""
     credit = made(name, words)
 
     found = [measure(credit, process, 3) for process in PROCESSES]
@@ -47,6 +47,9 @@ def test_a_documented_figure_is_the_measured_one(name, words, cells):
     for one, cell in zip(found, cells, strict=False):
         if cell == "0":
             assert one.relative_bias <= 1e-9
+        elif cell == "wrong sign":
+            assert one.cosine < 0
+            assert one.relative_bias == float("inf")
         else:
             assert f"{one.relative_bias:.3f}" == cell
     assert cells[4:] == [f"{found[0].scale:.3f}", f"{found[0].noise:.2f}"]
@@ -141,6 +144,25 @@ def test_figures_that_were_known_before(credit, loop, fork):
     """Three digits, groups of three; computed elsewhere from the description of the two processes."""
     assert measure(credit, LOOP, 3).relative_bias == pytest.approx(loop, abs=6e-4)
     assert measure(credit, FORK, 3).relative_bias == pytest.approx(fork, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [
+        CREDITS["grpo"](normalize="mean", statistics="steps"),
+        CREDITS["rloo"](statistics="steps"),
+        *(
+            CREDITS["gigpo"](gamma=1.0, normalize=normalize, statistics=statistics)
+            for normalize in ("mean", "std")
+            for statistics in ("trajectories", "steps")
+        ),
+        PerIndex(),
+    ],
+    ids=str,
+)
+def test_a_neutral_bonus_turns_the_sign_of_these(credit):
+    """The policy is made worse on average, where RLOO and the anchor are exact."""
+    assert measure(credit, NEUTRAL, 3).cosine < 0
 
 
 @dataclass(frozen=True)

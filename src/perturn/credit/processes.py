@@ -32,8 +32,6 @@ class Process:
     logits: Mapping[int, tuple[float, ...]]
     """State -> a logit for each of its actions; these are the parameters that gradients are of."""
     horizon: int
-    bonus: float = 0.0
-    """Added to the reward of every turn."""
 
     @cached_property
     def episodes(self) -> "Episodes":
@@ -84,7 +82,7 @@ class Episodes:
             zip(self.process.policy(state), self.process.actions[state].values(), strict=True)
         ):
             for outcome in outcomes:
-                after = [*steps, Step(state, index, outcome.reward + self.process.bonus)]
+                after = [*steps, Step(state, index, outcome.reward)]
                 weight = probability * chosen * outcome.probability
                 if outcome.to is None or len(after) == self.process.horizon:
                     self.steps.append(after)
@@ -110,7 +108,6 @@ class Episodes:
             * outcome.probability
             * (
                 outcome.reward
-                + self.process.bonus
                 + (gamma * self.value(outcome.to, turn + 1, gamma) if outcome.to is not None else 0.0)
             )
             for chosen, outcomes in zip(
@@ -159,14 +156,19 @@ def _win(probability: float) -> tuple[Outcome, ...]:
     return (Outcome(probability, 1.0, success=True), Outcome(1 - probability))
 
 
-_LOOP: dict[int, dict[str, tuple[Outcome, ...]]] = {
-    0: {"finish": _win(0.5), "stay": (Outcome(to=0),), "give up": (Outcome(),)}
-}
-_LOOP_LOGITS = {0: (0.2, 0.4, -0.1)}
-
 PROCESSES: tuple[Process, ...] = (
-    Process("loop", _LOOP, _LOOP_LOGITS, horizon=3),
-    Process("loop, bonus", _LOOP, _LOOP_LOGITS, horizon=3, bonus=0.3),
+    Process(
+        "loop",
+        {0: {"finish": _win(0.5), "stay": (Outcome(to=0),), "give up": (Outcome(),)}},
+        {0: (0.2, 0.4, -0.1)},
+        horizon=3,
+    ),
+    Process(
+        "neutral loop",
+        {0: {"finish": (Outcome(reward=1.0, success=True),), "stay": (Outcome(reward=0.3, to=0),)}},
+        {0: (0.2, 0.4)},
+        horizon=3,
+    ),
     Process(
         "fork",
         {
@@ -189,5 +191,6 @@ PROCESSES: tuple[Process, ...] = (
         horizon=3,
     ),
 )
-"""A state that is revisited, with a reward for the outcome; the same with a bonus for every turn; branches of unequal
-length and difficulty; a late state that two paths share."""
+"""A state that is revisited, with a reward for the outcome; the same with a bonus that makes a turn more worth about as
+much as finishing, so that little turns the sign; branches of unequal length and difficulty; a late state that two paths
+share."""
