@@ -113,7 +113,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     lines = [
         f"# {recipe.name}: {policy}",
         "",
-        f"`{recipe.model.name}`, post-trained turn by turn with [Perturn](https://pypi.org/project/perturn/), "
+        f"`{recipe.model.name}`, post-trained turn by turn with Perturn, "
         f"loss `{loss}`.",
         "",
         "## Scores",
