@@ -223,9 +223,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
     """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
     found = efforts(Recipe)
     for section, kind in (("engine", "engines"), ("environment", "environments")):
-        settings = (
-            getattr(recipe, section) or {}
-        )  # a recipe that plays nothing has no environment
+        settings = getattr(recipe, section) or {}  # a recipe that plays nothing has no environment
         entry = table(kind).get(str(settings.get("name")))
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found
