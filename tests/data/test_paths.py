@@ -92,3 +92,20 @@ def test_a_folder_without_a_recipe_is_no_run(tmp_path):
     """The error names what is missing."""
     with pytest.raises(RunError, match=r"is no run folder: it has no recipe\.yaml; give the folder of a run"):
         begun(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "mark"),
+    [
+        (["pairs-002.jsonl", "trajectories/explore-003.jsonl"], "-003"),
+        (["pairs-999.jsonl", "pairs-1000.jsonl"], "-1000"),
+        (["pairs-mine.jsonl", "pairs.jsonl", "trajectories/explore-before.jsonl"], ""),
+    ],
+)
+def test_the_newest_iteration_is_that_of_the_largest_number(tmp_path, files, mark):
+    """Counted as a number; a copy that a user keeps beside the files is no iteration."""
+    (tmp_path / "trajectories").mkdir()
+    for file in files:
+        (tmp_path / file).touch()
+
+    assert RunPaths(tmp_path).mark == mark

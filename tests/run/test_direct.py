@@ -41,6 +41,31 @@ def test_a_maker_of_worlds_will_do(own_environment):
     assert [one.success for one in found] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("environment", "settings", "says"),
+    [
+        (7, {}, "environment must be a name, a section with a name, or what makes a world, got 7"),
+        ({"size": 3}, {}, "got {'size': 3}; `perturn list environments`"),
+        (OWN, {"samples": 0}, "samples must be >= 1, got 0"),
+        (OWN, {"concurrency": 0}, "concurrency must be >= 1, got 0"),
+    ],
+)
+def test_what_nothing_can_be_played_by_is_refused(own_environment, environment, settings, says):
+    """Not zero episodes as if they had been played."""
+    with pytest.raises(ConfigError) as refused:
+        perturn.collect("expert", environment, **settings)
+
+    assert says in str(refused.value)
+
+
+def test_an_expert_that_is_not_there_is_no_failed_episode(own_environment, monkeypatch):
+    """A fault of the call, said once, before anything is played."""
+    monkeypatch.delattr(own_environment.GuessNumber, "expert")
+
+    with pytest.raises(ConfigError, match=r"has no expert; give a model as policy\."):
+        perturn.collect("expert", own_environment.GuessNumber, n=2, protocol=RULES)
+
+
 def test_pairs_put_the_expert_first(experts, explored):
     """Each gap is 1, so all four are kept."""
     pairs = perturn.make_pairs(experts, explored)

@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.audit import model_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import summarize, write_report
 from perturn.report.folder import read_run
@@ -63,6 +64,11 @@ def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(plac
         rtol=0,
         atol=0,
     )
+
+
+def test_pairs_are_inspected_with_the_reference_of_their_own_iteration(twice):
+    """The weights of the second iteration's pairs came from the policy of the first."""
+    assert model_of(twice, None) == str(twice / "checkpoints" / "dpo-001")
 
 
 def test_watch_follows_the_newest_iteration(twice):

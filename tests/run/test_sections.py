@@ -56,6 +56,17 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
         assert again.is_done("align")
 
 
+def test_a_run_without_an_environment_is_opened_again(start, tmp_path):
+    """By its recipe and by its folder; what of an environment may differ is nothing where there is none."""
+    pairs = [{"prompt": SAY, "chosen": answer("go"), "rejected": answer("wait")}]
+    sections = {"align": {"loss": {"name": "dpo"}}, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}}
+    start(sections).close()
+
+    for source in (tmp_path / "recipe.yaml", tmp_path / "runs" / "run"):
+        with open_run(source) as run:
+            assert run.recipe.environment is None
+
+
 def test_expert_episodes_of_a_file_are_taught_without_an_environment(start, tmp_path):
     """All rows are taught, as the successes of an expert that they are."""
     rows = [{"messages": SAY + answer(f"go {n}")} for n in range(3)]

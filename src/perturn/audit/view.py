@@ -13,6 +13,7 @@ from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template as template_of
 from perturn.policy.tokens import NO_TURN, Example, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.stages import stages
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,16 @@ def recipe_of(data: Path) -> Recipe | None:
 
 
 def model_of(data: Path, model: str | None) -> str:
-    """The model to inspect with: the one given, or else that of the run.
+    """The model to inspect with: the one given, or else the reference of the run's newest iteration.
 
     Raises:
         ConfigError: If no model is given and the data is no run.
     """
     recipe = recipe_of(data)
     if recipe is not None:
-        trained = RunPaths(data).checkpoint("sft")
+        paths = RunPaths(data)
+        starts = {stage.mark: stage.start for stage in stages(recipe) if stage.name == f"align{stage.mark}"}
+        trained = paths.checkpoint(starts.get(paths.mark, "sft"))
         return model or (str(trained) if (trained / "config.json").is_file() else recipe.model.name)
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")

@@ -100,7 +100,8 @@ class RunPaths:
     def mark(self) -> str:
         """Mark of the newest iteration that has files, such as `-003`; empty where the loop is done once."""
         files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]
-        return max((f"-{file.stem.rpartition('-')[2]}" for file in files), default="")
+        numbers = [number for file in files if (number := file.stem.rpartition("-")[2]).isdecimal()]
+        return f"-{max(numbers, key=int)}" if numbers else ""
 
     @property
     def is_run(self) -> bool:

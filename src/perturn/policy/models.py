@@ -54,13 +54,13 @@ def load_model(
     return from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
 
 
-def empty_model(name: str, say: Callable[[str], None] = _logger.info) -> Any:
+def empty_model(name: str) -> Any:
     """Causal language model without weights, by the same names as `load_model`: its layers alone, on no device.
 
     Raises:
         ModelError: If there is no such model.
     """
-    config = load_config(name, say)
+    config = load_config(name)
     with torch.device("meta"):
         try:
             return AutoModelForCausalLM.from_config(config)

@@ -7,6 +7,7 @@ versions, the report.
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import TURN_TOKENS, rules_for, scored_panel
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import ProtocolSettings, Section, Tasks, Worlds, build
+from perturn.settings.recipe import Explore, ProtocolSettings, Section, Tasks, Worlds, build, parse
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, PreferencePair, Sampling, Task, Trajectory
 
@@ -90,7 +91,10 @@ def collect(
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
     make = _maker(environment)
+    parse(Explore, {"samples": samples, "concurrency": concurrency})
     with closing_world(make()) as env:
+        if policy == "expert" and not hasattr(env, "expert"):
+            raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, Tasks(split, n=n, skip=skip))
         rules = _rules(protocol, environment, env, tasks[0])
     jobs = make_jobs(tasks, seed, samples)
@@ -259,6 +263,7 @@ def evaluate(
         seed: Of the episodes.
     """
     make = _maker(environment)
+    parse(Explore, {"concurrency": concurrency})
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
@@ -277,9 +282,13 @@ def evaluate(
 def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
-    if section is None:
-        assert callable(environment)
+    if section is None and callable(environment):
         return environment
+    if section is None or "name" not in section:
+        raise ConfigError(
+            "environment must be a name, a section with a name, or what makes a world, got "
+            f"{reprlib.repr(environment)}; `perturn list environments` shows the names."
+        )
     limits = Worlds()
     return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
 

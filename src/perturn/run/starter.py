@@ -18,13 +18,13 @@ from perturn.envs.load import environment_maker
 from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.writing import write_whole
+from perturn.run.score import EVALUATION_SPLITS
 from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
 from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.tables import table
 
 _TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
 """Sections whose `name` picks an entry, whose settings are theirs."""
-_EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
 _MOST_TASKS = 10
 _WIDTH = 110
 
@@ -119,7 +119,7 @@ def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     """Panels to teach, explore and evaluate that the environment has the tasks for."""
     with closing_world(environment_maker(environment)()) as env:
         half = min(_per_kind(env, "train") // 2, _MOST_TASKS)
-        split = next((each for each in _EVALUATION_SPLITS if _per_kind(env, each)), "train")
+        split = next((each for each in EVALUATION_SPLITS if _per_kind(env, each)), "train")
         evaluated = min(_per_kind(env, split), _MOST_TASKS)
     if not half:
         raise ConfigError(
