@@ -14,6 +14,9 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
     from perturn.report.text import interval, number, protocol_line
 
+    if not summary["policies"]:
+        results.print("nothing was scored")
+        return
     stamp = summary["protocol"] or {}
     table = Table(
         title=f"{stamp.get('name', '')}, held-out tasks", caption=protocol_line(stamp) if stamp else None

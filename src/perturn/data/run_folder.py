@@ -223,7 +223,8 @@ def _may_differ(recipe: Recipe) -> set[str]:
     """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
     found = efforts(Recipe)
     for section, kind in (("engine", "engines"), ("environment", "environments")):
-        entry = table(kind).get(str(getattr(recipe, section)["name"]))
+        chosen = getattr(recipe, section)
+        entry = table(kind).get(str(chosen["name"])) if chosen is not None else None
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found
 

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.audit.rows import read_rows
+from perturn.audit.rows import rows_of
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
-from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.run.panels import look_up, make_jobs
@@ -65,7 +65,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
     """Take the expert episodes of the user's file: trajectories of ours as they are, TRL's messages as successes.
 
     Raises:
-        DataError: If a row is malformed, or a pair.
+        DataError: If a row is malformed, or a pair, or there is none.
     """
     assert session.recipe.expert is not None
     assert session.recipe.expert.file is not None
@@ -74,11 +74,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
     with session.run.stage(stage.name, target) as counts:
         target.unlink(missing_ok=True)
         with TrajectoryStore(target) as store:
-            for number, row in enumerate(read_rows(source), start=1):
-                if not isinstance(row, Trajectory):
-                    raise DataError(
-                        f"{source}: row {number}: expected one conversation, got a pair; see pair.file."
-                    )
+            for row in rows_of(source, Trajectory):
                 store.append(row if row.environment else replace(row, success=True, sample=0))
             counts |= outcomes(store.read())
 

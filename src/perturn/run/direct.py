@@ -38,9 +38,9 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.score import TURN_TOKENS, rules_for, scored_panel
+from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import ProtocolSettings, Section, Tasks, Worlds, build
+from perturn.settings.recipe import ProtocolSettings, Section, Tasks, Worlds, build, parse
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, PreferencePair, Sampling, Task, Trajectory
 
@@ -91,14 +91,14 @@ def collect(
     """
     make = _maker(environment)
     with closing_world(make()) as env:
-        tasks = choose_tasks(env, Tasks(split, n=n, skip=skip))
+        tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, environment, env, tasks[0])
     jobs = make_jobs(tasks, seed, samples)
     if policy == "expert":
         return _in_order(
             jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         )
-    how = sampling or Sampling(temperature=1.0, max_new_tokens=TURN_TOKENS)
+    how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
     with _serving(policy, rules, tokenizer, engine) as served:
         return _in_order(
             jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
@@ -264,7 +264,7 @@ def evaluate(
         tasks = choose_tasks(env, chosen)
         rules = _rules(protocol, environment, env, tasks[0])
         name = env.name
-    how = sampling or rules.sampling or Sampling(max_new_tokens=TURN_TOKENS)
+    how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)
     with _serving(policy, rules, tokenizer, engine) as served:
         played = _in_order(
