@@ -40,7 +40,7 @@ from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import ProtocolSettings, Section, Tasks, Worlds, build, parse
+from perturn.settings.recipe import Explore, ProtocolSettings, Section, Tasks, Worlds, build, parse
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, PreferencePair, Sampling, Task, Trajectory
 
@@ -89,6 +89,7 @@ def collect(
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
+    parse(Explore, {"samples": samples, "concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
@@ -258,6 +259,7 @@ def evaluate(
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
     """
+    parse(Explore, {"concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
@@ -278,7 +280,10 @@ def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if section is None:
-        assert callable(environment)
+        if not callable(environment):
+            raise ConfigError(
+                f"environment must be a name, a section or what makes a world, got {environment!r}."
+            )
         return environment
     limits = Worlds()
     return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
