@@ -12,6 +12,7 @@ import pytest
 from perturn import __version__ as perturn_version
 from perturn.cli import main
 from perturn.cli._scores import print_summary
+from perturn.data.store import read_trajectories
 from perturn.tables import TABLES
 
 PERTURN = Path(sys.executable).with_name("perturn")
@@ -409,6 +410,53 @@ def test_a_person_plays_in_the_terminal_and_keeps_the_episode(
     assert "Guess it." in output
     assert "solved: total reward 1" in output
     assert json.loads(file.read_text())["success"] is True
+
+
+def test_a_task_that_is_played_again_is_kept_beside_the_first(
+    perturn, own_environment, tmp_path, monkeypatch
+):
+    """As its next sample; an empty line by mistake ends nothing."""
+    for lines in (["10"], ["9", "", "10"]):
+        typed = iter(lines)
+        monkeypatch.setattr("builtins.input", lambda _, typed=typed: next(typed))
+        code, _, _ = perturn(
+            "play", "own_environment:GuessNumber", "--task", "guess/10", "-o", tmp_path / "mine.jsonl"
+        )
+        assert code == 0
+
+    kept = list(read_trajectories(tmp_path / "mine.jsonl"))
+
+    assert [(one.key, len(one.turns)) for one in kept] == [(("guess/10", 0), 1), (("guess/10", 1), 2)]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_play(
+    perturn, own_environment, tmp_path, monkeypatch
+):
+    """A folder is no file; nothing is asked."""
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("a person was asked"))
+
+    assert_refused(perturn("play", "own_environment:GuessNumber", "-o", tmp_path), "cannot be written")
+
+
+def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
+    """Nothing goes on from there, so nothing says so."""
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", stop)
+
+    code, output, notices = perturn("play", "own_environment:GuessNumber")
+
+    assert (code, notices) == (130, "")
+    assert "you left; nothing is kept" in output
+
+
+def test_a_run_that_scores_nothing_shows_no_empty_table(capsys):
+    """But says so."""
+    print_summary({"protocol": None, "policies": [], "comparison": None})
+
+    assert capsys.readouterr().out == "nothing was scored\n"
 
 
 def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):

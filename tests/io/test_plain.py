@@ -15,7 +15,7 @@ from perturn.episodes.episode import Job, episode
 from perturn.episodes.tool_calls import understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelError
 from perturn.faults import task_fault
-from perturn.io.plain import fault, mended, told
+from perturn.io.plain import fault, mended, mismatch, told
 from perturn.policy.tokens import Renderer
 from perturn.run.collect import demonstrate
 from perturn.run.panels import choose_tasks
@@ -393,3 +393,10 @@ def test_a_message_of_any_length_is_cut_in_its_middle():
     assert said.startswith("rows.jsonl:3: got 99")
     assert said.endswith("99. Correct it.")
     assert str(DataError("short")) == "short"
+
+
+def test_a_large_value_is_quoted_in_part():
+    """A file of rows in one JSON list is one error of one line, not a screen of rows."""
+    row = {name: [{"role": "user", "content": "x" * 40}] * 6 for name in ("prompt", "chosen", "rejected")}
+
+    assert len(mismatch("a JSON object", [row] * 10)) < 260

@@ -143,6 +143,26 @@ def test_a_folder_is_served_under_its_name(own_environment, tiny_folder):
     assert {one.policy.partition("@")[0] for one in found} == {tiny_folder.name}
 
 
+@pytest.mark.parametrize("call", [perturn.collect, perturn.evaluate])
+def test_a_wrong_number_of_tasks_is_an_error_of_ours(own_environment, tiny_model, call):
+    """As everywhere else, so that one `except PerturnError` is enough."""
+    with pytest.raises(ConfigError, match="n must be >= 1, got 0"):
+        call(tiny_model, OWN, n=0)
+
+
+@pytest.mark.parametrize("wrong", [{"samples": 0}, {"concurrency": 0}])
+def test_episodes_that_nobody_would_play_are_refused(own_environment, wrong):
+    """Else no episode comes back, and nothing says why."""
+    with pytest.raises(ConfigError, match="must be >= 1, got 0"):
+        perturn.collect("expert", OWN, n=2, protocol=RULES, **wrong)
+
+
+def test_what_makes_no_world_is_refused():
+    """With what would."""
+    with pytest.raises(ConfigError, match=r"environment must be a name, .* got 3"):
+        perturn.collect("expert", 3)
+
+
 def test_the_public_names_are_shown():
     """And each is there."""
     assert {"collect", "make_pairs", "assign_credit", "train", "evaluate", "TurnTrainer"} <= set(dir(perturn))

@@ -144,3 +144,20 @@ def test_the_hub_is_given_the_folder(tmp_path, monkeypatch):
         ("me/policy", {"private": True, "exist_ok": True}),
         {"repo_id": "me/policy", "folder_path": str(tmp_path)},
     ]
+
+
+def test_an_upload_that_fails_loses_nothing(tmp_path, monkeypatch):
+    """One line says why, and what uploads the folder that is there already."""
+
+    class Hub:
+        def create_repo(self, repo, **settings):
+            raise ConnectionError("Name or service not known\nand more")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+
+    with pytest.raises(RunError) as caught:
+        push(tmp_path, "me/policy", private=True)
+
+    assert "ConnectionError: Name or service not known; " in str(caught.value)
+    assert f"hf upload me/policy {tmp_path} --private" in str(caught.value)
+    assert "\n" not in str(caught.value)

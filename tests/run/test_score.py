@@ -76,6 +76,14 @@ def test_words_replace_what_is_chosen(own_environment):
     assert (recipe.protocol.format, recipe.name, recipe.seed) == ("action", "mine", 4)
 
 
+@pytest.mark.parametrize(("format", "tokens"), [("action", 32), ("react", 128)])
+def test_an_action_without_a_thought_is_short(own_environment, format, tokens):
+    """A policy that babbles would else take four times as long over a game of many turns."""
+    recipe = scoring_recipe("m", OWN, overrides=[f"protocol.format={format}"])
+
+    assert recipe.evaluate.sampling.max_new_tokens == tokens
+
+
 def test_the_name_follows_from_the_settings(own_environment):
     """So the same command goes on, and another one does not meet its folder."""
     first, same, other = (scoring_recipe("org/m", OWN, n=n) for n in (2, 2, 3))
@@ -88,6 +96,8 @@ def test_the_name_follows_from_the_settings(own_environment):
     ("settings", "says"),
     [
         ({"split": "tset"}, "has no tasks for split 'tset'"),
+        ({"n": 0}, "n must be >= 1, got 0"),
+        ({"overrides": ["environment=null"]}, "the recipe has no stage of `evaluate`|environment is missing"),
         ({"n": 5}, "4 tasks are in split 'test', but n=5"),
         ({"protocol": "alfworld-et"}, "Did you mean 'alfworld-eto'"),
         ({"overrides": ["sed=1"]}, "unknown key 'sed'"),

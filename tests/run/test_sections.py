@@ -109,10 +109,20 @@ def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_
 def test_rows_of_the_wrong_kind_are_refused_by_their_number(start, tmp_path, sections, row, says):
     file = {sections: {"file": lines(tmp_path / "rows.jsonl", row)}}
     stage = {"align": {"loss": {"name": "dpo"}}} if sections == "pair" else {"sft": {"loss": {"name": "sft"}}}
-    run = start({**stage, **file})
 
     with pytest.raises(DataError, match=says):
-        run_stages(run)
+        start({**stage, **file})
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("section", "stage", "loss"), [("pair", "align", "dpo"), ("expert", "sft", "sft")])
+def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, stage, loss):
+    """Else the stage is done with nothing, and rows that come later are never read."""
+    file = {section: {"file": lines(tmp_path / "rows.jsonl")}}
+
+    with pytest.raises(DataError, match=r"rows.jsonl holds no row; give JSON lines"):
+        start({stage: {"loss": {"name": loss}}, **file})
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):

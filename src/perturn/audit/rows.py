@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perturn.data.paths import RunPaths
 from perturn.data.store import pair_from_dict, read_pairs, read_trajectories, trajectory_from_dict
@@ -14,6 +14,9 @@ from perturn.io.reading import parse_object, read_lines
 from perturn.types import PreferencePair, Trajectory
 
 _REMEDY = "Give a JSONL file or a run folder."
+_CONVERSATIONS = "trajectories, or of TRL's messages"
+
+T = TypeVar("T", bound=Trajectory | PreferencePair)
 
 
 def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
@@ -35,6 +38,24 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
                 yield from_trl(row, task_id=f"row-{number}")
             except DataError as error:
                 raise DataError(f"{data}:{number}: {error}") from error
+
+
+def rows_of(data: Path, kind: type[T]) -> Iterator[T]:
+    """Rows of a JSONL file that are all of one kind, a trajectory or a pair; at least one.
+
+    Raises:
+        DataError: Naming file and row.
+    """
+    number = 0
+    for number, row in enumerate(read_rows(data), start=1):
+        if not isinstance(row, kind):
+            said = "chosen and rejected" if kind is PreferencePair else "one conversation"
+            got = "a pair; see pair.file" if kind is Trajectory else "one conversation"
+            raise DataError(f"{data}: row {number}: expected {said}, got {got}.")
+        yield row
+    if not number:
+        wanted = "pairs, or of TRL's chosen and rejected" if kind is PreferencePair else _CONVERSATIONS
+        raise DataError(f"{data} holds no row; give JSON lines of {wanted}.")
 
 
 def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:

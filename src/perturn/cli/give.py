@@ -10,6 +10,13 @@ import typer
 from perturn.cli._base import command, existing, results
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import user_path
+from perturn.run.progress import console as notices
+
+TRAINED_BY_TRL = (
+    "TRL's trainers put loss on all of a completion, what the environment said included; SFTConfig("
+    "assistant_only_loss=True) leaves that out where TRL knows the chat template, and TurnTrainer always does."
+)
+"""Said with every export of rows, since nothing else shows it."""
 
 
 @command(
@@ -48,6 +55,7 @@ def export(
         counts = export_rows(run, to, folder)
         held = ", ".join(f"{count} {name}" for name, count in counts.items())
         results.print(f"{folder}: {held}", markup=False, soft_wrap=True)
+        notices.print(TRAINED_BY_TRL, style="dim", soft_wrap=True)
         return
     name = export_policy(run, folder, policy)
     results.print(f"{folder}: policy {name}, its card, recipe and scores", markup=False, soft_wrap=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,9 @@ from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop import show_plan
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+
+if TYPE_CHECKING:
+    from perturn.data.store import TrajectoryStore
 
 Environment = Annotated[
     str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
@@ -142,31 +147,44 @@ def play(
         Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
     ] = None,
 ) -> None:
-    """Play a task yourself, with what a policy would see. An empty line or Ctrl-D ends it."""
+    """Play a task yourself, with what a policy would see. Ctrl-D ends it."""
     from perturn.data.store import TrajectoryStore
     from perturn.run.by_hand import play_by_hand
     from perturn.run.score import scoring_recipe
 
     recipe = scoring_recipe("person", environment, split=split, protocol=protocol, overrides=overrides or [])
-    played = play_by_hand(recipe, task, _ask, _show)
-    if played is None:
-        results.print("you left; nothing is kept")
-        return
+    with ExitStack() as opened:
+        # Before the play, so that an output that cannot be written costs no episode.
+        file = None if output is None else user_path(output, "output")
+        store = None if file is None else opened.enter_context(TrajectoryStore(file))
+        try:
+            played = play_by_hand(recipe, task, _ask, _show)
+        except KeyboardInterrupt:
+            results.print("\nyou left; nothing is kept")
+            raise typer.Exit(130) from None
+        if played is None:
+            results.print("\nyou left; nothing is kept")
+            return
+        if store is not None:
+            store.append(replace(played, sample=_free(store, played.task.id)))
     ended = (
         "solved"
         if played.success
         else played.error or ("stopped at the limit" if played.truncated else "over")
     )
     results.print(f"{ended}: total reward {played.total_reward:g} in {len(played.turns)} turns", markup=False)
-    if output is not None:
-        with TrajectoryStore(user_path(output, "output")) as store:
-            store.append(played)
+
+
+def _free(store: TrajectoryStore, task: str) -> int:
+    """The first sample of a task that is not recorded yet."""
+    taken = store.keys()
+    return next(sample for sample in count() if (task, sample) not in taken)
 
 
 def _ask() -> str:
-    typed = input("> ")
-    if not typed.strip():
-        raise EOFError
+    """A person's line; an empty one asks again."""
+    while not (typed := input("> ")).strip():
+        pass
     return typed
 
 

@@ -39,7 +39,7 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
 def mismatch(expected: str, value: object) -> str:
     """An expectation, and a value that does not meet it, in words."""
     large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it
-    got = "a larger one" if large else reprlib.repr(value)
+    got = "a larger one" if large else f"{reprlib.repr(value):.200}"
     return mended(f"expected {expected}, got {got} ({type(value).__name__})")
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.audit.rows import read_rows
+from perturn.audit.rows import rows_of
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
@@ -68,7 +68,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
     """Take the expert episodes of the user's file: trajectories of ours as they are, TRL's messages as successes.
 
     Raises:
-        DataError: If a row is malformed, or a pair.
+        DataError: If a row is malformed, or a pair, or there is none.
     """
     assert session.recipe.expert is not None
     assert session.recipe.expert.file is not None
@@ -84,13 +84,8 @@ def bring_expert(session: Session, stage: Stage) -> None:
 
 def _episodes(source: Path) -> Iterator[Trajectory]:
     """Episodes of a user's file: trajectories of an environment as they are, conversations as successes."""
-    number = 0
-    for number, row in enumerate(read_rows(source), start=1):
-        if not isinstance(row, Trajectory):
-            raise DataError(f"{source}: row {number}: expected one conversation, got a pair; see pair.file.")
+    for row in rows_of(source, Trajectory):
         yield row if row.environment else replace(row, success=True, sample=0)
-    if not number:
-        raise DataError(f"{source} holds no row; give JSON lines of trajectories, or of TRL's messages.")
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:

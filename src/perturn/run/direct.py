@@ -39,7 +39,7 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.score import TURN_TOKENS, rules_for, scored_panel
+from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Explore, ProtocolSettings, Section, Tasks, Worlds, build, parse
 from perturn.stats import PairedComparison
@@ -90,19 +90,19 @@ def collect(
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
-    make = _maker(environment)
     parse(Explore, {"samples": samples, "concurrency": concurrency})
+    make = _maker(environment)
     with closing_world(make()) as env:
         if policy == "expert" and not hasattr(env, "expert"):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
-        tasks = choose_tasks(env, Tasks(split, n=n, skip=skip))
+        tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, environment, env, tasks[0])
     jobs = make_jobs(tasks, seed, samples)
     if policy == "expert":
         return _in_order(
             jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         )
-    how = sampling or Sampling(temperature=1.0, max_new_tokens=TURN_TOKENS)
+    how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
     with _serving(policy, rules, tokenizer, engine) as served:
         return _in_order(
             jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
@@ -262,14 +262,14 @@ def evaluate(
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
     """
-    make = _maker(environment)
     parse(Explore, {"concurrency": concurrency})
+    make = _maker(environment)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
         rules = _rules(protocol, environment, env, tasks[0])
         name = env.name
-    how = sampling or rules.sampling or Sampling(max_new_tokens=TURN_TOKENS)
+    how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)
     with _serving(policy, rules, tokenizer, engine) as served:
         played = _in_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -113,8 +114,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     lines = [
         f"# {recipe.name}: {policy}",
         "",
-        f"`{recipe.model.name}`, post-trained turn by turn with Perturn, "
-        f"loss `{loss}`.",
+        f"`{recipe.model.name}`, post-trained turn by turn with Perturn, loss `{loss}`.",
         "",
         "## Scores",
         "",
@@ -158,10 +158,20 @@ def push(folder: Path, repo: str, private: bool) -> str:
 
     Returns:
         Its address.
+
+    Raises:
+        RunError: If the Hub cannot be reached or refuses; the folder stays as it is.
     """
     hub = locate("huggingface_hub:HfApi")()
-    address = hub.create_repo(repo, private=private, exist_ok=True)
-    hub.upload_folder(repo_id=repo, folder_path=str(folder))
+    try:
+        address = hub.create_repo(repo, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repo, folder_path=str(folder))
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        again = shlex.join(["hf", "upload", repo, str(folder), *(["--private"] if private else [])])
+        raise RunError(
+            f"{repo} cannot be uploaded: {type(error).__name__}: {said}; {folder} is whole, upload it later: {again}"
+        ) from error
     return str(address)
 
 

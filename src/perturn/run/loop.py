@@ -6,9 +6,11 @@ import importlib.util
 import os
 import shlex
 import shutil
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from perturn.audit.rows import rows_of
 from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, refuse_damage
@@ -30,6 +32,7 @@ from perturn.run.session import (
 from perturn.settings.recipe import Recipe, to_yaml
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
+from perturn.types import PreferencePair, Trajectory
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Where training's metrics can go beside the run folder."""
@@ -148,10 +151,13 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if engine.serves_checkpoints:
         make_renderer(recipe, recipe.model.name)
         locate("perturn.run.train:check_model")(recipe, trains=command in (None, "train"))
-    for section in ("expert", "pair"):
+    kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
+    for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)
         if file and not user_path(file, f"{section}.file").is_file():
             raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
+        if file:
+            deque(rows_of(user_path(file, f"{section}.file"), kind), maxlen=0)
     if recipe.environment is None:
         return None
     protocol = make_protocol(recipe.protocol)

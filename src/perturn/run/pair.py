@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perturn.audit.rows import read_rows
+from perturn.audit.rows import rows_of
 from perturn.data.pairs import pair_with_expert
 from perturn.data.store import read_trajectories, write_pairs
-from perturn.errors import DataError, RunError
+from perturn.errors import RunError
 from perturn.io.reading import user_path
 from perturn.run.progress import console
 from perturn.run.session import Session
@@ -50,10 +50,4 @@ def bring_pairs(session: Session, stage: Stage) -> None:
     source = user_path(session.recipe.pair.file, "pair.file")
     target = session.run.paths.pairs(stage.mark)
     with session.run.stage(stage.name, target) as counts:
-        pairs = list(read_rows(source))
-        for number, row in enumerate(pairs, start=1):
-            if not isinstance(row, PreferencePair):
-                raise DataError(
-                    f"{source}: row {number}: expected chosen and rejected, got one conversation."
-                )
-        counts["kept"] = write_pairs(target, [row for row in pairs if isinstance(row, PreferencePair)])
+        counts["kept"] = write_pairs(target, rows_of(source, PreferencePair))

@@ -243,9 +243,12 @@ def _cost(
 ) -> tuple[str, float | None, float | None]:
     """Work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
     if stage.name == "expert":
-        return f"{found.expert} episodes", found.expert * found.turns * found.seconds, found.memory_gb
+        file = recipe.expert and recipe.expert.file
+        work = f"episodes of {file}" if file else f"{found.expert} episodes"
+        return work, found.expert * found.turns * found.seconds, found.memory_gb
     if stage.command == "pair":
-        return f"{found.explore} explored episodes", 1.0, found.memory_gb
+        own = recipe.pair and recipe.pair.file
+        return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
     if stage.command == "train":
         assert machine is not None
         return _training_cost(recipe, stage, found, machine)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
@@ -23,6 +24,8 @@ TASKS = 50
 """Tasks of a score, where nobody says how many."""
 TURN_TOKENS = 128
 """Tokens of a turn, where neither protocol nor user says how many."""
+ACTION_TOKENS = 32
+"""The same where a turn is an action without a thought, so that babble costs a quarter of the time."""
 
 
 def scoring_recipe(
@@ -54,11 +57,12 @@ def scoring_recipe(
         first = choose_tasks(env, Tasks(panel.split))[0]
         data["protocol"] = rules_for(protocol, environment, env, first)
     data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
+    apply_overrides(data, [word for word in overrides if word.startswith("protocol.")])
     if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
-        data["evaluate"]["sampling"] = {"max_new_tokens": TURN_TOKENS}
+        data["evaluate"]["sampling"] = {"max_new_tokens": turn_tokens(data["protocol"].get("format"))}
     apply_overrides(data, overrides)
-    data["name"] = data["name"] or _name(data)
-    return parse(Recipe, data)
+    recipe = parse(Recipe, {**data, "name": data["name"] or "score"})
+    return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
 
 
 def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
@@ -74,7 +78,7 @@ def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
             if split is not None:
                 raise
         else:
-            return Tasks(name, n=min(TASKS, there) if n is None else n)
+            return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
     raise ConfigError(f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own.")
 
 
@@ -98,11 +102,16 @@ def rules_for(protocol: str | None, environment: str, env: Environment, task: Ta
     }
 
 
-def _name(data: dict[str, Any]) -> str:
+def turn_tokens(form: str | None) -> int:
+    """Tokens of a turn in a format, where neither protocol nor user says how many."""
+    return ACTION_TOKENS if form == "action" else TURN_TOKENS
+
+
+def _name(recipe: Recipe, data: dict[str, Any]) -> str:
     """A name for the run that says what is scored; other settings give it another name."""
     digest = hashlib.blake2b(
         json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
     ).hexdigest()
-    words = (str(data["environment"]["name"]), str(data["model"]["name"]).rstrip("/"))
+    words = (str((recipe.environment or {"name": ""})["name"]), recipe.model.name.rstrip("/"))
     parts = [re.sub(r"[^\w.-]+", "-", word.rpartition("/")[2].rpartition(":")[2])[-60:] for word in words]
     return "-".join([*parts, digest])
