@@ -242,7 +242,7 @@ def test_sleeping_worlds_keep_the_engine_busy():
 
 
 class _Stream(Script):
-    """Takes prompts on at any time; answers the latest first, one a moment."""
+    """Takes prompts on at any time; answers the latest first, one a moment, once there were two."""
 
     def __init__(self, answer):
         super().__init__(answer)
@@ -255,6 +255,9 @@ class _Stream(Script):
     def advance(self):
         if not self.open:
             raise AssertionError("nothing to do")
+        if self.most < 2:  # until a second one comes, however slowly threads are started
+            time.sleep(0.001)
+            return []
         prompt = self.open.pop()
         return [(prompt, *self.generate([prompt], None))]
 

@@ -124,6 +124,18 @@ def raising(*signals, at):
     return on_step_begin
 
 
+@pytest.fixture
+def usual_handlers():
+    """Those of a terminal: a process that was started in the background ignores Ctrl-C."""
+    kept = (
+        signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    )
+    yield
+    for each, handler in zip((signal.SIGINT, signal.SIGTERM), kept, strict=True):
+        signal.signal(each, handler)
+
+
 @pytest.mark.parametrize(
     ("signals", "left"),
     [
@@ -132,7 +144,9 @@ def raising(*signals, at):
         ([signal.SIGINT] * 2, "checkpoint-4"),
     ],
 )
-def test_one_signal_ends_the_step_and_a_second_one_training(whole, monkeypatch, signals, left):
+def test_one_signal_ends_the_step_and_a_second_one_training(
+    whole, usual_handlers, monkeypatch, signals, left
+):
     """After step 5: the checkpoint is of step 6, or, where Ctrl-C came twice, of a quarter of 16.
 
     Launchers send SIGTERM after a Ctrl-C, which is not a second one.
