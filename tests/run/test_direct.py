@@ -163,6 +163,20 @@ def test_what_makes_no_world_is_refused():
         perturn.collect("expert", 3)
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (None, "a policy must be a Hub id, a folder, a transformers model or an Engine"),
+        (7, "got 7"),
+        ("tiny", "tokenizer="),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(own_environment, policy, says):
+    """And a model that does not say where its tokenizer is."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.collect(make_tiny_model() if policy == "tiny" else policy, OWN, n=1, protocol=RULES)
+
+
 def test_the_public_names_are_shown():
     """And each is there."""
     assert {"collect", "make_pairs", "assign_credit", "train", "evaluate", "TurnTrainer"} <= set(dir(perturn))

@@ -345,12 +345,24 @@ def _loaded(model: Any, tokenizer: Any) -> Loaded:
     """A model of the caller's, as it is."""
     return Loaded(
         model=model,
-        tokens=Renderer(tokenizer or load_tokenizer(model.config.name_or_path)),
+        tokens=Renderer(tokenizer or _tokenizer_of(model)),
         name=f"policy@{weights_digest(model)[:12]}",
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
         context=context_length(model),
     )
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a model of the caller's, by the name that it was loaded from."""
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ConfigError(
+            f"a policy must be a Hub id, a folder, a transformers model or an Engine, got {reprlib.repr(model)}."
+        )
+    if not config.name_or_path:
+        raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
+    return load_tokenizer(config.name_or_path)
 
 
 def _reference(
@@ -360,7 +372,7 @@ def _reference(
     if isinstance(model, str | Path):
         tokenizer = tokenizer or load_tokenizer(str(model))
         model = load_model(str(model)).to(device())
-    renderer = Renderer(tokenizer or load_tokenizer(model.config.name_or_path), chat_template)
+    renderer = Renderer(tokenizer or _tokenizer_of(model), chat_template)
     rows = [encode_example(one, renderer, None) for one in trajectories]
     prepare(model)
     with torch.no_grad():
