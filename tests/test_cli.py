@@ -439,7 +439,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_play(
 
 
 def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
-    """Nothing goes on from there, so nothing says so."""
+    """As with Ctrl-D: nothing goes on from there, so nothing says so."""
 
     def stop(_):
         raise KeyboardInterrupt
@@ -448,7 +448,7 @@ def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
 
     code, output, notices = perturn("play", "own_environment:GuessNumber")
 
-    assert (code, notices) == (130, "")
+    assert (code, notices) == (0, "")
     assert "you left; nothing is kept" in output
 
 

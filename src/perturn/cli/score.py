@@ -159,9 +159,8 @@ def play(
         store = None if file is None else opened.enter_context(TrajectoryStore(file))
         try:
             played = play_by_hand(recipe, task, _ask, _show)
-        except KeyboardInterrupt:
-            results.print("\nyou left; nothing is kept")
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt:  # as Ctrl-D: nothing goes on from here
+            played = None
         if played is None:
             results.print("\nyou left; nothing is kept")
             return
