@@ -9,7 +9,7 @@ from perturn.credit.bi_level_gae import bi_level_advantages
 from perturn.credit.group import generalized_advantages
 
 
-def check(found, expected, atol=2e-6):
+def assert_weights(found, expected, atol=2e-6):
     """2e-6 covers the 1e-6 that peers add to a deviation."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -20,40 +20,40 @@ def test_grpo(scored):
     """Mean 1/2. Sample deviation sqrt(3 / 3) = 1: 3/2 / 1; the population's sqrt(3/4): 1.732051."""
     group = scored(2.0, 0.0, 0.0, 0.0)
 
-    check(CREDITS["grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
-    check(CREDITS["grpo"](std="population")(group)[:1], [[1.732051]], atol=5e-6)
-    check(CREDITS["grpo"](normalize="mean")(group), [[1.5], [-0.5], [-0.5], [-0.5]])
-    check(CREDITS["dr-grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
+    assert_weights(CREDITS["grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
+    assert_weights(CREDITS["grpo"](std="population")(group)[:1], [[1.732051]], atol=5e-6)
+    assert_weights(CREDITS["grpo"](normalize="mean")(group), [[1.5], [-0.5], [-0.5], [-0.5]])
+    assert_weights(CREDITS["dr-grpo"]()(group), [[1.5], [-0.5], [-0.5], [-0.5]])
 
 
 def test_maxrl(scored):
     """(1 - 1/5) / (1/5) = 4."""
-    check(CREDITS["maxrl"]()(scored(1.0, 0.0, 0.0, 0.0, 0.0)), [[4.0], *[[-1.0]] * 4], atol=3e-5)
+    assert_weights(CREDITS["maxrl"]()(scored(1.0, 0.0, 0.0, 0.0, 0.0)), [[4.0], *[[-1.0]] * 4], atol=3e-5)
     with pytest.raises(ValueError, match=r"maxrl needs scores >= 0, got -1\.0"):
         CREDITS["maxrl"]()(scored(1.0, -1.0))
 
 
 def test_rloo(scored):
     """1 - 0 and 0 - 1/2."""
-    check(CREDITS["rloo"]()(scored(1.0, 0.0, 0.0)), [[1.0], [-0.5], [-0.5]])
+    assert_weights(CREDITS["rloo"]()(scored(1.0, 0.0, 0.0)), [[1.0], [-0.5], [-0.5]])
 
 
 def test_statistics_over_steps_are_another_thing_and_must_be_asked_for(episode):
     """Scores 2, 0, 1 over 1, 2, 3 turns: means 1 and 5/6; a step left out of six: 6/5 of what is over 5/6."""
     group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((1, 2.0), (2, 0.0), (3, 1.0))]
 
-    check(CREDITS["dr-grpo"]()(group), [[1.0], [-1.0] * 2, [0.0] * 3])
-    check(CREDITS["dr-grpo"](statistics="steps")(group), [[7 / 6], [-5 / 6] * 2, [1 / 6] * 3])
-    check(CREDITS["rloo"](statistics="steps")(group), [[1.4], [-1.0] * 2, [0.2] * 3])
+    assert_weights(CREDITS["dr-grpo"]()(group), [[1.0], [-1.0] * 2, [0.0] * 3])
+    assert_weights(CREDITS["dr-grpo"](statistics="steps")(group), [[7 / 6], [-5 / 6] * 2, [1 / 6] * 3])
+    assert_weights(CREDITS["rloo"](statistics="steps")(group), [[1.4], [-1.0] * 2, [0.2] * 3])
 
 
 def test_reinforce(scored, episode):
     """Mean 1/3, variance 1/3: 2/3 / sqrt(1/3) = 1.154701. A reward at the end is the return of every turn before."""
     group = [episode([None] * 3, [0.0, 0.0, 1.0]), *scored(0.0, 0.0)]
 
-    check(CREDITS["reinforce++"]()(group), [[1.154701] * 3, [-0.57735], [-0.57735]])
-    check(CREDITS["reinforce++"](baseline=True)(group), [[1.154701] * 3, [-0.57735], [-0.57735]])
-    check(CREDITS["reinforce++"](gamma=0.5)(group)[:1], [[1.154701, 2.886751, 6.350853]])
+    assert_weights(CREDITS["reinforce++"]()(group), [[1.154701] * 3, [-0.57735], [-0.57735]])
+    assert_weights(CREDITS["reinforce++"](baseline=True)(group), [[1.154701] * 3, [-0.57735], [-0.57735]])
+    assert_weights(CREDITS["reinforce++"](gamma=0.5)(group)[:1], [[1.154701, 2.886751, 6.350853]])
 
 
 def test_reinforce_whitens_over_all_tasks_of_a_call(episode):
@@ -63,17 +63,17 @@ def test_reinforce_whitens_over_all_tasks_of_a_call(episode):
         for task, score in (("s", 2.0), ("s", 0.0), ("t", 1.0), ("t", 1.0))
     ]
 
-    check(CREDITS["reinforce++"](baseline=True)(group), [[1.224745], [-1.224745], [0.0], [0.0]])
+    assert_weights(CREDITS["reinforce++"](baseline=True)(group), [[1.224745], [-1.224745], [0.0], [0.0]])
 
 
 def test_trloo(walk):
     """Returns 1 1, 0 0, 1 1 1. The third turn has no other: the others' mean, 1/2."""
-    check(CREDITS["trloo"]()(walk), [[0.5, 0.5], [-1.0, -1.0], [0.5, 0.5, 0.5]])
+    assert_weights(CREDITS["trloo"]()(walk), [[0.5, 0.5], [-1.0, -1.0], [0.5, 0.5, 0.5]])
 
 
 def test_anchor_rloo(walk):
     """At a: 1 - (0 + 1 + 1)/3; 0 - 1; 1 - (1 + 0)/2 twice. At b: 1 - 0, 0 - 1. At c none: 1 - (1 + 0)/2."""
-    check(CREDITS["anchor-rloo"]()(walk), [[1 / 3, 1.0], [-1.0, -1.0], [0.5, 0.5, 0.5]])
+    assert_weights(CREDITS["anchor-rloo"]()(walk), [[1 / 3, 1.0], [-1.0, -1.0], [0.5, 0.5, 0.5]])
 
 
 def test_anchor_rloo_with_discount(walk):
@@ -82,23 +82,23 @@ def test_anchor_rloo_with_discount(walk):
     At a: 1/2 - (0 + 1/4 + 1/2)/3 = 1/4; -(1/2 + 1/4 + 1/2)/3; 1/4 - (1/2 + 0)/2 = 0; 1/2 (1/2 - 1/4). At b:
     1/2 (1 - 0), 1/2 (0 - 1). At c none: 1/4 - (1/2 + 0)/2.
     """
-    check(CREDITS["anchor-rloo"](gamma=0.5)(walk), [[0.25, 0.5], [-5 / 12, -0.5], [0.0, 0.125, 0.0]])
+    assert_weights(CREDITS["anchor-rloo"](gamma=0.5)(walk), [[0.25, 0.5], [-5 / 12, -0.5], [0.0, 0.125, 0.0]])
 
 
 def test_gigpo(walk):
     """Gamma 1: A_E 1/3 and -2/3. A_S at a, mean 3/4: 1/4, -3/4, 1/4, 1/4; at b 1/2, -1/2; at c 0."""
-    check(
+    assert_weights(
         CREDITS["gigpo"](gamma=1.0)(walk),
         [[7 / 12, 5 / 6], [-17 / 12, -7 / 6], [7 / 12, 7 / 12, 1 / 3]],
     )
-    check(CREDITS["gigpo"](gamma=1.0, omega=0.0)(walk), [[1 / 3] * 2, [-2 / 3] * 2, [1 / 3] * 3])
+    assert_weights(CREDITS["gigpo"](gamma=1.0, omega=0.0)(walk), [[1 / 3] * 2, [-2 / 3] * 2, [1 / 3] * 3])
 
 
 def test_gigpo_takes_an_invalid_turns_penalty_off_that_turn_alone(episode):
     """Scores 1 and 0, both at a: A_E 1/2 and -1/2, A_S the same; 0.2 off A_E and, of two, 0.1 off A_S of the second."""
     group = [episode(["a"], [1.0]), episode(["a"], [0.0], valid=[False], sample=1)]
 
-    check(CREDITS["gigpo"](invalid_penalty=0.2)(group), [[1.1], [-1.3]])
+    assert_weights(CREDITS["gigpo"](invalid_penalty=0.2)(group), [[1.1], [-1.3]])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
@@ -109,12 +109,12 @@ def test_similar_states_are_one_whatever_the_order(episode, order):
 
     found = CREDITS["gigpo"](similarity=0.96)([group[i] for i in order])
 
-    check(found, [[2.0 * (i - 1)] for i in order])
+    assert_weights(found, [[2.0 * (i - 1)] for i in order])
 
 
 def test_hgpo(walk):
     """Gamma 1, weights 2 and 3. After a-b both lengths say 1/2; a-a and a-c are alone."""
-    check(
+    assert_weights(
         CREDITS["hgpo"](gamma=1.0, history=1)(walk),
         [[0.25, 0.5], [-0.75, -0.5], [0.25, 0.25, 0.0]],
     )
@@ -125,7 +125,7 @@ def test_graphgpo(walk):
 
     Out of a: 5, 5, 2.5 (to a), 5: mean 4.375, deviation 1.25. Out of b: 10 and 1.25. A_E: 1/3 / 0.57735.
     """
-    check(
+    assert_weights(
         CREDITS["graphgpo"](omega=0.5)(walk),
         [[1.07735, 1.284457], [-0.654701, -1.861807], [-0.92265, 1.07735, 0.57735]],
         atol=5e-6,
@@ -136,7 +136,7 @@ def test_graphgpo_without_a_success_compares_scores_alone(episode):
     """Scores 0.2 and 0: no distance is known."""
     group = [episode(["a"], [0.2], success=False), episode(["a"], [0.0], sample=1)]
 
-    check(CREDITS["graphgpo"]()(group), [[0.707107], [-0.707107]], atol=1e-5)
+    assert_weights(CREDITS["graphgpo"]()(group), [[0.707107], [-0.707107]], atol=1e-5)
 
 
 def test_g2po(walk):
@@ -151,12 +151,12 @@ def test_g2po(walk):
         [1 / 3 + 1 / 16 - mean, 1 / 3 + 5 / 16 + 1 / 4 - mean, 1 / 3 - mean],
     ]
 
-    check(CREDITS["g2po"](gamma=1.0)(walk), expected)
+    assert_weights(CREDITS["g2po"](gamma=1.0)(walk), expected)
 
 
 def test_pgpo(walk):
     """Potentials 3/4, 1/2, 1; changes -1/4 1/2, -1/4 -1/2, 0 1/4 0; two of three solved: (1/3)^2 = 1/9."""
-    check(
+    assert_weights(
         CREDITS["pgpo"](normalize="mean")(walk),
         [
             [1 / 4 - 3 / 16 / 9, 1 / 2 + 1 / 2 / 9],
@@ -170,14 +170,16 @@ def test_turn_gae(episode):
     """Gamma 1/2, lambda 1/2: delta_1 = 1 - 1/2, delta_0 = 1/2 1/2 - 1/4 = 0, A_0 = 1/4 1/2."""
     group = [episode([None] * 2, [0.0, 1.0])]
 
-    check(CREDITS["turn-gae"](gamma=0.5, lam=0.5)(group, values=[[0.25, 0.5]]), [[0.125, 0.5]])
+    assert_weights(CREDITS["turn-gae"](gamma=0.5, lam=0.5)(group, values=[[0.25, 0.5]]), [[0.125, 0.5]])
 
 
 def test_turn_gae_reads_the_first_token_of_a_turn_and_no_reward_is_a_boundary(episode):
     """A turn with reward 0 is a turn, and so is a last one."""
     group = [episode([None] * 3, [0.0, 0.0, 0.0])]
 
-    check(CREDITS["turn-gae"]()(group, values=[[[0.5, 9.0], [0.25], [1.0, 9.0]]]), [[-0.5, -0.25, -1.0]])
+    assert_weights(
+        CREDITS["turn-gae"]()(group, values=[[[0.5, 9.0], [0.25], [1.0, 9.0]]]), [[-0.5, -0.25, -1.0]]
+    )
 
 
 def test_bi_level_gae(episode):
@@ -190,7 +192,7 @@ def test_bi_level_gae(episode):
 
     assert bi_level_advantages([0.0, 1.0], values, lam=0.0, **levels) == [[-0.25, 0.25], [0.5]]
     assert bi_level_advantages([0.0, 1.0], values, lam=1.0, **levels) == [[0.5, 0.75], [0.5]]
-    check(
+    assert_weights(
         CREDITS["bi-level-gae"](lam=0.0)([episode([None] * 2, [0.0, 1.0])], values=[values]), [[-0.25, 0.5]]
     )
 

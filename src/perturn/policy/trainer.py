@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -92,11 +92,8 @@ class TurnTrainer(Trainer):
         if args.disable_dropout:
             _disable_dropout(model)
         prepare(model)
-        if self.needs_reference:  # before adapters, which may change the weights they are added to
-            shown = track or partial(tqdm, desc="reference", disable=args.disable_tqdm)
-            self._add_references(parts, model if ref_model is None else ref_model, shown)
-        for part in parts:
-            part.rows = weigh_all(part.rows, self.loss, self.credit)
+        # Before adapters, which may change the weights they are added to.
+        self._weigh(parts, model if ref_model is None else ref_model, track)
         if peft_config is not None:
             model = add_adapters(model, peft_config, args.seed)
         super().__init__(
@@ -108,14 +105,18 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
-        if self.args.n_gpu > 1:  # they would split a batch that is not made of rows
-            raise ConfigError(
-                f"this process sees {self.args.n_gpu} GPUs; start one process each with `accelerate launch` or "
-                "`torchrun`, or show it one with CUDA_VISIBLE_DEVICES=0."
-            )
+        _refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
+
+    def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
+        """Give the rows what loss and credit read of the reference, and the weights of their turns."""
+        if self.needs_reference:
+            shown = track or partial(tqdm, desc="reference", disable=self.turn_args.disable_tqdm)
+            self._add_references(parts, reference, shown)
+        for part in parts:
+            part.rows = weigh_all(part.rows, self.loss, self.credit)
 
     @property
     def needs_reference(self) -> bool:
@@ -392,3 +393,12 @@ class Means:
             name: sum(total for total, _ in parts) / sum(count for _, count in parts)
             for name, parts in sums.items()
         }
+
+
+def _refuse_data_parallel(gpus: int) -> None:
+    """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, or show it "
+            "one with CUDA_VISIBLE_DEVICES=0."
+        )
