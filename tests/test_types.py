@@ -1,12 +1,27 @@
 """One definition of what an episode counts as."""
 
+import math
+
+import pytest
+
 from perturn.audit.check import _run_facts
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore
+from perturn.errors import DataError
 from perturn.report.folder import read_run
 from perturn.report.summary import set_rows
 from perturn.run.session import outcomes
-from perturn.types import Action, Status, Task, Trajectory, Turn, failed, score, succeeded
+from perturn.types import (
+    Action,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    WeightedTrajectory,
+    failed,
+    score,
+    succeeded,
+)
 from perturn.watch.files import read_episode
 
 TURN = Turn(({"role": "user", "content": "a room"},), Action("take lamp"), reward=1.0)
@@ -44,3 +59,10 @@ def test_everybody_who_counts_counts_alike(tmp_path):
     assert (shown["n"], shown["success"], shown["score"], shown["failed"]) == (2, 0.5, 0.5, 1)
     assert (watched.success, watched.score, watched.failed) == (False, 0.0, True)
     assert _run_facts(RunPaths(tmp_path), None)["tasks"]["unsuccessful_expert"] == 1
+
+
+@pytest.mark.parametrize("weight", [(), (1.0, 2.0), (math.nan,), (math.inf,)])
+def test_weights_are_one_finite_number_a_turn(weight):
+    """Too few, too many, and numbers that no mean can hold; the message names the task."""
+    with pytest.raises(DataError, match="task 'a': expected a finite weight for each of its 1 turns"):
+        WeightedTrajectory(Trajectory(Task("a"), (Turn((), Action("look")),)), weight)

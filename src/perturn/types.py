@@ -168,6 +168,23 @@ def succeeded(trajectory: Trajectory) -> bool:
 
 
 @dataclass(frozen=True)
+class WeightedTrajectory:
+    """A trajectory with a weight for each turn, as a credit wrote it."""
+
+    trajectory: Trajectory
+    weight: tuple[float, ...]
+    """Weight of each turn, without unit [turns]; an advantage where a baseline was taken off."""
+
+    def __post_init__(self) -> None:
+        turns = len(self.trajectory.turns)
+        if len(self.weight) != turns or not all(map(math.isfinite, self.weight)):
+            raise DataError(
+                f"task {self.trajectory.task.id!r}: expected a finite weight for each of its {turns} turns, "
+                f"got {self.weight!r:.200}."
+            )
+
+
+@dataclass(frozen=True)
 class PreferencePair:
     """Two trajectories of one task, one preferred to the other."""
 
