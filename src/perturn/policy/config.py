@@ -66,6 +66,18 @@ class TurnConfig(TrainingArguments):
         },
     )
     learning_rate: float = _as_in_a_recipe("learning_rate")
+    optimizer_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of an earlier training, whose optimizer and schedule go on in this one. None: fresh ones."
+        },
+    )
+    schedule_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps of the whole schedule, where trainings follow each other. None: of this."
+        },
+    )
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})

@@ -65,7 +65,7 @@ class TurnTrainer(Trainer):
             train_dataset: `PreferencePair`s, `Trajectory`s, or rows in TRL's conversational formats.
             eval_dataset: The same, to evaluate on.
             processing_class: The tokenizer; None: the model's own.
-            ref_model: The reference policy; None: the model as it is now.
+            ref_model: The reference policy, or the name of one; None: the model as it is now.
             peft_config: Train these adapters instead of all weights.
             track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
             trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
@@ -113,6 +113,7 @@ class TurnTrainer(Trainer):
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
+            reference = load_model(reference) if isinstance(reference, str) else reference
             shown = track or partial(tqdm, desc="reference", disable=self.turn_args.disable_tqdm)
             self._add_references(parts, reference, shown)
         for part in parts:
@@ -293,6 +294,10 @@ class TurnTrainer(Trainer):
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule, of this training or of all that it is one of."""
+        return super().create_scheduler(self.turn_args.schedule_steps or num_training_steps, optimizer)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
@@ -309,6 +314,8 @@ class TurnTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Go on with the optimizer of a checkpoint of this training, or at its beginning with that of an earlier."""
+        checkpoint = checkpoint or self.turn_args.optimizer_from
         with _resuming(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 

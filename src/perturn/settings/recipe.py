@@ -336,9 +336,9 @@ class Recipe:
         paired = self.pair is not None and self.pair.file is None
         if (paired or self.groups is not None) and self.explore is None:
             object.__setattr__(self, "explore", Explore())
-        compared = self.groups is not None or (paired and self.pair.within == "group")
+        within = paired and self.pair is not None and self.pair.within == "group"
         _check(
-            not compared or self.explore.samples > 1,
+            self.explore is None or self.explore.samples > 1 or not (within or self.groups),
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
         if self.environment is not None:

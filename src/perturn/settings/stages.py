@@ -104,7 +104,7 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
 def _rows(recipe: Recipe, explore: str, end: str, its: Any) -> Iterator[Stage]:
     """What the alignment learns from: weighted groups, or pairs."""
     if recipe.groups:
-        yield Stage(f"credit{end}", "credit", "perturn.run.credit:credit", (explore,), **its)
+        yield Stage(f"credit{end}", "credit", "perturn.run.groups:credit", (explore,), **its)
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
