@@ -295,8 +295,15 @@ class TurnTrainer(Trainer):
         super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule, of this training or of all that it is one of."""
-        return super().create_scheduler(self.turn_args.schedule_steps or num_training_steps, optimizer)
+        """Make the schedule; where an earlier training goes on in this one, from the place of that one.
+
+        The Trainer asks for it last, so the optimizer is there too.
+        """
+        args = self.turn_args
+        super().create_scheduler(args.schedule_steps or num_training_steps, optimizer)
+        if args.optimizer_from is not None:
+            self._load_optimizer_and_scheduler(args.optimizer_from)
+        return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
@@ -314,8 +321,6 @@ class TurnTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Go on with the optimizer of a checkpoint of this training, or at its beginning with that of an earlier."""
-        checkpoint = checkpoint or self.turn_args.optimizer_from
         with _resuming(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 

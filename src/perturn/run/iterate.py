@@ -44,7 +44,9 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
         args.save_strategy = "no"
     args.save_steps = settings.save_steps
     before = run.paths.checkpoint(stage.start)
-    if stage.iteration > 1 and (before / _OPTIMIZER[0]).is_file():
+    if (
+        before / _OPTIMIZER[0]
+    ).is_file():  # there is none before the first iteration that had something to train on
         args.optimizer_from = str(before)
 
 

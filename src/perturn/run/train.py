@@ -206,7 +206,11 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
     if leads():
-        _save_whole(trainer, run.paths.checkpoint(stage.policy), with_optimizer=goes_on(recipe))
+        _save_whole(
+            trainer,
+            run.paths.checkpoint(stage.policy),
+            with_optimizer=stage.name != "sft" and goes_on(recipe),
+        )
     return _count_tokens(examples)
 
 
@@ -340,7 +344,7 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
         for episode, side, logprobs in zip(
             (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
         )
-        if episode.policy.startswith(f"{stage.start}@")
+        if episode.policy.startswith(f"{stage.reference}@")
     )
     if not found.tokens:
         return
