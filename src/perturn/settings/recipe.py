@@ -302,6 +302,9 @@ class Recipe:
     iterations: Annotated[int, COUNT] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
     times; online learning many times."""
+    deterministic: bool = False
+    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step, each such block together
+    from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
