@@ -140,6 +140,20 @@ def test_expert_acts_on_observations_alone():
     assert [action for _, action in explore(player)] == list(answers)
 
 
+@pytest.mark.parametrize("favourite", ["bed", "desk"])
+def test_expert_searches_in_the_order_it_is_given(favourite):
+    """The first place that it looks into is the one of the highest promise, for whatever is wanted."""
+    room = "Looking quickly around you, you see a bed 1, and a desk 1.\n\nYour task is to: put a mug in bed."
+    begun = Observation(room, admissible=("go to bed 1", "go to desk 1"))
+    player = Player(
+        begun,
+        lambda command: Observation("Nothing.", terminated=True),
+        lambda thing, place, places: float(place == favourite),
+    )
+
+    assert [action for _, action in explore(player)] == [f"go to {favourite} 1"]
+
+
 def test_expert_leaves_a_running_episode_alone(like):
     one, other = like.tasks("train")[:2]
     like.reset(one, 0)

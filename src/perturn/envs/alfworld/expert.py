@@ -28,6 +28,8 @@ _TASKS = tuple(
         r"put (?:a|some) (?P<thing>\w+) (?:in|on) (?P<place>\w+)",
     )
 )
+Promise = Callable[[str, str, int], float]
+"""How much a look for a thing into one of so many places of a kind promises; see `promise`."""
 _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
 
 
@@ -64,8 +66,10 @@ def read_task(text: str) -> Wish:
 class Player:
     """A game in progress, as the explorer knows it: what was said, done and seen."""
 
-    def __init__(self, first: Observation, step: Callable[[str], Observation]) -> None:
-        """Look around, given what `reset` answered, and what takes an action."""
+    def __init__(
+        self, first: Observation, step: Callable[[str], Observation], promise: Promise = promise
+    ) -> None:
+        """Look around, given what `reset` answered, what takes an action, and the order of search."""
         self.script: list[tuple[str, str]] = []
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
@@ -74,6 +78,7 @@ class Player:
         self.brought: list[str] = []
         """Things that were put where they are wanted."""
         self.here = ""
+        self.promise = promise
         self._last = first
         self._step = step
 
@@ -172,7 +177,7 @@ def _placed(player: Player) -> list[str]:
 def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
     """A thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
     many = Counter(map(kind, player.places))
-    order = sorted(player.places, key=lambda each: -promise(thing, kind(each), many[kind(each)]))
+    order = sorted(player.places, key=lambda each: -player.promise(thing, kind(each), many[kind(each)]))
     for search in (False, True):
         for place in order:
             if search and place not in player.seen:

@@ -1,0 +1,64 @@
+"""Online learning from the small ALFWorld policy: one run for each method and seed.
+
+    PERTURN_DATA=... python benchmarks/online/run.py runs/online --methods rloo anchor-rloo --seeds 0 1 2
+
+starts from OUT/sft-N, which `make_base.py` made, and writes the run OUT/METHOD-N; ten to fifteen minutes of one core
+each. A run that was killed goes on where it was. Words after `--` are laid over the recipe. `table.py` compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from perturn.run.loop import open_run, run_stages
+
+HERE = Path(__file__).parent
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "rloo": ("groups.yaml", ("credit.name=rloo",)),
+    "anchor-rloo": ("groups.yaml", ("credit.name=anchor-rloo",)),
+    "grpo": ("groups.yaml", ("credit.name=grpo",)),
+    "gigpo": ("groups.yaml", ("credit.name=gigpo",)),
+    "tlm-dre": ("pairs.yaml", ()),
+    "rloo-flipped": ("groups.yaml", ("credit.name=flipped:Flipped",)),
+}
+"""Method -> its recipe beside this file, and the words laid over it."""
+
+
+def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
+    """Do what a run lacks."""
+    recipe, own = METHODS[method]
+    start = out / f"sft-{seed}" / "checkpoints" / "sft"
+    if not start.is_dir():
+        sys.exit(f"{start} is missing; make it with: python {HERE / 'make_base.py'} {out}")
+    fixed = [f"name={method}-{seed}", f"output={out}", f"seed={seed}", f"model.name={start}"]
+    with open_run(HERE / recipe, [*fixed, *own, *words]) as run:
+        run_stages(run)
+
+
+def main() -> None:
+    """Run the methods, seed by seed, so that the first seed of all is there first."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("out", type=Path)
+    words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("overrides", nargs="*", help="key=value")
+    args = words.parse_args()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(HERE))  # where flipped:Flipped is
+    if "PERTURN_DATA" in os.environ:
+        os.environ.setdefault("ALFWORLD_DATA", f"{os.environ['PERTURN_DATA']}/alfworld")
+    for seed in args.seeds:
+        for method in args.methods:
+            began = time.monotonic()
+            learn(args.out.resolve(), method, seed, args.overrides)
+            print(f"{method}-{seed}: {(time.monotonic() - began) / 60:.1f} min", flush=True)
+
+
+if __name__ == "__main__":
+    main()

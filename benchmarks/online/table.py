@@ -1,0 +1,161 @@
+r"""What online learning adds to the small ALFWorld policy: a table, its numbers, and learning curves.
+
+    python benchmarks/online/table.py runs/online --out benchmarks/online/results.json \
+        --figure docs/figures/online_alfworld.svg
+
+For each method, success on valid_seen of the policy it started from (SFT, scored in the same run) and of the last one;
+the difference paired by game, for each seed and for all: there the seeds of a game are one cluster, and games vary. The
+second interval takes the seeds' differences as the sample (Student's t), so it says what another SFT seed would bring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from perturn.data.paths import RunPaths
+from perturn.data.store import read_trajectories
+from perturn.stats import cluster_interval, mean_interval, paired_comparison
+from perturn.types import succeeded
+from run import METHODS
+
+Scores = dict[str, float]
+"""Success of each game, by its id."""
+HEAD = "| method | seeds | n | SFT | after | difference | over games, 95 % | over seeds, 95 % | p | by seed |"
+
+
+def scores(file: Path) -> Scores:
+    """Success of each game of an evaluation."""
+    return {one.task.id: float(succeeded(one)) for one in read_trajectories(file)}
+
+
+def evaluations(out: Path, method: str, seed: int) -> list[tuple[int, Scores]]:
+    """(iteration, scores) of what a run has scored: 0 is the policy it started from."""
+    folder = RunPaths(out / f"{method}-{seed}").folder / "evaluation"
+    found = {0 if file.stem == "base" else int(file.stem[-3:]): file for file in folder.glob("*.jsonl")}
+    return [(number, scores(found[number])) for number in sorted(found)]
+
+
+def compare(curves: Mapping[int, Sequence[tuple[int, Scores]]]) -> dict[str, Any]:
+    """One method: its last policy against the one it started from, over seeds.
+
+    Args:
+        curves: The evaluations of each seed.
+    """
+    pairs = {seed: (curve[-1][1], curve[0][1]) for seed, curve in curves.items()}
+    tasks = sorted(next(iter(pairs.values()))[0])
+    if any(set(side) != set(tasks) for pair in pairs.values() for side in pair):
+        raise SystemExit("the evaluations are not of the same games; let run.py finish.")
+    differences = [(task, after[task] - before[task]) for after, before in pairs.values() for task in tasks]
+    averaged = [
+        {task: mean(pair[side][task] for pair in pairs.values()) for task in tasks} for side in (0, 1)
+    ]
+    by_seed = {seed: paired_comparison(*pair) for seed, pair in pairs.items()}
+    pooled = cluster_interval(
+        [value for _, value in differences], [task for task, _ in differences], bounds=(-1, 1)
+    )
+    over_seeds = mean_interval([each.mean_difference for each in by_seed.values()], bounds=(-1, 1))
+    return {
+        "n": len(tasks),
+        "before": {seed: mean(before.values()) for seed, (_, before) in pairs.items()},
+        "after": {seed: mean(after.values()) for seed, (after, _) in pairs.items()},
+        "by_seed": {seed: asdict(each) for seed, each in by_seed.items()},
+        "pooled": asdict(pooled),
+        "over_seeds": asdict(over_seeds) if len(by_seed) > 1 else None,
+        "p_value": paired_comparison(*averaged).p_value,
+        "curves": {
+            seed: [[number, mean(each.values())] for number, each in curve] for seed, curve in curves.items()
+        },
+    }
+
+
+def row(method: str, found: Mapping[str, Any]) -> str:
+    """One line of the table, in percentage points."""
+    pooled, seeds = found["pooled"], found["over_seeds"]
+    each = ", ".join(f"{100 * one['mean_difference']:+.1f}" for one in found["by_seed"].values())
+    cells = [
+        f"`{method}`",
+        str(len(found["by_seed"])),
+        str(found["n"]),
+        f"{100 * mean(found['before'].values()):.1f}",
+        f"{100 * mean(found['after'].values()):.1f}",
+        f"{100 * pooled['mean']:+.1f}",
+        span(pooled),
+        span(seeds) if seeds else "",
+        f"{found['p_value']:.4f}",
+        each,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def span(found: Mapping[str, Any]) -> str:
+    """An interval in percentage points."""
+    return f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+
+
+def explored(out: Path, method: str, seed: int) -> list[float]:
+    """Share of solved episodes of each iteration's exploration, which is sampled at temperature 1 on train games."""
+    files = sorted((out / f"{method}-{seed}" / "trajectories").glob("explore-*.jsonl"))
+    return [mean(succeeded(one) for one in read_trajectories(file)) for file in files]
+
+
+def draw(rows: Mapping[str, Any], file: Path) -> None:
+    """Left, the exploration's success (mean of five iterations); right, the evaluation's. A line is a mean of seeds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+    for method, found in rows.items():
+        lines = [smoothed(each) for each in found["explored"].values()]
+        length = min(map(len, lines))
+        left.plot(
+            range(1, length + 1), [mean(line[at] for line in lines) for at in range(length)], label=method
+        )
+        curves = [dict(curve) for curve in found["curves"].values()]
+        numbers = [number for number in curves[0] if all(number in curve for curve in curves)]
+        right.plot(numbers, [mean(curve[number] for curve in curves) for number in numbers], "o-")
+    left.set(xlabel="iteration", ylabel="success", title="exploration, train games", ylim=(0, 1))
+    right.set(xlabel="iteration", title="valid_seen, greedy")
+    left.legend(frameon=False, fontsize="small")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def smoothed(values: Sequence[float], width: int = 5) -> list[float]:
+    """Mean of each value and those before it, up to so many."""
+    return [mean(values[max(0, at - width + 1) : at + 1]) for at in range(len(values))]
+
+
+def main() -> None:
+    """Compare all runs that have ended."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("runs", type=Path)
+    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("--iterations", type=int, default=60, help="of a run that has ended")
+    words.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    words.add_argument("--figure", type=Path, help="draw the curves here as SVG")
+    args = words.parse_args()
+    rows: dict[str, Any] = {}
+    for method in METHODS:
+        curves = {seed: evaluations(args.runs, method, seed) for seed in args.seeds}
+        ended = {seed: curve for seed, curve in curves.items() if curve and curve[-1][0] == args.iterations}
+        if ended:
+            rows[method] = compare(ended)
+            rows[method]["explored"] = {seed: explored(args.runs, method, seed) for seed in ended}
+    print("\n".join([HEAD, "|---" * (HEAD.count("|") - 1) + "|", *(row(*each) for each in rows.items())]))
+    if args.out:
+        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.figure and rows:
+        draw(rows, args.figure)
+
+
+if __name__ == "__main__":
+    main()
