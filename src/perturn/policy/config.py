@@ -46,6 +46,13 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
     )
+    episodes: int | None = field(
+        default=None,
+        metadata={
+            "help": "Episodes that were asked for, of which the training rows are what is left: means over "
+            "trajectories divide by these, so that rows without a gradient can be left out. None: the rows."
+        },
+    )
     token_budget: int = _as_in_a_recipe("token_budget")
     shared_prefix: str = _as_in_a_recipe("shared_prefix")
     chat_template: str | None = field(
