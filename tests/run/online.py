@@ -1,5 +1,7 @@
 """A world that rewards a habit, and a small recipe of many iterations in it: pieces that several tests share."""
 
+from perturn.settings.recipe import read_recipe
+
 from .test_loop import start
 
 LETTERS = '''
@@ -72,6 +74,12 @@ GROUPS = ["pair=null", "groups={}", "credit.name=anchor-rloo", "align.loss={name
 
 def begin(place, name, *words):
     """`perturn run` of the recipe as a process of its own."""
+    recipe_of(place, *words)
+    return start(place, name, *words, recipe="online.yaml")
+
+
+def recipe_of(place, *words):
+    """The recipe, for calls in this process."""
     (place / "perturn_letters.py").write_text(LETTERS)
-    (place / "tiny.yaml").write_text(RECIPE)
-    return start(place, name, *words)
+    (place / "online.yaml").write_text(RECIPE)
+    return read_recipe(place / "online.yaml", words)

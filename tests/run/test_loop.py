@@ -115,7 +115,7 @@ def place(tmp_path_factory, tiny_folder):
     return folder
 
 
-def start(place, name, *words, pause=0.0):
+def start(place, name, *words, pause=0.0, recipe="tiny.yaml"):
     """`perturn run` as a process of its own, in a session of its own."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -123,7 +123,7 @@ def start(place, name, *words, pause=0.0):
         "CORRIDOR_PAUSE": str(pause),
     }
     return subprocess.Popen(
-        [PERTURN, "run", "tiny.yaml", f"name={name}", *words],
+        [PERTURN, "run", recipe, f"name={name}", *words],
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,

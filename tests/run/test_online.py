@@ -1,0 +1,141 @@
+"""Many iterations on the policy's own episodes: groups that a credit weighs, and one optimizer all the way."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from perturn.credit import CREDITS
+from perturn.data.groups import groups_of, read_credits
+from perturn.data.store import read_trajectories
+from perturn.errors import ConfigError
+from perturn.run.loop import check
+from perturn.run.verify import verify
+
+from .online import GROUPS, begin, recipe_of
+from .test_loop import finish, place  # noqa: F401  a fixture
+
+
+@pytest.fixture(scope="module")
+def online(place):  # noqa: F811
+    """Three iterations of policy gradient."""
+    finish(begin(place, "online", *GROUPS))
+    return place / "runs" / "online"
+
+
+def steps(run, iteration):
+    """What each optimizer step of an iteration logged."""
+    return [
+        json.loads(line) for line in (run / f"metrics/align-00{iteration}.jsonl").read_text().splitlines()
+    ]
+
+
+def test_every_episode_that_was_asked_for_is_in_one_bin(online):
+    """3 tasks x 4 samples an iteration; the file of the credit has a row for each, and the manifest the counts."""
+    stages = json.loads((online / "manifest.json").read_text())["stages"]
+    for iteration in (1, 2, 3):
+        rows = read_credits(online / f"credits/anchor-rloo-00{iteration}.jsonl")
+        counts = stages[f"credit-00{iteration}"]["counts"]
+
+        assert len(rows) == counts["asked"] == 12
+        assert sum(counts[name] for name in ("trained", "no_spread", "failed", "filtered")) == 12
+        assert stages[f"align-00{iteration}"]["counts"]["examples"] == counts["trained"]
+
+
+def test_the_weights_are_those_of_the_credit(online):
+    """The same numbers as a call of the credit on the stored groups."""
+    groups = groups_of(read_trajectories(online / "trajectories/explore-002.jsonl"))
+    expected = {
+        one.key: weight.tolist()
+        for group in groups
+        for one, weight in zip(group, CREDITS["anchor-rloo"]()(group), strict=True)
+    }
+
+    found = {row.key: list(row.weight) for row in read_credits(online / "credits/anchor-rloo-002.jsonl")}
+    assert found == expected
+    assert any(weight for weights in found.values() for weight in weights)
+
+
+def test_the_schedule_and_the_optimizer_go_on(online):
+    """Six steps of one linear schedule; Adam has counted all of them."""
+    rates = [entry["learning_rate"] for iteration in (1, 2, 3) for entry in steps(online, iteration)]
+    state = torch.load(online / "checkpoints/ppo-clip-003/optimizer.pt", weights_only=True)["state"]
+
+    assert rates == pytest.approx([0.003 * left / 6 for left in (6, 5, 4, 3, 2, 1)])
+    assert {int(one["step"]) for one in state.values()} == {6}
+
+
+def test_the_first_step_of_an_iteration_is_on_policy(online):
+    """The engine has the weights of the iteration before, so the ratio begins at 1."""
+    for iteration in (1, 2, 3):
+        first = steps(online, iteration)[0]
+        assert first["ratio"] == pytest.approx(1, abs=1e-4)
+        assert first["behavior_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_tasks_differ_from_iteration_to_iteration(online):
+    """3 of 16 tasks each: five iterations share none; each begins with the policy before."""
+    played = [list(read_trajectories(online / f"trajectories/explore-00{n}.jsonl")) for n in (1, 2, 3)]
+    tasks = [{one.task.id for one in episodes} for episodes in played]
+
+    assert all(one.isdisjoint(other) for one, other in pairwise(tasks))
+    assert [{one.policy.partition("@")[0] for one in episodes} for episodes in played] == [
+        {"sft"},
+        {"ppo-clip-001"},
+        {"ppo-clip-002"},
+    ]
+
+
+def test_policies_that_nothing_needs_are_let_go(online):
+    """The second is scored, the third is the newest; only that has its optimizer. The run opens again."""
+    kept = {folder.name for folder in (online / "checkpoints").iterdir()}
+
+    assert kept == {"sft", "ppo-clip-002", "ppo-clip-003"}
+    assert not (online / "checkpoints/ppo-clip-002/optimizer.pt").exists()
+    assert not verify(online).damaged
+
+
+def test_the_moving_average_is_one(place):  # noqa: F811
+    """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
+    words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]
+    finish(begin(place, "average", *words))
+    policies = place / "runs/average/checkpoints"
+    sft, first, second, average = (
+        load_file(policies / name / "model.safetensors")
+        for name in ("sft", "dpo-001", "dpo-002", "average-002")
+    )
+
+    for name, tensor in average.items():
+        assert_close(tensor, 0.25 * sft[name] + 0.25 * first[name] + 0.5 * second[name])
+    assert {folder.name for folder in policies.iterdir()} == {"sft", "dpo-001", "dpo-002", "average-002"}
+
+
+def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place):  # noqa: F811
+    """No gap is larger than 2; the loop goes on."""
+    finish(begin(place, "idle", "pair.threshold=2", "iterations=2"))
+    policies = place / "runs/idle/checkpoints"
+
+    assert_close(
+        *(load_file(policies / name / "model.safetensors") for name in ("sft", "dpo-002")), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pair=null", "groups={}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
+        (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
+        (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
+        (["align.lora={}"], "align.lora: adapters are merged"),
+        ([*GROUPS, "credit.name=turn-gae"], "credit 'turn-gae' needs values"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_refused_before_work(place, monkeypatch, words, message):  # noqa: F811
+    """In one line that says what to change."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    with pytest.raises(ConfigError, match=message):
+        check(recipe_of(place, *words))
