@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_peer
 from rollouts_vllm import time_vllm
-from worlds import Sleeping
+from worlds import Sleeping, Uneven
 
 from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.lockstep import blocks_of, play_blocks
 from perturn.episodes.play import Job, play
 from perturn.types import EpisodeProtocol, Sampling
 
@@ -52,6 +53,8 @@ class Case:
     repeats: int = 2
     every: int = 3
     quick: bool = False
+    step: float = 0.05
+    """Seconds that a world's step takes in the mean, where there are worlds."""
 
 
 def _cases() -> list[Case]:
@@ -70,6 +73,10 @@ def _cases() -> list[Case]:
     found += [Case("continuous", "15M", repeats=1, every=9)]
     found += [Case("vllm", "135M", dtype=dtype, repeats=1) for dtype in ("float32", "bfloat16")]
     found += [Case("idle", "15M", quick=True)]
+    found += [
+        Case("free", "5M", shape=Shape(turns=17, observation=30, action=8), repeats=1, step=step)
+        for step in (0.002, 0.02, 0.1)
+    ]
     return found
 
 
@@ -77,7 +84,7 @@ def compare(case: Case) -> dict[str, Any]:
     """One row of the table."""
     model = load(case.size, case.dtype)
     side: Callable[[Case, Any], list[dict[str, float]]]
-    side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy, "vllm": _vllm}.get(
+    side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy, "vllm": _vllm, "free": _locked}.get(
         case.peer, _histories
     )
     side(replace(case, shape=replace(case.shape, conversations=2, turns=2), every=1), model)  # warms up
@@ -197,6 +204,34 @@ def _busy(case: Case, model: Any) -> list[dict[str, float]]:
     return [{"ratio": busy / seconds, "turns_per_second": sum(len(one.turns) for one in found) / seconds}]
 
 
+def _locked(case: Case, model: Any) -> list[dict[str, float]]:
+    """Blocks in lock-step, as `deterministic: true` plays, against the driver that waits for nobody."""
+    world = type("Uneven", (Uneven,), {"mean": case.step})
+    jobs = [Job(task, 0) for task in world().tasks("train")[: 4 * case.shape.conversations]]
+    speed = {}
+    for way in ("free", "locked"):
+        engine = LocalEngine(model, Words())
+        how: Any = {
+            "protocol": EpisodeProtocol("plain", "action", "Play.", max_turns=case.shape.turns),
+            "sampling": Sampling(max_new_tokens=case.shape.action),
+        }
+        began = time.perf_counter()
+        if way == "free":
+            found = list(play(jobs, engine, world, concurrency=case.shape.conversations, **how))
+        else:
+            found = list(play_blocks(blocks_of(jobs, case.shape.conversations), engine, world, **how))
+        speed[way] = sum(len(one.turns) for one in found) / (time.perf_counter() - began)
+        engine.close()
+    return [
+        {
+            "ratio": speed["locked"] / speed["free"],
+            "turns_per_second": speed["locked"],
+            "peer_turns_per_second": speed["free"],
+            "step": case.step,
+        }
+    ]
+
+
 def growth() -> dict[str, Any]:
     """Seconds of a turn and memory of keys and values, as conversations become longer and more."""
     model = load("15M", "float32")
@@ -234,6 +269,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     """The table for people."""
     keys = [
         "case",
+        "step",
         "size",
         "dtype",
         "conversations",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,24 @@ class Sleeping:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class Uneven(Sleeping):
+    """A step takes twice a mean of 50 ms or no time, and anything between; an episode has 3 to 17 steps."""
+
+    mean = 0.05
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Draw the length."""
+        self.draw = random.Random(task.id)
+        self.left = self.draw.randint(3, 17)
+        return Observation("begin")
+
+    def step(self, action: str) -> Observation:
+        """Wait."""
+        time.sleep(self.draw.uniform(0, 2 * self.mean))
+        self.left -= 1
+        return Observation("go on", terminated=self.left == 0)
 
 
 class Computing(Sleeping):

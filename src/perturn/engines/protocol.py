@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from perturn.errors import ConfigError
 from perturn.types import Action, Engine, Prompt
@@ -87,6 +87,23 @@ class EngineSettings(Protocol):
         Raises:
             PerturnError: If it cannot be served.
         """
+
+
+@runtime_checkable
+class Updatable(Engine, Protocol):
+    """An engine that can go over to other weights of its model, without being opened again."""
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights from now on, and forget what was kept of the old ones.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            name: Identity of the new policy.
+
+        Raises:
+            PerturnError: If prompts are being answered, or the weights cannot be read.
+        """
+        ...
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:

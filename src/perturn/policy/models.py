@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from perturn.engines import Loaded
+from perturn.engines.local.stored import stored_weights
 from perturn.errors import ConfigError, ModelError
 from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
@@ -160,10 +161,31 @@ def weights_digest(model: torch.nn.Module) -> str:
     return tensors_digest(model.state_dict())
 
 
+def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | None:
+    """Identity of a policy as `load_policy` would name it, if an engine can go over to it; its weights are not kept.
+
+    Args:
+        policy: Its name in the run.
+        folder: What `save_pretrained` wrote.
+        served: Folder or Hub id of the policy that is served.
+        dtype: The setting `model.dtype`, of both.
+
+    Returns:
+        None if it is another architecture than what is served, or stored in another way.
+    """
+    model, old = empty_model(folder), empty_model(served)
+    kind = compute_dtype(dtype, device())
+    stored = stored_weights(folder, model, kind)
+    if config_digest(model) != config_digest(old) or stored is None:
+        return None
+    return f"{policy}@{tensors_digest(stored)[:12]}"
+
+
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Content hash of names, types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
+    for name in sorted(tensors):
+        tensor = tensors[name]
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         data = tensor.detach().cpu().contiguous()
         digest.update(data.reshape(-1).view(torch.uint8).numpy().data)

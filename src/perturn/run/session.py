@@ -13,7 +13,7 @@ from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.engines import ENGINES, EngineSettings, Loaded, Serving, Updatable
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
@@ -211,11 +211,34 @@ class Session:
         return found
 
     def engine(self, policy: str) -> Engine:
-        """The engine that serves a policy; it stays open until another is asked for, or training needs the memory."""
-        if self._engine is None or self._engine[0] != policy:
+        """The engine that serves a policy; it stays open until training needs the memory.
+
+        Where another policy is asked for that was trained from the same model, the engine is given its weights in
+        place, if it can take them; otherwise it is closed and another one opened.
+        """
+        if self._engine is None or (self._engine[0] != policy and not self._updated(policy)):
             self.release()
             self._engine = policy, open_engine(self.run, policy)
         return self._engine[1]
+
+    def _updated(self, policy: str) -> bool:
+        """Give the open engine the weights of another policy; whether that could be done."""
+        assert self._engine is not None
+        served, engine = self._engine
+        cluster, dtype = self.recipe.cluster, self.recipe.model.dtype
+        far = (
+            cluster is not None and cluster.engines and dtype == "auto"
+        )  # a node may compute in another type
+        if policy == "base" or far or not isinstance(engine, Updatable):
+            return False
+        folder = policy_path(self.run, policy)
+        model = resolve_model(policy_path(self.run, served), console.print)
+        name = locate("perturn.policy.models:new_identity")(policy, folder, model, dtype)
+        if name is None:
+            return False
+        engine.update_weights(folder, name)
+        self._engine = policy, engine
+        return True
 
     def release(self) -> None:
         """Close the engine, if there is one."""

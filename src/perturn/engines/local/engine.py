@@ -21,6 +21,7 @@ from perturn.engines.local.blocks import Blocks, capacity_for
 from perturn.engines.local.history import NAME, History, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
+from perturn.engines.local.stored import stored_weights
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, context_full, refuse_update
 from perturn.errors import EngineFailure, ModelError
@@ -144,7 +145,9 @@ class LocalEngine:
         return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str) -> None:
-        """Serve other weights of the same model from now on.
+        """Serve other weights of the same model from now on; nothing is kept of what the old ones computed.
+
+        They are read a tensor at a time, but for files that only transformers can read, which take a second model.
 
         Args:
             folder: What `save_pretrained` wrote.
@@ -154,9 +157,16 @@ class LocalEngine:
             RunError: If prompts are being answered.
         """
         refuse_update(len(self._waiting) + len(self._running))
-        other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
+        stored = stored_weights(folder, self._model, self._model.dtype)
         self._unpack()
-        self._model.load_state_dict(other.state_dict())
+        if stored is None:
+            other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
+            self._model.load_state_dict(other.state_dict())
+            del other
+        else:
+            with torch.no_grad():
+                for key, weight in self._model.state_dict().items():
+                    weight.copy_(stored[key])
         self._unpack = pack_linears(self._model) if self._pack else _nothing
         self._kept.clear()
         self.name = name

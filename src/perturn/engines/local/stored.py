@@ -1,0 +1,55 @@
+"""The weights of a model's folder, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """What `save_pretrained` wrote, by the names of the model's state, each tensor read when it is asked for."""
+
+    def __init__(self, places: Mapping[str, tuple[Any, str]], dtype: torch.dtype) -> None:
+        """Only `stored_weights` makes one: of each name, the open file and the name in it."""
+        self._places, self._dtype = places, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        file, key = self._places[name]
+        tensor: Tensor = file.get_tensor(key)
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def stored_weights(folder: str | Path, model: Any, dtype: torch.dtype) -> StoredWeights | None:
+    """The weights of a folder as a model's state, in a type to compute in.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        model: A model of the same architecture; it may have no weights. Tensors that it ties are stored once.
+        dtype: Of the weights.
+
+    Returns:
+        None if the files have other names or shapes than the model, which transformers alone can translate.
+    """
+    read: Any = safe_open
+    files = [read(file, framework="pt") for file in sorted(Path(folder).glob("model*.safetensors"))]
+    held = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no mapping
+    state = model.state_dict(keep_vars=True)
+    stored = {id(tensor): name for name, tensor in state.items() if name in held}
+    places = {}
+    for name, tensor in state.items():
+        key = name if name in held else stored.get(id(tensor))
+        if key is None or tuple(held[key].get_slice(key).get_shape()) != tuple(tensor.shape):
+            return None
+        places[name] = held[key], key
+    return StoredWeights(places, dtype) if held.keys() <= state.keys() else None
