@@ -1,18 +1,121 @@
-"""The command that measures a credit: check-credit."""
+"""The commands of credits: credit, which weighs stored groups, and check-credit, which measures a credit."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from perturn.cli._base import AsJson, Overrides, command, results, say_json
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
+from perturn.cli.loop import do_stages
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.settings.recipe import apply_overrides, build
 from perturn.table import locate
 from perturn.tables import table
+
+
+@command(
+    "credit",
+    "recipes/alfworld_gigpo.yaml",
+    "runs/demo credit.name=gigpo credit.gamma=0.9",
+    "runs/demo credit.name=my_package.my_credit:MyCredit --as mine --against rloo --json",
+    panel="The loop",
+)
+def credit(
+    source: Source,
+    overrides: Overrides = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Compare with another credit: one that the run has, or a name with its defaults."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name of the weights' files; else that of the credit.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Policy that the credit may read; else the one that explored.")
+    ] = None,
+    drop_equal_outcomes: Annotated[
+        bool, typer.Option("--drop-equal-outcomes", help="Leave out groups whose outcomes are all equal.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Weigh the turns of explored groups; of a run with credit.name=..., again and beside its own credit."""
+    if not (source.is_dir() and any(word.startswith("credit.") for word in overrides or [])):
+        if against or name or reference or drop_equal_outcomes:
+            raise ConfigError(
+                "--against, --as, --reference and --drop-equal-outcomes weigh the groups of a run again; give its "
+                "folder and credit.name=NAME."
+            )
+        do_stages("credit", source, overrides, dry_run, as_json)
+        return
+    found = locate("perturn.run.credit:credit_run")(
+        source,
+        overrides,
+        against=against,
+        name=name,
+        reference=reference,
+        drop_equal_outcomes=drop_equal_outcomes,
+        writes=not dry_run,
+    )
+    if as_json:
+        say_json(found)
+        return
+    _print_iterations(found)
+    _print_turns(found["iterations"][-1])
+    if against:
+        _print_comparison(found["iterations"][-1]["against"], str(found["credit"]["name"]), against)
+    if not dry_run:
+        for one in found["iterations"]:
+            results.print(f"{source / one['file']}", markup=False, soft_wrap=True)
+
+
+def _print_iterations(found: Mapping[str, Any]) -> None:
+    """Episodes by bin, groups and weights of each iteration."""
+    counted = list(found["iterations"][0]["counts"])
+    shown = Table(
+        title=f"{escape(str(found['credit']['name']))}: episodes, groups and weights of trained turns"
+    )
+    for column in ("iteration", *counted, "mean", "spread"):
+        shown.add_column(column.replace("_", " "))
+    for one in found["iterations"]:
+        counts = [str(one["counts"][key]) for key in counted]
+        shown.add_row(str(one["iteration"]), *counts, _number(one["mean"]), _number(one["spread"]))
+    results.print(shown)
+
+
+def _print_turns(one: Mapping[str, Any]) -> None:
+    """Weights by turn of an iteration."""
+    shown = Table(title=f"weights by turn, iteration {one['iteration']}")
+    for column in ("turn", "episodes", "mean", "spread"):
+        shown.add_column(column)
+    for each in one["by_turn"]:
+        shown.add_row(str(each["turn"]), str(each["n"]), _number(each["mean"]), _number(each["spread"]))
+    results.print(shown)
+
+
+def _print_comparison(found: Mapping[str, Any], name: str, other: str) -> None:
+    """How two credits agree, and where they do not."""
+    from perturn.report.credits import sentences
+
+    for sentence in sentences(found, name, other):
+        results.print(sentence, markup=False, soft_wrap=True)
+    shown = Table(title="turns on which they disagree most, by rank")
+    for column in ("task", "sample", "turn", "action", escape(name), escape(other)):
+        shown.add_column(column)
+    for each in found["disagreements"]:
+        action = escape(each["action"].strip().splitlines()[-1][-80:] if each["action"].strip() else "")
+        cells = [_number(value) for value in each["weights"]]
+        shown.add_row(escape(each["task"]), str(each["sample"]), str(each["turn"]), action, *cells)
+    results.print(shown)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 @command(

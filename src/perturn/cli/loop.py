@@ -71,21 +71,26 @@ def _stage_command(name: str, says: str, *examples: str) -> None:
     def stage(
         source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
     ) -> None:
-        from perturn.run.loop import open_run, run_stages
-        from perturn.settings.stages import stages
-
-        if dry_run:
-            show_plan(source, overrides, name, as_json)
-            return
-        with open_run(source, overrides or [], name) as opened:
-            run_stages(opened, name)
-        if as_json:
-            names = [stage.name for stage in stages(opened.recipe) if stage.command == name]
-            done = {each: opened.manifest["stages"].get(each) for each in names}
-            say_json({"run": str(opened.folder), "stages": done})
+        do_stages(name, source, overrides, dry_run, as_json)
 
     stage.__doc__ = says
     command(name, *examples, panel="The loop")(stage)
+
+
+def do_stages(name: str, source: Path, overrides: list[str] | None, dry_run: bool, as_json: bool) -> None:
+    """Do the stages of one command, or say what that would be."""
+    from perturn.run.loop import open_run, run_stages
+    from perturn.settings.stages import stages
+
+    if dry_run:
+        show_plan(source, overrides, name, as_json)
+        return
+    with open_run(source, overrides or [], name) as opened:
+        run_stages(opened, name)
+    if as_json:
+        names = [stage.name for stage in stages(opened.recipe) if stage.command == name]
+        done = {each: opened.manifest["stages"].get(each) for each in names}
+        say_json({"run": str(opened.folder), "stages": done})
 
 
 for _name, _says in STAGES.items():

@@ -1,6 +1,5 @@
 """anchor-rloo: a turn's return less the mean return of other trajectories at the same state."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -9,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import mean, returns_to_go, weigh_tasks
+from perturn.credit.group import anchors, means_of_others, returns_to_go, weigh_tasks
 from perturn.credit.returns import Numbers, Return
 from perturn.types import Trajectory
 
@@ -53,16 +52,15 @@ class AnchorRLOO:
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
         scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
-        visits: dict[str | None, list[tuple[int, float]]] = defaultdict(list)
-        for i, trajectory in enumerate(group):
-            for turn, value in zip(trajectory.turns, to_go[i], strict=True):
-                if turn.state_key is not None:
-                    visits[turn.state_key].append((i, value))
-        weights: Numbers = []
-        for i, trajectory in enumerate(group):
-            alone = scores[i] - (fsum(scores) - scores[i]) / (len(group) - 1)
-            weights.append([])
-            for t, turn in enumerate(trajectory.turns):
-                others = [value for j, value in visits[turn.state_key] if j != i]
-                weights[i].append(self.gamma**t * (to_go[i][t] - mean(others)) if others else alone)
+        total = fsum(scores)
+        weights = [
+            [score - (total - score) / (len(group) - 1)] * len(of_one)
+            for score, of_one in zip(scores, to_go, strict=True)
+        ]
+        for visits in anchors(group):
+            values = [to_go[i][t] for i, t in visits]
+            others = means_of_others([i for i, _ in visits], values)
+            for i, t in visits:
+                if i in others:
+                    weights[i][t] = self.gamma**t * (to_go[i][t] - others[i])
         return weights

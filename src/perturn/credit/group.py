@@ -109,6 +109,19 @@ def mean(values: Sequence[float]) -> float:
     return fsum(values) / len(values)
 
 
+def means_of_others(owners: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    """Return for each owner of values the mean of those of others, if there are any; the cost grows with the values."""
+    own: dict[int, list[float]] = defaultdict(list)
+    for owner, value in zip(owners, values, strict=True):
+        own[owner].append(value)
+    whole = fsum(values)
+    return {
+        owner: (whole - fsum(theirs)) / (len(values) - len(theirs))
+        for owner, theirs in own.items()
+        if len(theirs) < len(values)
+    }
+
+
 def deviation(values: Sequence[float], std: str = "sample") -> float:
     """Return the standard deviation of at least two values; exactly 0 where they are equal."""
     if max(values) == min(values):
@@ -211,6 +224,11 @@ def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, st
         return key
 
     for one, other in combinations(keys, 2):
-        if root(one) != root(other) and SequenceMatcher(None, one, other).ratio() >= similarity:
+        if root(one) != root(other) and _is_similar(SequenceMatcher(None, one, other), similarity):
             parent[max(root(one), root(other))] = min(root(one), root(other))
     return {key: root(key) for key in keys}
+
+
+def _is_similar(keys: SequenceMatcher[str], least: float) -> bool:
+    """Whether two keys are similar; what bounds their similarity from above is cheaper and comes first."""
+    return keys.real_quick_ratio() >= least and keys.quick_ratio() >= least and keys.ratio() >= least

@@ -42,6 +42,7 @@ class ReinforcePlusPlus:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     needs_group: ClassVar[bool] = True
+    across_tasks: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""

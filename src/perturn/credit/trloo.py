@@ -1,14 +1,13 @@
 """TRLOO: a turn's return less the mean return of other trajectories from the same turn on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import generalized_advantages, mean, returns_to_go, weigh_tasks
+from perturn.credit.group import generalized_advantages, means_of_others, returns_to_go, weigh_tasks
 from perturn.credit.returns import Numbers, Return
 from perturn.types import Trajectory
 
@@ -54,17 +53,23 @@ class TRLOO:
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
+        reached = [
+            [i for i, of_one in enumerate(to_go) if len(of_one) > t] for t in range(max(map(len, to_go)))
+        ]
+        same = [means_of_others(those, [to_go[i][t] for i in those]) for t, those in enumerate(reached)]
+        scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
+        others = means_of_others(range(len(scores)), scores)
         return [
-            generalized_advantages(of_one, self._baselines(i, of_one, to_go), self.gamma, self.lam)
+            generalized_advantages(of_one, self._baselines(i, of_one, same, others[i]), self.gamma, self.lam)
             for i, of_one in enumerate(rewards)
         ]
 
-    def _baselines(self, i: int, rewards: list[float], to_go: Numbers) -> list[float]:
+    def _baselines(
+        self, i: int, rewards: list[float], same: Sequence[Mapping[int, float]], others: float
+    ) -> list[float]:
         """b_it of one trajectory, in units of reward [turns]."""
-        scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
-        others, collected, found = (fsum(scores) - scores[i]) / (len(scores) - 1), 0.0, []
+        collected, found = 0.0, []
         for t, reward in enumerate(rewards):
-            same = [of_one[t] for j, of_one in enumerate(to_go) if j != i and len(of_one) > t]
-            found.append(mean(same) if same else (others - collected) / self.gamma**t)
+            found.append(same[t].get(i, (others - collected) / self.gamma**t))
             collected += self.gamma**t * reward
         return found

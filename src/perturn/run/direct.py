@@ -10,13 +10,12 @@ import logging
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from perturn.credit import CREDITS, Credit
@@ -29,14 +28,13 @@ from perturn.episodes.play import Job, play, play_alone
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.policy.config import TurnConfig
-from perturn.policy.logprobs import prepare
-from perturn.policy.models import context_length, device, load_model, load_policy, weights_digest
+from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
-from perturn.policy.reference import compute_logprobs, turn_logprobs
-from perturn.policy.tokens import Renderer, encode_example
+from perturn.policy.tokens import Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
+from perturn.run.credit import reference_of, weigh_groups
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import rules_for, scored_panel, turn_tokens
@@ -161,11 +159,10 @@ def assign_credit(
     if "reference" in weigher.needs:
         if model is None:
             raise ConfigError(f"credit {type(weigher).__name__} reads a reference policy; give model=.")
-        needed["reference"] = _reference(trajectories, model, tokenizer, chat_template)
-    weights: dict[int, Tensor] = {}
-    for members in groups.values():
-        theirs = {name: [values[index] for index in members] for name, values in needed.items()}
-        weights |= zip(members, weigher([trajectories[index] for index in members], **theirs), strict=True)
+        if not isinstance(model, str | Path):
+            tokenizer = tokenizer or _tokenizer_of(model)
+        needed["reference"] = reference_of(trajectories, model, tokenizer, chat_template)
+    weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
     return [weights[index] for index in range(len(trajectories))]
 
 
@@ -363,18 +360,3 @@ def _tokenizer_of(model: Any) -> Any:
     if not config.name_or_path:
         raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
     return load_tokenizer(config.name_or_path)
-
-
-def _reference(
-    trajectories: Sequence[Trajectory], model: Any, tokenizer: Any, chat_template: str | None
-) -> list[list[Tensor]]:
-    """Log-probabilities of each turn's tokens, in nats [trajectories][turns]."""
-    if isinstance(model, str | Path):
-        tokenizer = tokenizer or load_tokenizer(str(model))
-        model = load_model(str(model)).to(device())
-    renderer = Renderer(tokenizer or _tokenizer_of(model), chat_template)
-    rows = [encode_example(one, renderer, None) for one in trajectories]
-    prepare(model)
-    with torch.no_grad():
-        found = compute_logprobs(model, [row.chosen for row in rows])
-    return [turn_logprobs(replace(row, reference=(each,)), 0) for row, each in zip(rows, found, strict=True)]

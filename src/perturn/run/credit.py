@@ -1,0 +1,270 @@
+"""Credit the stored groups of a run: with the credit of its recipe, or again with any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.credit import CREDITS, Credit
+from perturn.data.groups import CreditRow, groups_of, ledger, read_credits, write_credits
+from perturn.data.paths import RunPaths, begun
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.seals import read_manifest, refuse_damage
+from perturn.data.store import read_trajectories
+from perturn.envs.load import load_object
+from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.io.plain import told
+from perturn.policy.logprobs import prepare
+from perturn.policy.models import device, load_model
+from perturn.policy.names import load_tokenizer
+from perturn.policy.reference import compute_logprobs, turn_logprobs
+from perturn.policy.templates import chat_template
+from perturn.policy.tokens import Renderer, encode_example
+from perturn.report.credits import compare_credits, credit_summary
+from perturn.settings.recipe import Recipe, apply_overrides, build
+from perturn.settings.stages import Stage, stages
+from perturn.types import Trajectory
+
+Needed = Mapping[str, Sequence[Any]]
+"""Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
+
+_COMPUTED = frozenset({"reference"})
+"""Quantities that can be computed for stored episodes."""
+
+
+def credit_groups(
+    trajectories: Sequence[Trajectory],
+    credit: Credit,
+    needed: Needed | None = None,
+    *,
+    drop_equal_outcomes: bool = False,
+) -> list[CreditRow]:
+    """Weigh the turns of an iteration's episodes, and say where each ends.
+
+    Args:
+        trajectories: Every episode that was asked for, in any order.
+        credit: What weighs.
+        needed: What it needs, by keyword, one entry a trajectory.
+        drop_equal_outcomes: As `ledger` has it.
+
+    Returns:
+        One row an episode, by task and sample.
+
+    Raises:
+        ConfigError: If the credit raises.
+        DataError: If it does not give each turn a finite weight.
+    """
+    position = {one.key: index for index, one in enumerate(trajectories)}
+    groups = groups_of(trajectories)
+    order = [[position[one.key] for one in group] for group in groups]
+    weights = weigh_groups(trajectories, order, credit, needed or {})
+    listed = [[weights[index].tolist() for index in members] for members in order]
+    return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes)
+
+
+def weigh_groups(
+    trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]], credit: Credit, needed: Needed
+) -> dict[int, Tensor]:
+    """Ask a credit for the weights of each group; once for all of them if its statistics run across tasks.
+
+    Args:
+        trajectories: Episodes.
+        groups: Indices of the episodes of each group.
+        credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
+        needed: What it needs, by keyword, one entry a trajectory.
+
+    Returns:
+        Weights of each trajectory by its index, without unit [turns].
+
+    Raises:
+        ConfigError: If the credit raises, or does not give one tensor a trajectory.
+    """
+    if getattr(credit, "across_tasks", False):
+        groups = [[index for members in groups for index in members]]
+    found: dict[int, Tensor] = {}
+    for members in groups:
+        theirs = {name: [values[index] for index in members] for name, values in needed.items()}
+        group = [trajectories[index] for index in members]
+        try:
+            weights = credit(group, **theirs)
+            found |= zip(members, weights, strict=True)
+        except PerturnError:
+            raise
+        except Exception as error:  # a credit is code of others
+            raise ConfigError(
+                f"credit {type(credit).__name__} cannot weigh the {len(group)} trajectories of task "
+                f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
+            ) from error
+    return found
+
+
+def reference_of(
+    trajectories: Sequence[Trajectory], model: Any, tokenizer: Any = None, template: str | None = None
+) -> list[list[Tensor]]:
+    """Log-probabilities of each turn's tokens under a policy, in nats `[trajectories][turns]`, each [tokens].
+
+    Args:
+        trajectories: Episodes; one without turns has nothing to compute.
+        model: A name, a folder, or a transformers model.
+        tokenizer: Of the model; None: that of its name.
+        template: Jinja chat template to use instead of the tokenizer's own.
+    """
+    if isinstance(model, str | Path):
+        tokenizer = tokenizer or load_tokenizer(str(model))
+        model = load_model(str(model)).to(device())
+    renderer = Renderer(tokenizer, template)
+    rows = {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
+    prepare(model)
+    with torch.no_grad():
+        logprobs = compute_logprobs(model, [row.chosen for row in rows.values()])
+    found = dict(zip(rows, logprobs, strict=True))
+    return [
+        turn_logprobs(replace(rows[i], reference=(found[i],)), 0) if i in rows else []
+        for i in range(len(trajectories))
+    ]
+
+
+def credit_run(
+    folder: Path,
+    words: Sequence[str],
+    *,
+    against: str | None = None,
+    name: str | None = None,
+    reference: str | None = None,
+    drop_equal_outcomes: bool = False,
+    writes: bool = True,
+) -> dict[str, Any]:
+    """Credit all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+
+    Args:
+        folder: The run folder; the run need not be finished.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
+        against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
+        name: How the weights are named; None: as the credit.
+        reference: Policy of the run that a credit may read; None: the one that explored.
+        drop_equal_outcomes: As `ledger` has it.
+        writes: Whether the weights are written down.
+
+    Returns:
+        JSON data: `credit`, and for each iteration its file, counts and weights, and the comparison.
+
+    Raises:
+        PerturnError: If the run has explored nothing, or the credit cannot weigh it.
+    """
+    paths, recipe = begun(folder), resolve_recipe(folder)
+    section = _section(words)
+    credit = make_credit(section)
+    label = name or _label(section)
+    found = []
+    for stage in _explored(paths, recipe):
+        episodes = list(read_trajectories(paths.trajectories(stage.name)))
+        needed = _compute(credit, episodes, paths, recipe, reference or stage.policy)
+        rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
+        file = paths.credit(label, stage.mark)
+        if writes:
+            _write_beside(paths, file, rows)
+        one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
+        if against is not None:
+            other = _other(paths, stage.mark, against, episodes)
+            one["against"] = compare_credits(episodes, rows, other).to_dict()
+        found.append(one)
+    return {"run": str(folder), "credit": section, "against": against, "iterations": found}
+
+
+def make_credit(section: Mapping[str, Any]) -> Credit:
+    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, or it needs what nothing computes.
+    """
+    name = str(section["name"])
+    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
+    credit: Credit = build(table, section, "credit")
+    missing = sorted(getattr(credit, "needs", frozenset()) - _COMPUTED)
+    if missing:
+        raise ConfigError(
+            f"credit {name!r} reads {', '.join(missing)}, which nothing computes for stored episodes; take a credit "
+            "without, such as rloo."
+        )
+    return credit
+
+
+def _section(words: Sequence[str]) -> dict[str, Any]:
+    """The section `credit` of the command's words."""
+    data: dict[str, Any] = {}
+    apply_overrides(data, words)
+    section = data.pop("credit", None)
+    if data or not isinstance(section, dict) or not section.get("name"):
+        got = ", ".join(words) or "none"
+        raise ConfigError(
+            f"expected credit.name=NAME and its settings, such as credit.gamma=0.9, got {got:.200}."
+        )
+    return section
+
+
+def _label(section: Mapping[str, Any]) -> str:
+    """Name of a credit's files."""
+    return str(section["name"]).rpartition(":")[2]
+
+
+def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
+    """The explorations that are done.
+
+    Raises:
+        RunError: If there is none, or an episode file is damaged.
+    """
+    manifest = read_manifest(paths.folder) or {}
+    done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
+    found = [
+        stage
+        for stage in stages(recipe)
+        if stage.command == "collect" and stage.policy and stage.name in done
+    ]
+    if not found:
+        raise RunError(f"{paths.folder} has explored nothing yet; run: perturn collect {paths.folder}")
+    names = {paths.name(paths.trajectories(stage.name)) for stage in found}
+    seals = {file: one for file, one in manifest.get("files", {}).items() if file in names}
+    refuse_damage(paths.folder, seals)
+    return found
+
+
+def _compute(
+    credit: Credit, episodes: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, policy: str
+) -> Needed:
+    """Quantities that a credit reads of a policy of the run."""
+    if "reference" not in credit.needs:
+        return {}
+    folder = paths.checkpoint(policy)
+    if policy != "base" and not (folder / "config.json").is_file():
+        raise RunError(
+            f"the credit reads policy {policy!r} as its reference, and {folder} is not there; name one that is, such "
+            "as --reference sft or --reference base."
+        )
+    path = recipe.model.name if policy == "base" else str(folder)
+    return {"reference": reference_of(episodes, path, template=chat_template(recipe.model))}
+
+
+def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
+    """Write a file of credits that no stage made.
+
+    Raises:
+        RunError: If a stage made one of that name, and it holds other weights.
+    """
+    manifest = read_manifest(paths.folder) or {}
+    if manifest.get("files", {}).get(paths.name(file), {}).get("stage") is None:
+        write_credits(file, rows)
+    elif read_credits(file) != rows:
+        raise RunError(
+            f"{file} is the run's own and holds other weights; give these another name, such as --as again."
+        )
+
+
+def _other(paths: RunPaths, mark: str, name: str, episodes: Sequence[Trajectory]) -> list[CreditRow]:
+    """Rows of the credit to compare with: those of the run, else by its defaults."""
+    file = paths.credit(_label({"name": name}), mark)
+    return read_credits(file) if file.is_file() else credit_groups(episodes, make_credit({"name": name}))

@@ -1,0 +1,112 @@
+"""Two credits on the same episodes: correlation by rank, signs, and where they disagree."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from perturn.data.groups import CreditRow
+from perturn.errors import DataError
+from perturn.report.credits import compare_credits, credit_summary, sentences
+from perturn.types import Action, Task, Trajectory, Turn
+
+
+def episode(task, sample, turns):
+    """An episode whose actions say which they are."""
+    return Trajectory(
+        Task(task), tuple(Turn((), Action(f"{task}{sample}{t}")) for t in range(turns)), sample=sample
+    )
+
+
+def rows(weights, bins=()):
+    """Rows of weights by (task, sample); trained, but for those in `bins`."""
+    return [CreditRow(*key, dict(bins).get(key, "trained"), tuple(each)) for key, each in weights.items()]
+
+
+EPISODES = [episode("a", 0, 2), episode("a", 1, 3), episode("b", 0, 2), episode("b", 1, 1)]
+ONE = {("a", 0): [1.0, 2.0], ("a", 1): [-1.0, -2.0, 0.0], ("b", 0): [0.5, 0.5], ("b", 1): [-3.0]}
+OTHER = {("a", 0): [2.0, 1.0], ("a", 1): [-1.0, -2.0, 0.5], ("b", 0): [-4.0, 0.0], ("b", 1): [0.0]}
+
+
+def test_two_credits_are_compared_by_hand():
+    """Within: -1 and 1; the third has equal weights. Signs: of five that neither leaves at 0, one differs."""
+    found = compare_credits(EPISODES, rows(ONE), rows(OTHER))
+
+    assert (found.episodes, found.turns) == (4, 8)
+    assert found.across.mean == pytest.approx(
+        spearmanr([1, 2, -1, -2, 0, 0.5, 0.5, -3], [2, 1, -1, -2, 0.5, -4, 0, 0]).statistic, abs=1e-12
+    )
+    assert (found.within.mean, found.within.n, found.without) == (0.0, 1, 1)
+    assert (found.agreement.mean, found.agreement.n) == (pytest.approx(4 / 5), 2)
+    assert found.zero == (1, 2)
+    first = found.disagreements[0]
+    assert (first.task, first.sample, first.turn, first.action) == ("b", 0, 1, "b00")
+    assert first.weights == (0.5, -4.0)
+    assert first.ranks == (pytest.approx((5.5 - 0.5) / 8), pytest.approx(0.5 / 8))
+
+
+def test_the_order_of_episodes_and_rows_changes_nothing():
+    assert compare_credits(EPISODES[::-1], rows(ONE)[::-1], rows(OTHER)) == compare_credits(
+        EPISODES, rows(ONE), rows(OTHER)
+    )
+
+
+def test_episodes_that_neither_trains_are_left_out():
+    """One that failed, say; one that is trained by the other alone stays."""
+    failed = rows(ONE, {("a", 0): "failed", ("a", 1): "no_spread"}.items())
+    other = rows(OTHER, {("a", 0): "failed"}.items())
+
+    found = compare_credits(EPISODES, failed, other)
+
+    assert (found.episodes, found.turns) == (3, 6)
+
+
+def test_a_credit_agrees_with_itself_and_rounding_is_no_disagreement():
+    """A weight of 1e-17 is 0, and 1e-12 more is no other rank."""
+    nearly = {key: [value + 1e-12 for value in each] for key, each in ONE.items()}
+
+    found = compare_credits(EPISODES, rows(ONE), rows(nearly))
+
+    assert (found.across.mean, found.within.mean, found.agreement.mean) == (1.0, 1.0, 1.0)
+    assert found.zero == (0, 0)
+
+
+def test_a_credit_of_one_number_an_episode_has_no_rank_within_it():
+    """And says so, in figures and in words."""
+    flat = {key: [float(i)] * len(each) for i, (key, each) in enumerate(ONE.items())}
+
+    found = compare_credits(EPISODES, rows(flat), rows(OTHER))
+
+    assert (found.within, found.without) == (None, 3)
+    said = "\n".join(sentences(found.to_dict(), "flat", "other"))
+    assert "flat against other: 8 turns of 4 episodes" in said
+    assert "mean: none, for no episode has turns that both weigh differently." in said
+
+
+def test_nothing_trained_is_nothing_compared():
+    none = rows(ONE, dict.fromkeys(ONE, "no_spread").items())
+
+    found = compare_credits(EPISODES, none, none).to_dict()
+
+    assert (found["turns"], found["across"], found["within"], found["agreement"]) == (0, None, None, None)
+    assert found["disagreements"] == []
+
+
+@pytest.mark.parametrize("change", [lambda each: each[1:], lambda each: [*each[:-1], each[-1]]])
+def test_credits_of_other_episodes_are_refused(change):
+    """A row is missing, or has a weight too few."""
+    other = change(rows(OTHER))
+    other = other if len(other) < 4 else [*other[:-1], CreditRow("b", 1, "trained", ())]
+
+    with pytest.raises(DataError, match=r"expected a weight for each of its \d turns in both files"):
+        compare_credits(EPISODES, rows(ONE), other)
+
+
+def test_weights_are_summed_up_by_turn():
+    """Of trained turns: the first are 1, -1 and 0.5, the third is 0 alone."""
+    found = credit_summary(EPISODES, rows(ONE, {("b", 1): "failed"}.items()))
+
+    assert [place["n"] for place in found["by_turn"]] == [3, 3, 1]
+    assert found["by_turn"][0]["mean"] == pytest.approx(0.5 / 3)
+    assert found["by_turn"][0]["spread"] == pytest.approx(np.std([1.0, -1.0, 0.5]))
+    assert (found["n"], found["mean"]) == (7, pytest.approx(1 / 7))
+    assert found["counts"]["failed"] == 1

@@ -1,0 +1,354 @@
+"""A run's stored groups are credited again, beside its own credit and without a change to the rest of it."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from perturn.credit import CREDITS
+from perturn.data.groups import groups_of, read_credits
+from perturn.data.run_folder import Run
+from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.errors import ConfigError, DataError, PerturnError, RunError
+from perturn.run.credit import credit_groups, credit_run, make_credit, reference_of
+from perturn.settings.recipe import read_recipe
+from perturn.types import Action, Status, Task, Trajectory, Turn
+
+
+def episode(task, sample, rewards, keys="abcdef", **changes):
+    """An episode of a reward a turn, in states a, b, ..."""
+    observation = ({"role": "user", "content": "Guess."},)
+    turns = tuple(
+        Turn(observation, Action(f"go {key}"), reward, state_key=key)
+        for key, reward in zip(keys, rewards, strict=False)
+    )
+    return Trajectory(
+        Task(task), turns, total_reward=sum(rewards), success=sum(rewards) > 0, sample=sample, **changes
+    )
+
+
+EPISODES = [
+    episode("two", 1, [0.0, 0.0], "ab"),
+    episode("two", 0, [0.0, 1.0], "ac"),
+    episode("one", 0, [0.0, 1.0], "ab"),
+    episode("one", 1, [0.0, 0.0, 0.0], "aab"),
+    episode("one", 2, [1.0], "b", status=Status.FAILED, error="lost"),
+    episode("even", 0, [1.0]),
+    episode("even", 1, [1.0]),
+]
+
+
+@pytest.fixture
+def explored(recipe):
+    """A run of two iterations that has explored once and credited nothing."""
+    settings = read_recipe(recipe, ["iterations=2"])
+    with Run(settings) as run:
+        with run.stage("expert", run.paths.trajectories("expert")):
+            TrajectoryStore(run.paths.trajectories("expert")).append(
+                episode("one", 0, [5.0], policy="expert")
+            )
+        file = run.paths.trajectories("explore-001")
+        with run.stage("explore-001", file), TrajectoryStore(file) as store:
+            for one in EPISODES:
+                store.append(one)
+        return run.folder
+
+
+def content(folder):
+    """Digest of every file of a folder."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored):
+    """RLOO: 1 - (0 + 0)/2 with the failed one at 0, and so on; the even group has no spread."""
+    before = content(explored)
+
+    found = credit_run(explored, ["credit.name=rloo"])
+
+    (one,) = found["iterations"]
+    assert content(explored).keys() - before.keys() == {one["file"]} == {"credits/rloo-001.jsonl"}
+    assert before.items() <= content(explored).items()
+    rows = {row.key: (row.bin, row.weight) for row in read_credits(explored / one["file"])}
+    assert rows == {
+        ("even", 0): ("no_spread", (0.0,)),
+        ("even", 1): ("no_spread", (0.0,)),
+        ("one", 0): ("trained", (1.0, 1.0)),
+        ("one", 1): ("trained", (-0.5,) * 3),
+        ("one", 2): ("failed", (-0.5,)),
+        ("two", 0): ("trained", (1.0, 1.0)),
+        ("two", 1): ("trained", (-1.0, -1.0)),
+    }
+    assert one["counts"] == {"asked": 7, "trained": 4, "no_spread": 2, "failed": 1, "filtered": 0} | {
+        "groups": 3,
+        "alone": 0,
+        "equal_outcomes": 1,
+        "zero_credit": 1,
+    }
+    assert [(place["turn"], place["n"]) for place in one["by_turn"]] == [(1, 4), (2, 4), (3, 1)]
+    assert one["by_turn"][0]["mean"] == pytest.approx((1 - 0.5 + 1 - 1) / 4)
+
+
+def test_a_run_that_was_credited_again_is_no_other_recipes(explored, recipe):
+    """It opens as before, and its file of weights is nobody's damage."""
+    credit_run(explored, ["credit.name=gigpo", "credit.gamma=1.0"])
+
+    with Run(read_recipe(recipe, ["iterations=2"])) as run:
+        assert run.is_done("explore-001")
+
+
+def test_settings_reach_the_credit(explored):
+    """GiGPO with gamma 1 and 0.5 gives other weights; the last call's stay under the credit's name."""
+    for words, name in ((["credit.gamma=1.0"], "gigpo"), (["credit.gamma=0.5"], "half")):
+        credit_run(explored, ["credit.name=gigpo", *words], name=name)
+
+    file = explored / "trajectories" / "explore-001.jsonl"
+    for name, gamma in (("gigpo", 1.0), ("half", 0.5)):
+        for group in groups_of(read_trajectories(file)):
+            expected = CREDITS["gigpo"](gamma=gamma)(group)
+            rows = {row.key: row.weight for row in read_credits(explored / f"credits/{name}-001.jsonl")}
+            for trajectory, weights in zip(group, expected, strict=True):
+                assert rows[trajectory.key] == tuple(weights.tolist())
+
+
+def test_the_runs_own_weights_are_not_written_over(explored, recipe):
+    """The same weights may be asked for; others take another name."""
+    credit_run(explored, ["credit.name=rloo"])
+    with Run(read_recipe(recipe, ["iterations=2"])) as run:
+        with run.stage("credit-001", run.paths.credit("rloo", "-001")):
+            pass
+        own = run.paths.credit("rloo", "-001").read_bytes()
+
+    credit_run(explored, ["credit.name=rloo"])
+    with pytest.raises(RunError, match=r"is the run's own and holds other weights; .* --as again"):
+        credit_run(explored, ["credit.name=rloo", "credit.statistics=steps"])
+    assert (explored / "credits/rloo-001.jsonl").read_bytes() == own
+
+
+def test_a_credit_that_reads_a_reference_gets_it(explored, tiny_folder):
+    """The policy that explored was never trained here, so the model itself is named."""
+    with pytest.raises(RunError, match=r"reads policy 'sft' as its reference, .* --reference base"):
+        credit_run(explored, ["credit.name=confidence"])
+
+    episodes = list(read_trajectories(explored / "trajectories" / "explore-001.jsonl"))
+    logprobs = reference_of(episodes, str(tiny_folder))
+    pivot = sorted(float(turn.mean().exp()) for one in logprobs for turn in one)[4]
+    credit_run(explored, ["credit.name=confidence", f"credit.pivot={pivot}"], reference="base")
+
+    rows = {row.key: row.weight for row in read_credits(explored / "credits/confidence-001.jsonl")}
+    expected = CREDITS["confidence"](pivot=pivot)(episodes, reference=logprobs)
+    assert rows == {one.key: tuple(each.tolist()) for one, each in zip(episodes, expected, strict=True)}
+    assert len({weight for row in rows.values() for weight in row}) == 2
+
+
+def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
+    """It is weighed with the others, and has nothing to weigh."""
+    found = reference_of([EPISODES[0], replace(EPISODES[0], turns=())], tiny_model, tokenizer)
+
+    assert [len(each) for each in found] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"expected credit\.name=NAME and its settings, .* got none"),
+        (["credit.gamma=0.9"], r"expected credit\.name=NAME"),
+        (["credit.name=rloo", "seed=1"], r"expected credit\.name=NAME"),
+        (["credit.name=rlo"], r"unknown credit\.name 'rlo'\. Did you mean 'rloo'"),
+        (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
+        (
+            ["credit.name=turn-gae"],
+            r"credit 'turn-gae' reads values, which nothing computes for stored episodes",
+        ),
+        (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
+    ],
+)
+def test_a_credit_that_cannot_be_is_refused_before_anything_is_written(explored, words, message):
+    with pytest.raises(ConfigError, match=message):
+        credit_run(explored, words)
+    assert not list((explored / "credits").iterdir())
+
+
+def test_a_run_that_has_not_explored_has_nothing_to_credit(recipe):
+    with Run(read_recipe(recipe)) as run:
+        pass
+
+    with pytest.raises(RunError, match="has explored nothing yet; run: perturn collect"):
+        credit_run(run.folder, ["credit.name=rloo"])
+
+
+def test_episodes_that_are_damaged_are_not_credited(explored):
+    with (explored / "trajectories" / "explore-001.jsonl").open("a") as file:
+        file.write("{}\n")
+
+    with pytest.raises(RunError, match="was written with"):
+        credit_run(explored, ["credit.name=rloo"])
+
+
+class Own:
+    """A credit of somebody's: what it is called with."""
+
+    needs = frozenset()
+    calls: list = []  # noqa: RUF012
+
+    def __init__(self, value: float = 1.0):
+        self.value = value
+
+    def __call__(self, group, **needed):
+        """Note who is weighed."""
+        self.calls.append([one.key for one in group])
+        return [torch.full((len(one.turns),), self.value + one.sample) for one in group]
+
+
+class Across(Own):
+    """One whose statistics run over all tasks."""
+
+    across_tasks = True
+
+
+class Wrong(Own):
+    """One that raises."""
+
+    def __call__(self, group, **needed):
+        """Raise."""
+        raise KeyError("state")
+
+
+class Short(Own):
+    """One that forgets a trajectory."""
+
+    def __call__(self, group, **needed):
+        """Leave the first out."""
+        return super().__call__(group)[1:]
+
+
+class Flat(Own):
+    """One that weighs the first turn alone."""
+
+    def __call__(self, group, **needed):
+        """Give one number each."""
+        return [torch.ones(1) for _ in group]
+
+
+def test_a_credit_is_asked_for_one_task_at_a_time_unless_it_looks_across():
+    """By task and sample, whatever the order of the episodes."""
+    Own.calls = []
+    credit_groups(EPISODES, Own())
+    tasks = [
+        [key for key in sorted(one.key for one in EPISODES) if key[0] == task]
+        for task in ("even", "one", "two")
+    ]
+    assert Own.calls == tasks
+
+    Across.calls = []
+    rows = credit_groups(EPISODES, Across(2.0))
+    assert Across.calls == [[key for keys in tasks for key in keys]]
+    assert {row.key: row.weight for row in rows}["one", 1] == (3.0,) * 3
+
+
+def test_what_a_credit_needs_stays_with_its_trajectory():
+    """Given in the order of the episodes, read in the order of the groups."""
+
+    class Echo(Own):
+        def __call__(self, group, *, given):
+            return given
+
+    given = [torch.full((len(one.turns),), float(i + 1)) for i, one in enumerate(EPISODES)]
+
+    rows = credit_groups(EPISODES, Echo(), {"given": given})
+
+    assert {row.key: row.weight for row in rows} == {
+        one.key: (i + 1.0,) * len(one.turns) for i, one in enumerate(EPISODES)
+    }
+
+
+def test_reinforce_whitens_over_all_tasks_of_an_iteration():
+    """Scores 0 0 / 1 0 0 / 1 1 over three tasks have one mean and one deviation."""
+    rows = credit_groups(EPISODES, CREDITS["reinforce++"]())
+
+    ordered = sorted(EPISODES, key=lambda one: one.key)
+    expected = CREDITS["reinforce++"]()(ordered)
+    for row, weights in zip(rows, expected, strict=True):
+        assert_close(torch.tensor(row.weight, dtype=torch.float64), weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("credit", "error", "message"),
+    [
+        (
+            Wrong(),
+            ConfigError,
+            r"credit Wrong cannot weigh the 2 trajectories of task 'even': KeyError: 'state'",
+        ),
+        (Short(), ConfigError, r"credit Short cannot weigh .* ValueError"),
+        (
+            Flat(),
+            DataError,
+            r"task 'one', sample 0: expected of the credit a finite weight for each of 2 turns",
+        ),
+    ],
+)
+def test_a_credit_of_somebodys_that_fails_is_named(credit, error, message):
+    with pytest.raises(error, match=message):
+        credit_groups(EPISODES, credit)
+
+
+def test_a_credit_of_ones_own_goes_in_by_its_class(explored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\nclass Mine:\n    needs = frozenset()\n    def __init__(self, by: float = 1.0):\n"
+        "        self.by = by\n    def __call__(self, group, **_):\n"
+        "        return [torch.full((len(one.turns),), self.by * one.sample) for one in group]\n"
+    )
+
+    (one,) = credit_run(explored, ["credit.name=mine:Mine", "credit.by=2.0"])["iterations"]
+
+    assert one["file"] == "credits/Mine-001.jsonl"
+    assert {row.key: row.weight for row in read_credits(explored / one["file"])}["two", 1] == (2.0, 2.0)
+
+
+def test_the_credits_of_groups_can_all_be_given(explored):
+    """Every one of the table but those that read values."""
+    for name in CREDITS:
+        if "values" not in CREDITS[name].needs:
+            credit_run(explored, [f"credit.name={name}"], reference="base")
+
+    assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
+    assert len(list((explored / "credits").iterdir())) == len(CREDITS) - 2
+
+
+def test_the_command_prints_tables_and_json(explored):
+    """Bins, groups, weights by turn, and where two credits disagree."""
+    words = ["credit", str(explored), "credit.name=anchor-rloo", "--against", "rloo"]
+
+    plain = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+
+    assert plain.exit_code == 0, plain.output
+    assert "anchor-rloo against rloo: 9 turns of 4 episodes that either trains." in plain.stdout
+    assert "credits/anchor-rloo-001.jsonl" in plain.stdout
+    (one,) = found["iterations"]
+    assert (found["credit"], found["against"]) == ({"name": "anchor-rloo"}, "rloo")
+    assert one["against"]["turns"] == 9
+    assert {"across", "within", "agreement", "disagreements"} <= one["against"].keys()
+
+
+def test_a_dry_run_writes_nothing(explored):
+    before = content(explored)
+
+    done = CliRunner().invoke(app, ["credit", str(explored), "credit.name=rloo", "--dry-run"])
+
+    assert done.exit_code == 0, done.output
+    assert content(explored) == before
+
+
+def test_options_of_crediting_again_are_refused_without_a_credit(explored):
+    done = CliRunner().invoke(app, ["credit", str(explored), "--against", "rloo"])
+
+    assert isinstance(done.exception, PerturnError)
+    assert "credit.name=NAME" in str(done.exception)
