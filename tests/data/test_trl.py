@@ -310,5 +310,7 @@ def test_an_episode_of_a_shortened_history_is_no_row_of_trl():
     turns = [turn(f"room {i}", "north") for i in range(3)]
 
     assert to_trl(trajectory(*turns[:2], history=1))["prompt"] == [user("room 0")]
-    with pytest.raises(DataError, match=r"3 turns are not one conversation.*only the last 1 at each.*history=full"):
+    with pytest.raises(
+        DataError, match=r"3 turns are not one conversation.*only the last 1 at each.*history=full"
+    ):
         to_trl(trajectory(*turns, history=1))

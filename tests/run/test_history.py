@@ -7,6 +7,7 @@ import pytest
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
+from perturn.report import write_report
 from perturn.run.loop import open_run, run_stages
 
 STAIRS = '''
@@ -73,6 +74,7 @@ def folder(tmp_path_factory, tiny_folder):
         patch.setenv("PERTURN_CACHE", str(place / "cache"))
         with open_run("recipe.yaml") as run:
             run_stages(run)
+            write_report(run.folder)
             return run.folder.absolute()
 
 
@@ -120,7 +122,4 @@ def test_the_evaluation_plays_under_the_same_protocol(folder):
     for policy in ("base", "sft", "tlm-dre"):
         played = list(read_trajectories(folder / f"evaluation/{policy}.jsonl"))
         assert [one.history for one in played] == [2, 2]
-    summary = json.loads((folder / "summary.json").read_text())
-
     assert "history of 2 turns" in (folder / "report.html").read_text()
-    assert summary["protocol"]["history"] == 2

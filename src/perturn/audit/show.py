@@ -94,8 +94,8 @@ def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
             "loss": turn != NO_TURN,
             **({"sequence": number} if len(side.starts) > 1 else {}),
         }
-        for number, place in enumerate(side.sequences)
-        for token, role, turn in zip(side.ids[place], side.role[place], side.turn[place], strict=True)
+        for number, span in enumerate(side.sequences)
+        for token, role, turn in zip(side.ids[span], side.role[span], side.turn[span], strict=True)
     ]
 
 

@@ -95,24 +95,24 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
 
 def count_tokens(trajectories: Sequence[Encoded]) -> int:
     """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
-    ordered = sorted(encoded.ids[place] for encoded in trajectories for place in encoded.sequences)
+    ordered = sorted(encoded.ids[span] for encoded in trajectories for span in encoded.sequences)
     return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
 
 
 def _parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
     """Of each sequence that carries loss: what is computed of it; and where its loss is, on which tokens and turns."""
     turn = np.asarray(encoded.turn)
-    places = [(place, np.flatnonzero(turn[place] != NO_TURN)) for place in encoded.sequences]
-    carrying = [(place, at) for place, at in places if len(at)]
+    spans = [(span, np.flatnonzero(turn[span] != NO_TURN)) for span in encoded.sequences]
+    carrying = [(span, at) for span, at in spans if len(at)]
     if not carrying:
         raise DataError("a trajectory carries no loss; it needs at least one action.")
-    for place, at in carrying:
+    for span, at in carrying:
         if at[0] == 0:
             raise DataError(
                 "a sequence carries loss on its first token, which nothing predicts; give it a prompt."
             )
-        ids = np.asarray(encoded.ids[place], np.int64)
-        yield ids[: at[-1]], at, ids[at], turn[place][at]
+        ids = np.asarray(encoded.ids[span], np.int64)
+        yield ids[: at[-1]], at, ids[at], turn[span][at]
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Encoded:
     @property
     def sequences(self) -> list[slice]:
         """Where each sequence lies."""
-        return [slice(*place) for place in pairwise((*self.starts, len(self.ids)))]
+        return [slice(*span) for span in pairwise((*self.starts, len(self.ids)))]
 
     @property
     def longest(self) -> int:
