@@ -104,7 +104,6 @@ def assert_refused(result, says):
             "offers no tools; set protocol.format",
         ),
         (["protocol.format=tools"], "shows no tools, or writes calls otherwise than as JSON between"),
-        (["protocol.history=2"], "shows the last 2 turns alone, so its episodes are not one sequence each"),
         (["name=a b"], "name must be usable as a folder name"),
     ],
 )

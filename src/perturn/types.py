@@ -81,6 +81,8 @@ class Turn:
     """Whether the action could be parsed and the environment understood it."""
     state_key: str | None = None
     """Key of the environment state the action was taken in; equal keys are the same state."""
+    recalled: tuple[Message, ...] | None = None
+    """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
 
     @property
     def observation_text(self) -> str:
@@ -138,18 +140,12 @@ class Trajectory:
             conversation += [*turn.observation, turn.action.message()]
         return conversation
 
-    def require_full_history(self) -> None:
-        """Refuse to be taken for one sequence if the policy did not see it as one.
-
-        Raises:
-            DataError: If a turn was taken without sight of an earlier one.
-        """
-        if self.history is not None and len(self.turns) > self.history + 1:
-            raise DataError(
-                f"task {self.task.id!r}: its {len(self.turns)} turns are not one sequence, since the policy saw only "
-                f"the last {self.history} at each turn. Play the tasks again with protocol.history=full to train on "
-                "them; shortened histories are for evaluation."
-            )
+    @property
+    def is_one_sequence(self) -> bool:
+        """Whether the policy saw, at each turn, all that came before as it was."""
+        if self.history is None:
+            return True
+        return len(self.turns) <= self.history + 1 and all(turn.recalled is None for turn in self.turns[:-1])
 
 
 def failed(trajectory: Trajectory) -> bool:

@@ -120,6 +120,27 @@ def shown(file, model, loss, **settings):
     return console.file.getvalue()
 
 
+def test_each_turn_of_a_shortened_history_is_shown_as_the_policy_saw_it(tiny_folder, tmp_path):
+    """Without sight of earlier turns: three sequences, each opens with the task and carries loss on its own turn."""
+    file = tmp_path / "rows.jsonl"
+    with TrajectoryStore(file) as store:
+        store.append(played("Action: a", "Action: b", "Action: c", history=0))
+    (row,) = [json.loads(line) for line in inspect_json(file, str(tiny_folder))]
+    sequences = [[token for token in row["chosen"] if token["sequence"] == number] for number in range(3)]
+
+    text = shown(file, tiny_folder, None)
+
+    for number, tokens in enumerate(sequences):
+        assert {token["turn"] for token in tokens} == {None, number}
+        assert "seen 0" in "".join(token["text"] for token in tokens)
+    longest = max(map(len, sequences))
+    assert text.count("--- the next turn, as the policy saw it ---") == 2
+    assert [f"[{turn}: p=" in text for turn in range(4)] == [True, True, True, False]
+    assert f"3 turns; {len(row['chosen'])} tokens" in text
+    assert f"longest {longest} tokens" in text
+    assert audit(file, str(tiny_folder))["parts"]["rows"]["lengths"]["tokens"]["max"] == longest
+
+
 def test_the_coloured_output_has_weights_and_totals(tiny_folder, tmp_path):
     """The tiny policy is unsure of every turn, so tlm-dre weighs each with `high`; totals agree with the JSON."""
     write_pairs(tmp_path / "pairs.jsonl", [PAIR, PAIR])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.trl import from_trl
+from perturn.data.trl import from_trl, to_trl
 from perturn.errors import DataError
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -303,3 +303,14 @@ def test_a_pair_round_trips(shared, chosen, rejected, prompt, tools):
         assert (read.chosen.turns, read.rejected.turns) == (sides[0].turns, sides[1].turns)
         assert read.chosen.prompt == read.rejected.prompt == prompt
         assert read.chosen.tools == tools
+
+
+def test_an_episode_of_a_shortened_history_is_no_row_of_trl():
+    """Three turns with sight of one are not one conversation; two of them are."""
+    turns = [turn(f"room {i}", "north") for i in range(3)]
+
+    assert to_trl(trajectory(*turns[:2], history=1))["prompt"] == [user("room 0")]
+    with pytest.raises(
+        DataError, match=r"3 turns are not one conversation.*only the last 1 at each.*history=full"
+    ):
+        to_trl(trajectory(*turns, history=1))

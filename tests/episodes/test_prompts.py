@@ -8,7 +8,6 @@ import torch
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, episode, play
 from perturn.episodes.prompts import system_prompt
-from perturn.errors import DataError
 from perturn.policy.tokens import Renderer
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
 
@@ -139,17 +138,6 @@ def test_earlier_observations_of_a_shortened_history_have_no_list():
 
     assert [text.count("Admissible") for text in texts(short[3])] == [0, 1]
     assert [text.count("Admissible") for text in texts(full[3])] == [1, 1, 1, 1]
-
-
-def test_a_trajectory_that_is_not_one_sequence_is_refused_where_it_becomes_tokens(renderer):
-    """Five turns with sight of the last two; three turns saw all there was."""
-    _, trajectory = walk(protocol(history=2))
-    _, short = walk(protocol(history=2, max_turns=3))
-    says = "its 5 turns are not one sequence.*protocol.history=full"
-
-    with pytest.raises(DataError, match=says):
-        renderer.encode(trajectory)
-    assert renderer.encode(short).turns == 3
 
 
 def test_a_kept_cache_does_not_leak_what_is_left_out(tiny_model, tokenizer):

@@ -84,13 +84,13 @@ def test_loss_tokens_know_their_turn_and_sequence():
     batch = lay_out([FIRST, SECOND])
 
     assert batch["turn"].tolist() == [0, 0, 1, 1, 1, 0, 1]
-    assert batch["sequence"].tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert batch["trajectory"].tolist() == [0, 0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("loss", [{}, {0: 0}])
 def test_a_sequence_must_have_loss_after_its_first_token(loss):
     """Nothing predicts the first token; the data are wrong, not we."""
-    with pytest.raises(DataError, match="a sequence carries"):
+    with pytest.raises(DataError, match="carries"):
         lay_out([FIRST, sequence(4, loss)])
 
 

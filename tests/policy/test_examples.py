@@ -100,7 +100,7 @@ def test_a_batch_holds_all_chosen_sides_then_all_rejected_sides():
     assert batch["segments"].tolist() == [[0, 1, 1], [1, 3, 3], [3, 5, 5], [5, 6, 6]]
     assert batch["target"][batch["prediction"]].tolist() == [2, 7, 8, 4, 5, 10]
     assert batch["predictor"][batch["prediction"]].tolist() == [0, 3, 4, 1, 2, 5]
-    assert batch["sequence"].tolist() == [0, 1, 1, 2, 2, 3]
+    assert batch["trajectory"].tolist() == [0, 1, 1, 2, 2, 3]
     assert batch["turn"].tolist() == [0] * 6
     assert batch["pairs"].tolist() == [2]
     assert torch.equal(batch["reference"], torch.tensor([0.1, 0.4, 0.5, 0.2, 0.3, 0.6]))
@@ -118,7 +118,7 @@ def test_a_batch_without_a_reference_has_none():
         "target",
         "prediction",
         "turn",
-        "sequence",
+        "trajectory",
         "pairs",
     }
 
@@ -129,7 +129,7 @@ def test_a_pair_shares_what_its_sides_begin_with():
     batch = collate([Example(encoded(*common, 1, 0), encoded(*common, 2, 3, 0))])
 
     assert batch["segments"].tolist() == [[0, 39, 42], [39, 40, 40], [40, 42, 42]]
-    assert len(batch["sequence"]) == 40 + 41
+    assert len(batch["trajectory"]) == 40 + 41
     assert len(batch["predictor"]) == 38 + 2 + 3
 
 

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -46,7 +46,7 @@ def test_a_pair_forks_where_its_sides_differ(worth):
     assert listed(batch, "ids", "position") == [[1, 2, 3, 4, 6], [0, 1, 2, 3, 3]]
     assert batch["segments"].tolist() == [[0, 3, 5], [3, 4, 4], [4, 5, 5]]
     assert listed(batch, "predictor", "target") == [[2, 2, 3, 4], [4, 6, 5, 7]]
-    assert listed(batch, "prediction", "turn", "sequence") == [[0, 2, 1, 3], [0, 1, 0, 0], [0, 0, 1, 1]]
+    assert listed(batch, "prediction", "turn", "trajectory") == [[0, 2, 1, 3], [0, 1, 0, 0], [0, 0, 1, 1]]
 
 
 def test_a_group_that_forks_twice_is_laid_out_depth_first(worth):
@@ -56,17 +56,17 @@ def test_a_group_that_forks_twice_is_laid_out_depth_first(worth):
 
     assert listed(batch, "ids", "position") == [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 2]]
     assert batch["segments"].tolist() == [[0, 2, 6], [2, 3, 5], [3, 4, 4], [4, 5, 5], [5, 6, 6]]
-    assert listed(batch, "predictor", "prediction", "sequence") == [[3, 4, 5], [2, 0, 1], [0, 1, 2]]
+    assert listed(batch, "predictor", "prediction", "trajectory") == [[3, 4, 5], [2, 0, 1], [0, 1, 2]]
 
 
 def test_a_sequence_that_begins_another_ends_inside_it(worth):
-    """Inputs 1 2 and 1 2 3: nothing is laid out for the first one alone."""
+    """Inputs 1 2 and 1 2 3: nothing is laid out for the first one, and one call attends for both."""
     worth(0)
     batch = lay_out([sequence([1, 2, 3, 4]), sequence([1, 2, 8])])
 
     assert batch["ids"].tolist() == [1, 2, 3]
-    assert batch["segments"].tolist() == [[0, 2, 3], [2, 3, 3]]
-    assert listed(batch, "predictor", "target", "sequence") == [[1, 2], [8, 4], [0, 1]]
+    assert batch["segments"].tolist() == [[0, 3, 3]]
+    assert listed(batch, "predictor", "target", "trajectory") == [[1, 2], [8, 4], [0, 1]]
     assert batch["prediction"].tolist() == [1, 0]
 
 
@@ -81,7 +81,7 @@ def test_identical_sequences_are_computed_once():
     assert batch["segments"].tolist() == [[0, 2, 2]]
     assert listed(batch, "predictor", "target") == [[0, 1], [2, 3]]
     assert batch["prediction"].tolist() == [0, 1] * 3
-    assert batch["sequence"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch["trajectory"].tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_sequences_with_nothing_in_common_are_trees_of_their_own(worth):
@@ -128,7 +128,7 @@ def test_nothing_is_shared_if_so_asked():
     assert batch["segments"].tolist() == [[0, 41, 41], [41, 82, 82], [82, 123, 123]]
     assert batch["position"].tolist() == [*range(41)] * 3
     assert batch["predictor"].tolist() == [40, 81, 122]
-    assert batch["sequence"].tolist() == [0, 1, 2]
+    assert batch["trajectory"].tolist() == [0, 1, 2]
 
 
 def test_tokens_after_the_last_loss_are_left_out():
@@ -163,7 +163,7 @@ def test_every_loss_token_sees_the_tokens_before_it_in_its_sequence(rows, least,
         batch = lay_out(rows, share=share)
     expected = [(i, at) for i, row in enumerate(rows) for at, turn in enumerate(row.turn) if turn != NO_TURN]
 
-    assert batch["sequence"].tolist() == [i for i, _ in expected]
+    assert batch["trajectory"].tolist() == [i for i, _ in expected]
     assert batch["turn"].tolist() == [rows[i].turn[at] for i, at in expected]
     for prediction, (i, at) in zip(batch["prediction"].tolist(), expected, strict=True):
         seen = path(batch, int(batch["predictor"][prediction]))
@@ -215,9 +215,9 @@ def test_each_prediction_is_listed_once(rows, least):
     assert set(batch["prediction"].tolist()) == set(range(len(pairs)))
 
 
-def test_a_sequence_without_loss_is_refused():
+def test_a_trajectory_without_loss_is_refused():
     """There is nothing to learn from it."""
-    with pytest.raises(DataError, match=r"a sequence carries no loss; it needs at least one action"):
+    with pytest.raises(DataError, match=r"a trajectory carries no loss; it needs at least one action"):
         lay_out([sequence([1, 2]), sequence([1, 2], {})])
 
 
@@ -227,7 +227,27 @@ def test_loss_on_the_first_token_is_refused():
         lay_out([sequence([1, 2, 3], {0: 0, 2: 1})])
 
 
-groups_of_sequences = st.lists(st.lists(sequences(), min_size=1, max_size=2), max_size=7)
+def joined(rows):
+    """One trajectory of several sequences."""
+    ids, turn = (tuple(chain.from_iterable(getattr(row, name) for row in rows)) for name in ("ids", "turn"))
+    lengths = [len(row.ids) for row in rows]
+    return Encoded(ids, turn, ("user",) * len(ids), starts=tuple(accumulate(lengths[:-1], initial=0)))
+
+
+@given(packs, st.booleans())
+def test_the_sequences_of_a_trajectory_are_laid_out_as_those_of_many(rows, share):
+    """Only whose they are is another; what carries no loss is left out."""
+    silent = sequence([0, 1], {})
+    one, many = lay_out([joined([*rows, silent])], share=share), lay_out(rows, share=share)
+
+    assert set(one["trajectory"].tolist()) == {0}
+    assert all(one[name].equal(many[name]) for name in many.keys() - {"trajectory"})
+    assert count_tokens([joined(rows)]) == count_tokens(rows)
+
+
+groups_of_sequences = st.lists(
+    st.lists(st.lists(sequences(), min_size=1, max_size=3).map(joined), min_size=1, max_size=2), max_size=7
+)
 
 
 @given(groups_of_sequences, st.integers(1, 40))

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,19 @@ DAMAGE = {
     "a bit of the last value": lambda content: flip(content, -3),
     "zeros": lambda content: bytes(len(content)),
 }
+
+
+def test_where_sequences_begin_is_part_of_the_content(tiny_model, tmp_path):
+    """The same tokens as one sequence and as two: in the second, the last four see nothing of the others."""
+    one = replace(sequence(8), turn=(NO_TURN, 0, 0, 0, NO_TURN, 1, 1, 1))
+    found = [
+        reference_logprobs(tiny_model, [row], folder=tmp_path, identity="a")[0]
+        for row in (one, replace(one, starts=(0, 4)))
+    ]
+
+    assert len(files(tmp_path)) == 2
+    assert found[0][:3].allclose(found[1][:3])
+    assert not found[0][3:].allclose(found[1][3:])
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -92,7 +92,7 @@ def loss_by_pair(policy, reference, renderer, pairs, loss):
                 action_logprobs(policy, batch),
                 action_logprobs(reference, batch),
                 batch["turn"],
-                batch["sequence"],
+                batch["trajectory"],
             )
 
     return torch.cat([loss(side(pair.chosen), side(pair.rejected)) for pair in pairs])

@@ -132,7 +132,7 @@ class _Part:
             "usable": len(self.examples),
             **totals(self.examples),
             "lengths": {
-                "tokens": _spread([len(side.ids) for side in sides]),
+                "tokens": _spread([at.stop - at.start for side in sides for at in side.sequences]),
                 "turns": _spread([side.turns for side in sides]),
                 "tokens_of_a_turn": _spread([n for side in sides for n in _turn_lengths(side)]),
             },

@@ -118,7 +118,7 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     for column in ("  length in", "min", "median", "p90", "p99", "max"):
         table.add_column(column, justify="right" if column.isalnum() else "left")
     for what, says in (
-        ("tokens", "tokens of a trajectory"),
+        ("tokens", "tokens of a sequence"),
         ("turns", "turns of a trajectory"),
         ("tokens_of_a_turn", "loss tokens of a turn"),
     ):

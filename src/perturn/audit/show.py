@@ -19,6 +19,8 @@ from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
 
+_NEXT = "\n--- the next turn, as the policy saw it ---\n"
+
 _STYLES = {
     "high": "bold white on dark_red",
     "low": "black on light_goldenrod2",
@@ -34,6 +36,8 @@ def inspect_json(
     chat_template: str | None = None,
 ) -> Iterator[str]:
     """One JSON object a row: the tokens of each side with role, turn and whether they carry loss.
+
+    Where the policy saw a shortened history, each turn is a `sequence` of its own, and the tokens have its number.
 
     Of a row that training would refuse the object has its line as `row`, and the `reason`.
 
@@ -88,8 +92,10 @@ def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
             "role": role,
             "turn": None if turn == NO_TURN else turn,
             "loss": turn != NO_TURN,
+            **({"sequence": number} if len(side.starts) > 1 else {}),
         }
-        for token, role, turn in zip(side.ids, side.role, side.turn, strict=True)
+        for number, span in enumerate(side.sequences)
+        for token, role, turn in zip(side.ids[span], side.role[span], side.turn[span], strict=True)
     ]
 
 
@@ -140,8 +146,10 @@ def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer:
     text = Text()
     values = [weight for _, weight in weights.values()]
     highest, lowest = max(values), min(values)
-    last = NO_TURN
-    for token, turn in zip(side.ids, side.turn, strict=True):
+    last, starts = NO_TURN, set(side.starts[1:])
+    for index, (token, turn) in enumerate(zip(side.ids, side.turn, strict=True)):
+        if index in starts:
+            text.append(_NEXT, style="cyan")
         piece = tokenizer.decode([token])
         if turn == NO_TURN:
             text.append(piece, style="dim")
@@ -177,6 +185,6 @@ def _totals(console: Console, examples: list[Example]) -> None:
         f"{len(examples)} rows, {found['trajectories']} trajectories, {found['turns']} turns; "
         f"{found['tokens']} tokens, {found['loss_tokens']} carry loss "
         f"({found['loss_tokens'] / max(found['tokens'], 1):.1%}); "
-        f"longest {max((len(side.ids) for side in sides), default=0)} tokens; "
+        f"longest {max((side.longest for side in sides), default=0)} tokens; "
         f"{sum(side.dropped_turns for side in sides)} turns dropped by the length limit"
     )

@@ -78,7 +78,8 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     same turns back; rewards, token ids and what else a trajectory records have no place in a row of TRL's.
 
     Raises:
-        DataError: If the two sides of a pair do not begin with the same prompt and observation.
+        DataError: If the two sides of a pair do not begin with the same prompt and observation, or the policy saw a
+            shortened history.
     """
     if isinstance(row, Trajectory):
         prompt, completion = _completion(row)
@@ -94,7 +95,12 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
 
 def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
     """The messages up to the first action, and those from it on."""
-    trajectory.require_full_history()
+    if not trajectory.is_one_sequence:
+        raise DataError(
+            f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, as a row of "
+            f"TRL's is: the policy saw only the last {trajectory.history} at each. Play the tasks again with "
+            "protocol.history=full to export them; perturn trains on them as they are."
+        )
     first = len(trajectory.prompt) + (len(trajectory.turns[0].observation) if trajectory.turns else 0)
     return trajectory.messages[:first], trajectory.messages[first:]
 

@@ -66,7 +66,6 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         history=protocol.history,
     )
     turns: list[Turn] = []
-    past: list[Turn] = []
     try:
         seen = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
         if problem := misfit(seen, protocol):
@@ -75,7 +74,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         calls: tuple[ToolCall, ...] = ()
         while not seen.terminated and len(turns) < protocol.limit(job.task):
             heard = shown(seen, protocol, calls)
-            earlier, newest = window(past, heard, protocol.history)
+            earlier, newest = window(turns, heard, protocol.history)
             action = yield Prompt(
                 messages=record.prompt,
                 turns=earlier,
@@ -90,8 +89,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
                 seen = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
             else:
                 seen = _answer(env, command, calls)
-            turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key))
-            past.append(recalled(turns[-1], before, protocol))
+            later = recalled(heard, before, protocol)
+            turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
         record = replace(
             record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
         )

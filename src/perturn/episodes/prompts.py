@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolCall, result_messages
-from perturn.types import EpisodeProtocol, Message, Observation, Turn
+from perturn.types import EpisodeProtocol, Message, Observation, Trajectory, Turn
 
 
 def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
@@ -33,11 +33,14 @@ def shown(
     return (*results, {"role": "user", "content": text})
 
 
-def recalled(turn: Turn, seen: Observation, protocol: EpisodeProtocol) -> Turn:
-    """A turn as later ones see it: a full history stays as it was, a shortened one has no lists of commands."""
+def recalled(
+    heard: tuple[Message, ...], seen: Observation, protocol: EpisodeProtocol
+) -> tuple[Message, ...] | None:
+    """An observation as later turns see it, where that is another: a shortened history has no lists of commands."""
     if protocol.history is None:
-        return turn
-    return replace(turn, observation=shown(seen, replace(protocol, list_admissible=False)))
+        return None
+    plain = shown(seen, replace(protocol, list_admissible=False))
+    return None if plain == heard else plain
 
 
 def window(
@@ -53,14 +56,32 @@ def window(
         newest: The newest observation.
         history: How many of the turns to show; None: all.
     """
-    if history is None or len(turns) <= history:
-        return tuple(turns), newest
-    left_out = len(turns) - history
-    kept = tuple(turns[left_out:])
+    left_out = 0 if history is None else max(0, len(turns) - history)
+    kept = tuple(_remembered(turn) for turn in turns[left_out:])
+    if not left_out:
+        return kept, newest
+    posed = _remembered(turns[0]).observation
     if not kept:
-        return (), _behind(turns[0].observation, newest, left_out)
-    oldest = replace(kept[0], observation=_behind(turns[0].observation, kept[0].observation, left_out))
+        return (), _behind(posed, newest, left_out)
+    oldest = replace(kept[0], observation=_behind(posed, kept[0].observation, left_out))
     return (oldest, *kept[1:]), newest
+
+
+def as_seen(trajectory: Trajectory, index: int) -> tuple[Turn, ...]:
+    """The turns as the policy saw them when it took one of them, that one last.
+
+    Args:
+        trajectory: As recorded.
+        index: Of the turn that was taken.
+    """
+    taken = trajectory.turns[index]
+    earlier, newest = window(trajectory.turns[:index], taken.observation, trajectory.history)
+    return (*earlier, replace(taken, observation=newest))
+
+
+def _remembered(turn: Turn) -> Turn:
+    """A turn as later ones see it."""
+    return turn if turn.recalled is None else replace(turn, observation=turn.recalled, recalled=None)
 
 
 def _behind(first: tuple[Message, ...], heard: tuple[Message, ...], left_out: int) -> tuple[Message, ...]:

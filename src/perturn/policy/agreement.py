@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,9 +74,12 @@ def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> T
         DataError: If training would see other tokens of a turn than were sampled.
     """
     loss_turns = torch.tensor(encoded.loss_turns)
+    trained = defaultdict[int, list[int]](list)
+    for token, index in zip(encoded.ids, encoded.turn, strict=True):
+        trained[index].append(token)
     found = [torch.empty(0)]
     for index, turn in enumerate(trajectory.turns):
-        seen = tuple(token for token, of in zip(encoded.ids, encoded.turn, strict=True) if of == index)
+        seen = tuple(trained[index])
         if not seen:
             continue
         if turn.action.token_ids is not None and seen != turn.action.token_ids:

@@ -30,32 +30,30 @@ WORTH_SHARING = 32
 """Tokens saved below which a shared beginning is computed twice instead: an attention call costs about as much."""
 
 
-def lay_out(sequences: Sequence[Encoded], *, share: bool = True) -> Batch:
-    """Sequences -> one flat batch without padding.
+def lay_out(trajectories: Sequence[Encoded], *, share: bool = True) -> Batch:
+    """Trajectories -> one flat batch without padding.
 
     Args:
-        sequences: Trajectories as tokens; tokens after the last one that carries loss are left out.
+        trajectories: As tokens; sequences without loss, and tokens after the last one that carries loss in a sequence,
+            are left out.
         share: Compute once what several sequences begin with; False lays each out on its own.
 
     Returns:
         `ids` and `position` [tokens]; `segments` [segments, 3]: start, end, and the end of what descends from it;
         `predictor` and `target` [predictions]: the token at `predictor` predicts `target`;
-        `prediction`, `turn` and `sequence` [loss tokens], ordered by sequence, then position.
+        `prediction`, `turn` and `trajectory` [loss tokens], ordered by trajectory, then turn, then position.
 
     Raises:
-        DataError: If a sequence carries no loss, or carries it on its first token.
+        DataError: If a trajectory carries no loss, or carries it on the first token of a sequence.
     """
-    targets = [_targets(encoded) for encoded in sequences]
-    inputs = [
-        np.asarray(encoded.ids[: at[-1]], np.int64) for encoded, at in zip(sequences, targets, strict=True)
-    ]
+    parts = [list(_parts(encoded)) for encoded in trajectories]
+    inputs, targets, words, turns = zip(*(part for own in parts for part in own), strict=True)
     forest = _Forest(inputs)
     for rows in forest.by_token(range(len(inputs)), 0) if share else ([i] for i in range(len(inputs))):
         forest.add(rows, 0)
     predictors = np.concatenate([forest.where[i][at - 1] for i, at in enumerate(targets)])
-    words = np.concatenate([np.asarray(one.ids)[at] for one, at in zip(sequences, targets, strict=True)])
-    distinct, prediction = np.unique(np.stack([predictors, words]), axis=1, return_inverse=True)
-    turns = [np.asarray(one.turn)[at] for one, at in zip(sequences, targets, strict=True)]
+    asked = np.stack([predictors, np.concatenate(words)])
+    distinct, prediction = np.unique(asked, axis=1, return_inverse=True)
     return {
         "ids": torch.from_numpy(np.concatenate(forest.ids)),
         "position": torch.from_numpy(np.concatenate(forest.position)),
@@ -64,25 +62,28 @@ def lay_out(sequences: Sequence[Encoded], *, share: bool = True) -> Batch:
         "target": torch.from_numpy(distinct[1]),
         "prediction": torch.from_numpy(prediction.reshape(-1)),
         "turn": torch.from_numpy(np.concatenate(turns)),
-        "sequence": torch.repeat_interleave(torch.tensor([len(at) for at in targets])),
+        "trajectory": torch.repeat_interleave(
+            torch.tensor([sum(len(at) for _, at, _, _ in own) for own in parts])
+        ),
     }
 
 
 def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int]]:
-    """Divide groups of sequences into packs of bounded size; those that begin alike come together.
+    """Divide groups of trajectories into packs of bounded size; those that begin alike come together.
 
     Args:
-        groups: Sequences that must share a pack, such as the two sides of a pair.
+        groups: Trajectories that must share a pack, such as the two sides of a pair.
         budget: Tokens of a pack, counted after sharing; a larger group is a pack of its own.
 
     Returns:
         Indices of the groups of each pack.
     """
+    firsts = [group[0].ids[group[0].sequences[0]] for group in groups]
     packs: list[list[int]] = []
     size = 0
-    for index in sorted(range(len(groups)), key=lambda index: groups[index][0].ids):
+    for index in sorted(range(len(groups)), key=firsts.__getitem__):
         own = count_tokens(groups[index])
-        added = own - first_difference(groups[index][0].ids, groups[packs[-1][-1]][0].ids) if packs else own
+        added = own - first_difference(firsts[index], firsts[packs[-1][-1]]) if packs else own
         if packs and size + added <= budget:
             packs[-1].append(index)
             size += added
@@ -92,29 +93,33 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
     return packs
 
 
-def count_tokens(sequences: Sequence[Encoded]) -> int:
+def count_tokens(trajectories: Sequence[Encoded]) -> int:
     """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
-    ordered = sorted(encoded.ids for encoded in sequences)
+    ordered = sorted(encoded.ids[span] for encoded in trajectories for span in encoded.sequences)
     return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
 
 
-def _targets(encoded: Encoded) -> Ids:
-    """Positions of the tokens that carry loss."""
-    positions = np.flatnonzero(np.asarray(encoded.turn) != NO_TURN)
-    if not len(positions):
-        raise DataError("a sequence carries no loss; it needs at least one action.")
-    if positions[0] == 0:
-        raise DataError(
-            "a sequence carries loss on its first token, which nothing predicts; give it a prompt."
-        )
-    return positions
+def _parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
+    """Of each sequence that carries loss: what is computed of it; and where its loss is, on which tokens and turns."""
+    turn = np.asarray(encoded.turn)
+    spans = [(span, np.flatnonzero(turn[span] != NO_TURN)) for span in encoded.sequences]
+    carrying = [(span, at) for span, at in spans if len(at)]
+    if not carrying:
+        raise DataError("a trajectory carries no loss; it needs at least one action.")
+    for span, at in carrying:
+        if at[0] == 0:
+            raise DataError(
+                "a sequence carries loss on its first token, which nothing predicts; give it a prompt."
+            )
+        ids = np.asarray(encoded.ids[span], np.int64)
+        yield ids[: at[-1]], at, ids[at], turn[span][at]
 
 
 @dataclass
 class _Forest:
     """Segments as they are laid out, depth first."""
 
-    inputs: list[Ids]
+    inputs: Sequence[Ids]
     ids: list[Ids] = field(default_factory=list)
     position: list[Ids] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)
@@ -126,20 +131,24 @@ class _Forest:
         self.where = [np.empty_like(ids) for ids in self.inputs]
 
     def add(self, rows: Sequence[int], start: int) -> None:
-        """Lay out rows that are equal before `start`, where what precedes `start` is laid out already."""
+        """Lay out rows that are equal before `start`, where what precedes `start` is laid out already.
+
+        A row that ends where others go on alike needs no segment of its own.
+        """
         end = self._common_end(rows, start)
-        ended = [row for row in rows if len(self.inputs[row]) == end]
+        ended = [row for row in rows if len(self.inputs[row]) <= end]
         branches = list(self.by_token([row for row in rows if len(self.inputs[row]) > end], end))
-        copies = len(branches) + bool(ended)
-        if copies > 1 and (copies - 1) * (end - start) < WORTH_SHARING:
-            for branch in [ended, *branches] if ended else branches:
-                self.add(branch, start)
+        if branches and (len(branches) - 1) * (end - start) < WORTH_SHARING:
+            for index, branch in enumerate(branches):
+                self.add(branch if index else [*ended, *branch], start)
             return
         segment = [self.size, self.size + end - start, 0]
-        self.ids.append(self.inputs[rows[0]][start:end])
+        longest = max(rows, key=lambda row: len(self.inputs[row]))
+        self.ids.append(self.inputs[longest][start:end])
         self.position.append(np.arange(start, end))
         for row in rows:
-            self.where[row][start:end] = np.arange(*segment[:2])
+            own = self.where[row][start:end]
+            own[:] = np.arange(segment[0], segment[0] + len(own))
         self.segments.append(segment)
         self.size = segment[1]
         for branch in branches:
@@ -156,11 +165,12 @@ class _Forest:
             yield list(group)
 
     def _common_end(self, rows: Sequence[int], start: int) -> int:
-        """Where the first difference between rows is, or the shortest one ends."""
-        first = self.inputs[rows[0]]
-        end = min(len(self.inputs[row]) for row in rows)
-        for row in rows[1:]:
-            differs = np.flatnonzero(self.inputs[row][start:end] != first[start:end])
+        """Where two rows first differ, or the longest one ends."""
+        longest = max((self.inputs[row] for row in rows), key=len)
+        end = len(longest)
+        for row in rows:
+            own = self.inputs[row][start:end]
+            differs = np.flatnonzero(own != longest[start : start + len(own)])
             end = start + int(differs[0]) if len(differs) else end
         return end
 
@@ -250,7 +260,7 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
     Returns:
         Both sides; None for the rejected one where the examples have none.
     """
-    turn, trajectory = batch["turn"], batch["sequence"]
+    turn, trajectory = batch["turn"], batch["trajectory"]
     pairs, sequences = int(batch["pairs"]), int(trajectory[-1]) + 1
     starts_turn = torch.ones_like(turn, dtype=torch.bool)
     starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)

@@ -131,7 +131,7 @@ def compute_logprobs(
             name: tensor.to(model.device) for name, tensor in lay_out([sequences[i] for i in pack]).items()
         }
         logprobs = action_logprobs(model, batch).float().cpu()
-        lengths = batch["sequence"].bincount(minlength=len(pack)).tolist()
+        lengths = batch["trajectory"].bincount(minlength=len(pack)).tolist()
         found |= zip(pack, logprobs.split(lengths), strict=True)
     return [found[index] for index in range(len(sequences))]
 
@@ -217,8 +217,9 @@ def _read(file: Path) -> list[Tensor] | None:
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
     """Hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
-    for sequence in sequences:
-        digest.update(torch.tensor([len(sequence.ids), *sequence.ids, *sequence.turn]).numpy().tobytes())
+    for one in sequences:
+        lengths = len(one.ids), len(one.starts)
+        digest.update(torch.tensor([*lengths, *one.ids, *one.turn, *one.starts]).numpy().tobytes())
     return digest.hexdigest()
 
 

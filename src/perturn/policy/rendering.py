@@ -9,12 +9,13 @@ rendering of the whole, and a walk that cannot be compared, or differs, is done 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perturn.errors import DataError, ModelError
-from perturn.types import Action, Message
+from perturn.types import Action, Message, Prompt, Turn
 
 NO_TURN = -1
 """Turn index of a token that carries no loss."""
@@ -287,3 +288,38 @@ class Walk:
                 f"the chat template leaves out tool calls: turn {self.turns} calls {left_out[0]!r}, but the text is "
                 f"{written!r}. Give a template that writes them with `chat_template`."
             )
+
+
+class Asked:
+    """The prompts of a conversation, each the beginning of the next."""
+
+    def __init__(self, walk: Walk, prompt: Prompt) -> None:
+        self.walk = walk
+        self.ids = array("q")
+        self._begun = prompt.messages, prompt.tools
+        self._turns: tuple[Turn, ...] = ()
+        self._heard: tuple[Message, ...] | None = None
+        self._next_look = 3
+
+    def leads_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt asks for a later turn of the same conversation."""
+        known = len(self._turns)
+        return (
+            len(prompt.turns) > known
+            and self._begun == (prompt.messages, prompt.tools)
+            and self._turns == prompt.turns[:known]
+            and self._heard == prompt.turns[known].observation
+        )
+
+    def follow(self, prompt: Prompt) -> None:
+        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
+        for turn in prompt.turns[len(self._turns) :]:
+            if self._heard is None:
+                self.ids.extend(self.walk.hear(turn.observation).ids)
+            self.ids.extend(self.walk.say(turn.action).ids)
+            self._heard = None
+        self.ids.extend(self.walk.hear(prompt.observation).ids)
+        self._turns, self._heard = prompt.turns, prompt.observation
+        if self.walk.turns >= self._next_look or self.walk.remembers:
+            self.walk.confirm(open_turn=True)
+            self._next_look = 2 * self.walk.turns

@@ -7,16 +7,17 @@ training sees what was sampled.
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
+from perturn.episodes.prompts import as_seen
 from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
-from perturn.policy.rendering import ChatTemplate, Piece, Walk, first_difference
+from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
 from perturn.policy.templates import choose_template, with_template
 from perturn.types import Action, Message, PreferencePair, Prompt, Trajectory, Turn
 
@@ -34,7 +35,11 @@ SHARED_PREFIX = ("keep", "mask")
 
 @dataclass(frozen=True)
 class Encoded:
-    """A trajectory as tokens. All tuples are [tokens]."""
+    """A trajectory as tokens: one sequence; or, where the policy saw a shortened history, one for each of its turns.
+
+    Each is the text that the policy saw, and carries loss on what it wrote then. They are laid end to end, in the order
+    of the turns. `ids`, `turn` and `role` are [tokens].
+    """
 
     ids: tuple[int, ...]
     turn: tuple[int, ...]
@@ -42,6 +47,18 @@ class Encoded:
     role: tuple[str, ...]
     dropped_turns: int = 0
     """Whole turns cut from the end to keep the length limit."""
+    starts: tuple[int, ...] = (0,)
+    """Where each sequence begins [sequences]."""
+
+    @property
+    def sequences(self) -> list[slice]:
+        """Where each sequence lies."""
+        return [slice(*span) for span in pairwise((*self.starts, len(self.ids)))]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(stop - start for start, stop in pairwise((*self.starts, len(self.ids))))
 
     @property
     def loss_turns(self) -> list[int]:
@@ -81,7 +98,7 @@ class Renderer:
         self.end_id = self._chat.end_id
         self.end_text = self._chat.end_text
         self._whole = False
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -104,24 +121,33 @@ class Renderer:
     def encode(self, trajectory: Trajectory, max_length: int | None = None) -> Encoded:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
+        Of a trajectory that is several sequences, each must fit. Where a turn's does not, later turns are dropped too.
+
         Raises:
-            DataError: If the trajectory has no turn, not even the first one fits, or it was played with a shortened
-                history and so is not one sequence.
+            DataError: If the trajectory has no turn, or not even the first one fits.
         """
-        trajectory.require_full_history()
         _check_turns(trajectory)
         try:
-            kept = self._fit(trajectory, max_length, self._whole)
+            kept = self._sequences(trajectory, max_length, self._whole)
         except ModelError:
             if self._whole:
                 raise
-            kept = self._fit(trajectory, max_length, whole=True)
-        played = sum(piece.turn != NO_TURN for piece in kept)
+            kept = self._sequences(trajectory, max_length, whole=True)
+        if not kept:
+            length = len(self.encode(replace(trajectory, turns=trajectory.turns[:1])).ids)
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
+                f"is {max_length}; raise max_length or shorten the prompt."
+            )
+        pieces = [piece for sequence in kept for piece in sequence]
+        played = sum(piece.turn != NO_TURN for piece in pieces)
+        lengths = [sum(len(piece.ids) for piece in sequence) for sequence in kept]
         return Encoded(
-            ids=tuple(token for piece in kept for token in piece.ids),
-            turn=tuple(piece.turn for piece in kept for _ in piece.ids),
-            role=tuple(piece.role for piece in kept for _ in piece.ids),
+            ids=tuple(token for piece in pieces for token in piece.ids),
+            turn=tuple(piece.turn for piece in pieces for _ in piece.ids),
+            role=tuple(piece.role for piece in pieces for _ in piece.ids),
             dropped_turns=len(trajectory.turns) - played,
+            starts=tuple(accumulate(lengths[:-1], initial=0)),
         )
 
     def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
@@ -152,27 +178,39 @@ class Renderer:
                 "played; set model.chat_template=tools for a template that does, or to a file of yours."
             )
 
-    def _ask(self, prompt: Prompt, whole: bool = False) -> _Asked:
-        return _Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
+    def _ask(self, prompt: Prompt, whole: bool = False) -> Asked:
+        return Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
-    def _fit(self, trajectory: Trajectory, max_length: int | None, whole: bool) -> list[Piece]:
-        """Pieces of the turns that fit."""
+    def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
+        """Pieces of each sequence, with the turns that fit; empty if none does."""
+        if trajectory.is_one_sequence:
+            kept = self._fit(trajectory, trajectory.turns, most, whole)
+            return [list(chain.from_iterable(kept))] if kept else []
+        found = []
+        for index in range(len(trajectory.turns)):
+            seen = as_seen(trajectory, index)
+            kept = self._fit(trajectory, seen, most, whole)
+            if len(kept) < len(seen):
+                break
+            *read, taken = chain.from_iterable(kept)
+            found.append([*(replace(piece, turn=NO_TURN) for piece in read), replace(taken, turn=index)])
+        return found
+
+    def _fit(
+        self, trajectory: Trajectory, turns: Sequence[Turn], most: int | None, whole: bool
+    ) -> list[list[Piece]]:
+        """Pieces of each turn of a sequence, its action last, as far as they fit."""
         walk = Walk(self._chat, trajectory.prompt, trajectory.tools, whole)
-        kept: list[Piece] = []
+        kept: list[list[Piece]] = []
         length = 0
-        for turn in trajectory.turns:
+        for turn in turns:
             heard = walk.hear(turn.observation)
             pieces = [*walk.by_role(heard), walk.say(turn.action)]
             length += sum(len(piece.ids) for piece in pieces)
-            if max_length is not None and length > max_length:
+            if most is not None and length > most:
                 break
-            kept += pieces
+            kept.append(pieces)
         walk.confirm()
-        if not kept:
-            raise DataError(
-                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
-                f"is {max_length}; raise max_length or shorten the prompt."
-            )
         return kept
 
     def _check_template(self) -> None:
@@ -221,41 +259,6 @@ class Renderer:
                 f"{expected[max(0, same - 30) : same]!r}. A policy would learn other tokens than it samples. Give a "
                 "`chat_template` whose prompts end in a special token or a line break."
             )
-
-
-class _Asked:
-    """The prompts of a conversation, each the beginning of the next."""
-
-    def __init__(self, walk: Walk, prompt: Prompt) -> None:
-        self.walk = walk
-        self.ids = array("q")
-        self._begun = prompt.messages, prompt.tools
-        self._turns: tuple[Turn, ...] = ()
-        self._heard: tuple[Message, ...] | None = None
-        self._next_look = 3
-
-    def leads_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt asks for a later turn of the same conversation."""
-        known = len(self._turns)
-        return (
-            len(prompt.turns) > known
-            and self._begun == (prompt.messages, prompt.tools)
-            and self._turns == prompt.turns[:known]
-            and self._heard == prompt.turns[known].observation
-        )
-
-    def follow(self, prompt: Prompt) -> None:
-        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
-        for turn in prompt.turns[len(self._turns) :]:
-            if self._heard is None:
-                self.ids.extend(self.walk.hear(turn.observation).ids)
-            self.ids.extend(self.walk.say(turn.action).ids)
-            self._heard = None
-        self.ids.extend(self.walk.hear(prompt.observation).ids)
-        self._turns, self._heard = prompt.turns, prompt.observation
-        if self.walk.turns >= self._next_look or self.walk.remembers:
-            self.walk.confirm(open_turn=True)
-            self._next_look = 2 * self.walk.turns
 
 
 def _check_turns(trajectory: Trajectory) -> None:
@@ -361,7 +364,7 @@ def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
     Raises:
         DataError: For the longest one.
     """
-    longest = max((len(side.ids) for side in sides(examples)), default=0)
+    longest = max((side.longest for side in sides(examples)), default=0)
     if limit is not None and longest > limit:
         raise DataError(
             f"the longest sequence has {longest} tokens, but the model's context is {limit}; "

@@ -92,13 +92,6 @@ def refuse_early(recipe: Recipe, command: str | None) -> None:
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
         )
-    rules = make_protocol(recipe.protocol) if recipe.protocol else None
-    if recipe.protocol and rules and rules.history is not None:
-        raise ConfigError(
-            f"protocol {recipe.protocol.name!r} shows the last {rules.history} turns alone, so its episodes are not "
-            "one sequence each and cannot be trained on; set protocol.history=full to train, and evaluate under it "
-            "with perturn evaluate."
-        )
 
 
 def check_trackers(names: Iterable[str]) -> None:

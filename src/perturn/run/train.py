@@ -284,7 +284,7 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
-    """Counts of the training data: tokens, those that carry loss, turns, and turns cut by the length limit."""
+    """Counts of the training data: tokens of all sequences, those with loss, turns, and turns cut by the limit."""
     found = [side for example in examples for side in example.sides]
     return {
         "examples": len(examples),
