@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.pairs import OUTCOMES, pair_with_expert
+from perturn.data.pairs import IN_GROUP, OUTCOMES, pair_with_expert, pair_within_groups
 from perturn.errors import ConfigError, DataError
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
@@ -155,3 +155,47 @@ def test_extra_turns_are_not_negative():
     """None cuts nothing."""
     with pytest.raises(ConfigError, match="max_extra_turns must be >= 0 or None, got -1"):
         pair_with_expert([], [], max_extra_turns=-1)
+
+
+GROUP = [
+    trajectory(reward, text, sample=sample)
+    for sample, (reward, text) in enumerate([(0.0, "a"), (1.0, "b"), (0.2, "c"), (0.9, "d"), (0.5, "e")])
+]
+
+
+def rewards(pairs):
+    return [(pair.chosen.total_reward, pair.rejected.total_reward) for pair in pairs]
+
+
+def test_the_best_of_a_group_is_paired_with_its_worst():
+    """Of 0, 0.2, 0.5, 0.9, 1 the gaps are 1 and 0.7; 0.5 is left over."""
+    one, counts = pair_within_groups(GROUP)
+    both, all_counts = pair_within_groups(GROUP, per_group=None)
+
+    assert rewards(one) == [(1.0, 0.0)]
+    assert nonzero(counts) == {"kept": 2, "over": 2, "alone": 1}
+    assert rewards(both) == [(1.0, 0.0), (0.9, 0.2)]
+    assert nonzero(all_counts) == {"kept": 4, "alone": 1}
+    assert rewards(pair_within_groups(GROUP, 0.7, per_group=None)[0]) == [(1.0, 0.0)]
+
+
+@given(st.lists(TRAJECTORY), st.floats(0, 2), st.none() | st.integers(1, 3))
+def test_every_trajectory_of_a_group_has_one_outcome(explored, threshold, per_group):
+    """Outcomes sum to what was explored; nobody is in two pairs; order does not matter."""
+    explored = list({one.key: one for one in explored}.values())
+    pairs, counts = pair_within_groups(explored, threshold, per_group=per_group)
+    used = [side.key for pair in pairs for side in (pair.chosen, pair.rejected)]
+
+    assert sum(counts.values()) == len(explored)
+    assert set(counts) == set(IN_GROUP)
+    assert counts["kept"] == len(used) == len(set(used))
+    assert all(best - worst > threshold for best, worst in rewards(pairs))
+    assert all(pair.chosen.task == pair.rejected.task for pair in pairs)
+    assert pair_within_groups(reversed(explored), threshold, per_group=per_group) == (pairs, counts)
+
+
+@pytest.mark.parametrize("wrong", [{"threshold": math.nan}, {"threshold": -1.0}, {"per_group": 0}])
+def test_pairs_within_groups_refuse_settings_that_mean_nothing(wrong):
+    """A threshold that is no gap, and no pairs at all."""
+    with pytest.raises(ConfigError, match="must be"):
+        pair_within_groups(GROUP, **wrong)

@@ -77,6 +77,18 @@ def test_evaluations_come_in_the_order_of_training(tmp_path):
     assert found == {name: run.evaluation(name) for name in ("base", "sft", "dpo", "alpha", "zeta")}
 
 
+def test_credits_are_found_by_their_iteration(tmp_path):
+    """A name may hold what stands between name and mark, and one setting or another."""
+    run = RunPaths(tmp_path)
+    run.credit("rloo").parent.mkdir()
+    for name, mark in [("rloo", ""), ("rloo", "-003"), ("dr-grpo", "-003"), ("gigpo,gamma=0.9", "-1000")]:
+        run.credit(name, mark).touch()
+
+    assert run.credits() == {"rloo": run.credit("rloo")}
+    assert run.credits("-003") == {name: run.credit(name, "-003") for name in ("dr-grpo", "rloo")}
+    assert list(run.credits("-1000")) == ["gigpo,gamma=0.9"]
+
+
 def test_a_sealed_file_says_what_it_is_part_of():
     """By its name in the manifest: a checkpoint is removed as a whole, and pairs are data."""
     inside = RUN.name(RUN.checkpoint("sft") / "config.json")
@@ -85,6 +97,7 @@ def test_a_sealed_file_says_what_it_is_part_of():
     assert checkpoint_of(RUN.name(RUN.pairs())) is None
     assert is_data(RUN.name(RUN.pairs("-002")))
     assert is_data(RUN.name(RUN.trajectories("expert")))
+    assert is_data(RUN.name(RUN.credit("rloo", "-002")))
     assert not is_data(RUN.name(RUN.evaluation("base")))
 
 

@@ -251,3 +251,22 @@ def test_the_recorded_recipe_is_resolved(recipe):
 
     assert recorded == to_yaml(recipe)
     assert "max_new_tokens: 64" in recorded
+
+
+def test_what_is_let_go_is_gone_and_its_stage_stays_done(recipe):
+    """A folder and a file of another, removed after the manifest forgot them; a kill between is no damage."""
+    run = Run(recipe)
+    policy, other = run.paths.checkpoint("dpo-001"), run.paths.checkpoint("dpo-002")
+    with run.stage("align-001", policy, other):
+        for folder in (policy, other):
+            folder.mkdir()
+            (folder / "weights").write_text("1")
+            (folder / "optimizer").write_text("2")
+    run.let_go([policy, other / "optimizer"])
+    run.close()
+
+    with Run(recipe) as again:
+        assert again.is_done("align-001")
+        assert [name for name in again.manifest["files"] if "dpo" in name] == ["checkpoints/dpo-002/weights"]
+    assert not policy.exists()
+    assert [file.name for file in other.iterdir()] == ["weights"]

@@ -46,6 +46,17 @@ def test_the_fullest_block_is_filled_first():
     assert blocks.take(1).block is full
 
 
+def test_of_two_blocks_as_full_the_older_one_is_filled_first():
+    """Not the one that lies first in memory, so that a play repeats; 20 times, since chance may hit it."""
+    for _ in range(20):
+        blocks = Blocks(slots=2)
+        slots = [blocks.take(1) for _ in range(8)]
+        older = slots[2].block
+        del slots[7], slots[5], slots[3]
+
+        assert blocks.take(1).block is older
+
+
 def test_a_slot_is_free_when_nobody_holds_it():
     blocks = Blocks(slots=2)
     one, two = blocks.take(1), blocks.take(1)

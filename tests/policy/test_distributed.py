@@ -16,11 +16,17 @@ import json, os, sys
 
 import torch
 from safetensors.torch import save_file
+from dataclasses import replace
 from perturn import TurnConfig, TurnTrainer
+from perturn.data.trl import from_trl
 from perturn.policy.models import load_model
+from perturn.policy.names import load_tokenizer
+from perturn.types import Action, WeightedTrajectory
 
 folder, output, cases = *sys.argv[1:3], json.loads(sys.argv[3])
+tokenizer = load_tokenizer(folder)
 BATCH = 4
+SAMPLED = {"name": "ppo-clip", "ratio": "turn", "aggregate": "turn_mean", "kl": 0.1}
 
 
 def pair(i):
@@ -30,6 +36,17 @@ def pair(i):
         "chosen": [{"role": "assistant", "content": f"north {i}"}, *[question, answer] * (i % 3)],
         "rejected": [{"role": "assistant", "content": f"south {i} " * (1 + 3 * i % 11)}],
     }
+
+
+def sampled(i):
+    made = from_trl({"messages": [*pair(i)["prompt"], *pair(i)["chosen"]]}, task_id=f"t/{i // 2}")
+    actions = [
+        Action(turn.action.text, ids, (-4.0 - i % 3,) * len(ids))
+        for turn in made.turns
+        for ids in [(*tokenizer(turn.action.text)["input_ids"], tokenizer.eos_token_id)]
+    ]
+    turns = [replace(turn, action=action) for turn, action in zip(made.turns, actions, strict=True)]
+    return WeightedTrajectory(replace(made, turns=tuple(turns)), tuple((-1.0) ** (i + t) for t in range(len(turns))))
 
 
 def run(name, world, rank, *, budgets, pairs=7, evaluated=3, resume=None, **settings):
@@ -42,7 +59,8 @@ def run(name, world, rank, *, budgets, pairs=7, evaluated=3, resume=None, **sett
     )
     reference = load_model(folder)
     torch._foreach_mul_(list(reference.state_dict().values()), 1.05)
-    rows = [pair(i) for i in range(pairs)], [pair(20 + i) for i in range(evaluated)]
+    row = sampled if settings["loss"] == SAMPLED else pair
+    rows = [row(i) for i in range(pairs)], [row(20 + i) for i in range(evaluated)]
     trainer = TurnTrainer(folder, args, *rows, ref_model=reference)
     trainer.train(resume_from_checkpoint=resume and f"{output}/{resume[0]}-{world}/checkpoint-{resume[1]}")
     if trainer.is_world_process_zero():
@@ -90,6 +108,14 @@ CASES = {
     },
     "resumed": {"loss": COUPLED, "budgets": (4096, 120), "worlds": (1, 2), "resume": ("coupled", 3)},
     "sft": {"loss": "sft", "budgets": (4096, 60), "worlds": (1, 2), "pairs": 9, "evaluated": 1},
+    "sampled": {
+        "loss": {"name": "ppo-clip", "ratio": "turn", "aggregate": "turn_mean", "kl": 0.1},
+        "budgets": (4096, 60),
+        "worlds": (1, 2, 4),
+        "pairs": 9,
+        "evaluated": 3,
+        "episodes": 12,
+    },
     "dropped": {
         "loss": "sft",
         "budgets": (60, 4096),

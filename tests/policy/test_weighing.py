@@ -1,5 +1,6 @@
 """What a credit of others returns is checked where it is written, so that no turn gets the weight of another."""
 
+import re
 from typing import Any, ClassVar
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
-from perturn.policy.reference import choose_credit, weigh
+from perturn.policy.reference import choose_credit, credit_of, weigh
 from perturn.policy.tokens import Example, encode_example
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -83,16 +84,32 @@ def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypat
 @pytest.mark.parametrize(
     "name", [name for name, each in CREDITS.items() if getattr(each, "needs_group", False)]
 )
-def test_a_credit_of_a_group_is_refused_where_each_trajectory_is_weighed_by_itself(name):
-    """It would give 0 to every turn, and nothing would be learned."""
+def test_a_credit_of_a_group_is_refused_for_a_loss_on_pairs(name):
+    """The sides of a pair are no group, and each by itself would get 0 for every turn."""
+    said = re.escape(f"credit '{name}' compares the trajectories of a group, and loss 'dpo'")
+    with pytest.raises(ConfigError, match=said):
+        choose_credit(LOSSES["dpo"](), {"name": "dpo"}, {"name": name})
+
+
+@pytest.mark.parametrize("section", [None, {"name": "gigpo"}])
+def test_a_credit_of_a_group_is_refused_where_rows_are_weighed_one_by_one(section):
+    """Which is what showing rows does; a group's weights would all be 0."""
     with pytest.raises(
-        ConfigError, match=r"compares the trajectories of a group, and training on stored rows"
+        ConfigError, match=r"compares the trajectories of a group, and a row by itself has none"
     ):
-        choose_credit(LOSSES["dpo"](), {}, {"name": name})
+        credit_of({"name": "ppo-clip"}, section)
 
 
-@pytest.mark.parametrize("section", [None, {"name": "uniform"}])
-def test_a_loss_on_sampled_groups_is_refused_where_rows_are_stored(section):
-    """Whatever weighs the turns."""
-    with pytest.raises(ConfigError, match=r"loss 'ppo-clip' learns from groups the policy has just sampled"):
-        choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, section)
+def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_kept(monkeypatch):
+    """It sees whole episodes, and training computes the reference of what fits."""
+
+    class Needy(Foreign):
+        needs = frozenset({"reference"})
+        needs_group = True
+
+    monkeypatch.setitem(CREDITS._own, "needy", Needy)
+
+    with pytest.raises(
+        ConfigError, match="credit 'needy' needs reference, which training does not compute of a"
+    ):
+        choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})

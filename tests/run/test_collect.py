@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from perturn.episodes.play import Job, play_again
+from perturn.episodes.play import Job
+from perturn.episodes.workers import play_again
 from perturn.errors import WorldLost
 from perturn.run.collect import demonstrate
 from perturn.types import EpisodeProtocol, Observation, Status, Task

@@ -131,7 +131,13 @@ CHOICES = [
 
 def test_the_choices_of_a_recipe_are_known():
     """A new text of a recipe is a choice, unless it is put among the free ones."""
-    assert CHOICES == ["protocol.format", "protocol.history", "protocol.example"]
+    assert CHOICES == [
+        "protocol.format",
+        "protocol.history",
+        "protocol.example",
+        "align.reference",
+        "pair.within",
+    ]
 
 
 @pytest.mark.parametrize("path", CHOICES)

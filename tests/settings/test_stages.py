@@ -82,3 +82,58 @@ def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
 def test_a_stage_that_plays_needs_an_environment(data, says):
     with pytest.raises(ConfigError, match=says):
         parse(Recipe, data)
+
+
+def test_groups_are_credited_where_pairs_would_be_made():
+    """Every second policy is scored, and the last; the reference is the start, the one before, or an average."""
+    online = {
+        **PLAYS,
+        "iterations": 3,
+        "explore": {"samples": 4},
+        "groups": {},
+        "evaluate": {"every": 2},
+        "align": {"loss": {"name": "ppo-clip"}, "reference": "average"},
+    }
+    found = stages(parse(Recipe, online))
+
+    assert [stage.name for stage in found if stage.iteration == 2] == [
+        "explore-002",
+        "credit-002",
+        "align-002",
+        "evaluate-ppo-clip-002",
+    ]
+    assert [stage.name for stage in found if stage.command == "evaluate"] == [
+        "evaluate-base",
+        "evaluate-ppo-clip-002",
+        "evaluate-ppo-clip-003",
+    ]
+    for reference, expected in (
+        ("average", ["base", "average-001", "average-002"]),
+        ("previous", ["base", "ppo-clip-001", "ppo-clip-002"]),
+        ("start", ["base", "base", "base"]),
+    ):
+        recipe = parse(Recipe, {**online, "align": {"loss": {"name": "ppo-clip"}, "reference": reference}})
+        assert [stage.reference for stage in stages(recipe) if stage.command == "train"] == expected
+
+
+def test_pairs_within_a_group_need_no_expert():
+    """The policy's best is chosen, so nobody shows anything."""
+    align = {"loss": {"name": "tlm-dre"}}
+    found = names({**PLAYS, "explore": {"samples": 4}, "pair": {"within": "group"}, "align": align})
+
+    assert found == ["evaluate-base", "explore", "pair", "align", "evaluate-tlm-dre"]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"groups": {}, "pair": {}, "align": ALIGN}, "groups and pair are both set"),
+        ({"groups": {}}, "groups need an alignment"),
+        ({"groups": {}, "align": ALIGN}, "explore.samples must be > 1"),
+        ({"pair": {"within": "group"}, "align": ALIGN}, "explore.samples must be > 1"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(part, words):
+    """Before anything is opened, in one line."""
+    with pytest.raises(ConfigError, match=words):
+        parse(Recipe, {**PLAYS, **part})

@@ -1,4 +1,4 @@
-"""Trajectories into preference pairs: an expert's over one that was explored."""
+"""Trajectories into preference pairs: an expert's over one that was explored, or the best of a group over its worst."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from perturn.types import PreferencePair, Trajectory, failed
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
 """Outcomes of an explored trajectory: the first that holds."""
+
+IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
+"""Outcomes of a trajectory among those of its task; `over`: it would be in one pair more than asked for."""
 
 _ROUNDING = 1e-9
 """Rewards are sums and ratios of decimals: 0.81 - 0.41 is 0.4 plus 6e-17. Gaps this close are equal."""
@@ -49,8 +52,7 @@ def pair_with_expert(
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `OUTCOMES`,
         and beside these, under `cut`, how many of the kept ones were cut.
     """
-    if not math.isfinite(threshold) or threshold < 0:
-        raise ConfigError(f"threshold must be a finite number >= 0, got {threshold}.")
+    _check_threshold(threshold)
     if max_extra_turns is not None and max_extra_turns < 0:
         raise ConfigError(f"max_extra_turns must be >= 0 or None, got {max_extra_turns}.")
     best = _best_by_task(experts)
@@ -65,6 +67,54 @@ def pair_with_expert(
             counts["cut"] += rejected is not trajectory
             pairs.append(PreferencePair(chosen=expert, rejected=rejected))
     return pairs, counts
+
+
+def pair_within_groups(
+    explored: Iterable[Trajectory], threshold: float = 0.4, *, per_group: int | None = 1
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Pair the best trajectory of each task with its worst, then the second best with the second worst, and so on.
+
+    A pair is kept if total_reward(best) - total_reward(worst) > threshold, as in `pair_with_expert`. Of equal rewards
+    the lower sample comes first.
+
+    Source: ours, for online learning; the condition is that of tlm-DRE, Appendix B.
+    Differs: the paper's chosen side is an expert's trajectory.
+
+    Args:
+        explored: Trajectories of the policy, of several tasks, in any order.
+        threshold: tau, in units of total reward; finite and >= 0.
+        per_group: Pairs of a task, at most; None: as many as there are, each trajectory in one.
+
+    Returns:
+        The pairs, by task and then by gap, largest first; and counts: each trajectory under one of `IN_GROUP`.
+    """
+    _check_threshold(threshold)
+    if per_group is not None and per_group < 1:
+        raise ConfigError(f"per_group must be >= 1 or None, got {per_group}.")
+    groups: dict[str, list[Trajectory]] = {}
+    counts = Counter(dict.fromkeys(IN_GROUP, 0))
+    for one in sorted(explored, key=lambda one: one.key):
+        if failed(one) or not one.turns:
+            counts["failed" if failed(one) else "no_turns"] += 1
+        else:
+            groups.setdefault(one.task.id, []).append(one)
+    pairs: list[PreferencePair] = []
+    for group in groups.values():
+        ranked = sorted(group, key=lambda one: -one.total_reward)
+        most = len(ranked) // 2
+        for place in range(most):
+            best, worst = ranked[place], ranked[-1 - place]
+            outcome = _outcome(best, worst, threshold) if per_group is None or place < per_group else "over"
+            counts[outcome] += 2
+            if outcome == "kept":
+                pairs.append(PreferencePair(chosen=best, rejected=worst))
+        counts["alone"] += len(ranked) - 2 * most
+    return pairs, counts
+
+
+def _check_threshold(threshold: float) -> None:
+    if not math.isfinite(threshold) or threshold < 0:
+        raise ConfigError(f"threshold must be a finite number >= 0, got {threshold}.")
 
 
 def _best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -57,6 +58,16 @@ class RunPaths:
     def pairs(self, mark: str = "") -> Path:
         """Preference pairs of an iteration."""
         return self.folder / f"pairs{mark}.jsonl"
+
+    def credit(self, name: str, mark: str = "") -> Path:
+        """Weights that a credit gave to the turns of an iteration's episodes, such as `gigpo` of `-003`."""
+        return self.folder / "credits" / f"{name}{mark}.jsonl"
+
+    def credits(self, mark: str = "") -> dict[str, Path]:
+        """The credits of an iteration that are there, by name."""
+        files = sorted((self.folder / "credits").glob("*.jsonl"))
+        names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
+        return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
     def checkpoint(self, policy: str) -> Path:
         """Folder of a trained policy."""
@@ -116,7 +127,8 @@ class RunPaths:
     @property
     def folders(self) -> list[Path]:
         """Folders that every run has."""
-        return [self.folder / name for name in ("trajectories", "checkpoints", "metrics", "evaluation")]
+        names = ("trajectories", "credits", "checkpoints", "metrics", "evaluation")
+        return [self.folder / name for name in names]
 
     def name(self, file: Path) -> str:
         """A file as the manifest names it: by its path in the folder."""
@@ -128,8 +140,8 @@ class RunPaths:
 
 
 def is_data(name: str) -> bool:
-    """Whether a file, as the manifest names it, holds episodes or pairs that a policy may learn from."""
-    return name.startswith(("trajectories/", "pairs"))
+    """Whether a file, as the manifest names it, holds episodes, pairs or weights that a policy may learn from."""
+    return name.startswith(("trajectories/", "pairs", "credits/"))
 
 
 def checkpoint_of(name: str) -> str | None:

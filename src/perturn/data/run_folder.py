@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,6 +111,23 @@ class Run:
             self.manifest["stages"][stage]["done"] = False
         files = self.manifest["files"].items()
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
+
+    def let_go(self, paths: Sequence[Path]) -> None:
+        """Remove files and folders of finished stages that nothing needs any more; the stages stay done."""
+        if not paths:
+            return
+        names = tuple(self.paths.name(path) for path in paths)
+        within = tuple(f"{name}/" for name in names)
+        files = self.manifest["files"].items()
+        kept = {file: one for file, one in files if file not in names and not file.startswith(within)}
+        self._write_manifest(
+            {**self.manifest, "files": kept}
+        )  # first, or a kill between would look like damage
+        for path in paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:

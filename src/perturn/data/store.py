@@ -186,18 +186,22 @@ def _record(kind: Any) -> CoreSchema:
     return _checked(_CHECKS[kind], schema) if kind in _CHECKS else schema
 
 
-_VALIDATORS: dict[type, SchemaValidator] = {
-    kind: SchemaValidator(_record(kind)) for kind in (Trajectory, PreferencePair)
-}
+_VALIDATORS: dict[type, SchemaValidator] = {}
 _KINDS = {"task": Task, "turns": Turn, "action": Action, "chosen": Trajectory, "rejected": Trajectory}
 """Key -> the kind of what is under it."""
+
+
+def _validator(kind: type) -> SchemaValidator:
+    if kind not in _VALIDATORS:
+        _VALIDATORS[kind] = SchemaValidator(_record(kind))
+    return _VALIDATORS[kind]
 
 
 def _validate(kind: type[_T], record: Any) -> _T:
     """JSON data -> its value, or a `DataError` that opens with the path of the first mistake."""
     try:
         return cast(
-            _T, _VALIDATORS[kind].validate_python(dict(record) if isinstance(record, Mapping) else record)
+            _T, _validator(kind).validate_python(dict(record) if isinstance(record, Mapping) else record)
         )
     except ValidationError as error:
         raise DataError(_explain(error, kind)) from error
@@ -324,19 +328,29 @@ class TrajectoryStore:
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:
     """Write a file of preference pairs whole or not at all, in place of what was there; returns how many."""
+    return write_records(path, pairs)
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
+    """The pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
+    return list(read_records(path, PreferencePair))
+
+
+def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
+    """Write a file of dataclasses, one a line, whole or not at all, in place of what was there; returns how many."""
     count = 0
     with replacing(path) as fresh, fresh.open("wb") as file:
-        for pair in pairs:
-            record = _plain(pair)
-            _validate(PreferencePair, record)
+        for each in records:
+            record = _plain(each)
+            _validate(type(each), record)
             file.write(_line(record))
             count += 1
     return count
 
 
-def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
-    """The pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
-    return [_parse(PreferencePair, raw, f"{path}:{number}") for number, raw in _lines(path)]
+def read_records(path: str | os.PathLike[str], kind: type[_T]) -> Iterator[_T]:
+    """The dataclasses of a file that `write_records` wrote, in order; a torn line is damage, and an error."""
+    return (_parse(kind, raw, f"{path}:{number}") for number, raw in _lines(path))
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
@@ -355,7 +369,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 def _parse(kind: type[_T], raw: bytes, where: str) -> _T:
     try:
-        return cast(_T, _VALIDATORS[kind].validate_json(raw))
+        return cast(_T, _validator(kind).validate_json(raw))
     except ValidationError:  # it is wrong; or a world's data has half a surrogate pair, which Python reads
         data = parse_json(raw, where, DataError, "Correct or delete the line.")
     try:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from math import ceil
-from queue import Empty, SimpleQueue
 from statistics import median
 
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
-from perturn.errors import BystanderLost, EngineFailure, WorldLost
-from perturn.faults import close_world
+from perturn.episodes.workers import Worker, Workers
+from perturn.errors import EngineFailure
 from perturn.types import (
     Action,
     Engine,
@@ -25,41 +22,14 @@ from perturn.types import (
     EpisodeProtocol,
     Prompt,
     Sampling,
-    Status,
     StreamingEngine,
     Trajectory,
 )
-
-_logger = logging.getLogger(__name__)
 
 _PATIENCE = 0.2
 """How long the engine waits for more prompts, as a share of the time that a batch takes."""
 _IDLE = 0.25
 """Time that the engine may be idle for each second that it works, where worlds take longer than it."""
-_LEAVE_S = 10.0
-"""Seconds that worlds have to end when the play is over."""
-_BYSTANDER_LIMIT = 16
-"""How often an episode is played again because of other worlds."""
-
-
-def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
-    """Play an episode, and again if its world died or hung; the last trajectory counts.
-
-    Args:
-        play_once: Plays it.
-        retries: How often it is played again. Losses to another world's fault are not counted, up to a bound.
-    """
-    bystander = 0
-    while True:
-        trajectory = play_once()
-        kind = (trajectory.error or "").partition(":")[0]
-        if kind == BystanderLost.__name__ and bystander < _BYSTANDER_LIMIT:
-            bystander += 1
-        elif kind in (WorldLost.__name__, BystanderLost.__name__) and retries > 0:
-            retries -= 1
-        else:
-            return trajectory
-        _logger.warning("playing task %s again: %s", trajectory.task.id, trajectory.error)
 
 
 def play(
@@ -90,13 +60,15 @@ def play(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
-    workers = _Workers(iter(jobs), lambda env, job: episode(env, job, protocol=protocol, policy=engine.name))
+    coming = iter(jobs)
+    start = partial(episode, protocol=protocol, policy=engine.name)
+    workers = Workers(start, make_environment, retries, coming)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
-    asked: dict[str, _Worker] = {}
+    asked: dict[str, Worker] = {}
     try:
-        workers.open(concurrency, make_environment, retries)
+        workers.begin(islice(coming, concurrency))
         while workers.busy:
             for worker, said in workers.listen(counter.wait):
                 if isinstance(said, Prompt):
@@ -128,9 +100,10 @@ def play_alone(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
     """
-    workers = _Workers(iter(jobs), start)
+    coming = iter(jobs)
+    workers = Workers(start, make_environment, retries, coming)
     try:
-        workers.open(concurrency, make_environment, retries)
+        workers.begin(islice(coming, concurrency))
         for _, said in workers.listen(lambda _: None):
             assert isinstance(said, Trajectory)
             yield said
@@ -212,116 +185,3 @@ class _Batches:
         """
         step, answer = median(self._steps), median(self._answers)
         return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))
-
-
-_Said = tuple["_Worker", "Prompt | Trajectory | BaseException"]
-
-
-class _Workers:
-    """All worker threads, and the one queue of what they say."""
-
-    def __init__(self, jobs: Iterator[Job], start: Callable[[Environment, Job], Episode]) -> None:
-        self.start = start
-        self.said: SimpleQueue[_Said] = SimpleQueue()
-        self.busy = 0
-        self._jobs = jobs
-        self._workers: list[_Worker] = []
-
-    def open(self, count: int, make: Callable[[], Environment], retries: int) -> None:
-        """Start at most so many workers, each with its first episode."""
-        for job in islice(self._jobs, count):
-            self._workers.append(_Worker(self, make, retries))
-            self._give(self._workers[-1], job)
-
-    def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[_Worker, Prompt | Trajectory]]:
-        """Hear all workers; those whose episode ended play on before it is handed out.
-
-        `wait` says for how many seconds, from the number of running episodes, and is asked again after each word.
-        """
-        while self.busy:
-            try:
-                worker, said = self.said.get(timeout=wait(self.busy))
-            except Empty:
-                return
-            if isinstance(said, BaseException):
-                raise said
-            if isinstance(said, Trajectory):
-                self.busy -= 1
-                for job in islice(self._jobs, 1):
-                    self._give(worker, job)
-                if said.status is Status.FAILED:
-                    _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
-            yield worker, said
-
-    def close(self) -> None:
-        """Have all worlds closed in their threads; those that hang are left behind."""
-        for worker in self._workers:
-            worker.inbox.put(None)
-        until = time.monotonic() + _LEAVE_S
-        for worker in self._workers:
-            worker.thread.join(max(0.0, until - time.monotonic()))
-
-    def _give(self, worker: _Worker, job: Job) -> None:
-        self.busy += 1
-        worker.inbox.put(job)
-
-
-class _Stopped(Exception):
-    """Nobody wants the rest of the episode."""
-
-
-class _Worker:
-    """A thread in which one world after the other plays one episode after the other."""
-
-    def __init__(self, workers: _Workers, make: Callable[[], Environment], retries: int) -> None:
-        self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
-        self._workers = workers
-        self._make = make
-        self._retries = retries
-        self._env: Environment | None = None
-        self.took: float | None = None
-        """Seconds of the world's last step, if there was one."""
-        self.thread = threading.Thread(target=self._work, name="world", daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        try:
-            while isinstance(job := self.inbox.get(), Job):
-                self._workers.said.put((self, play_again(partial(self._play, job), self._retries)))
-        except _Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001  raised where the trajectories are consumed
-            self._workers.said.put((self, error))
-        finally:
-            self._leave()
-
-    def _play(self, job: Job) -> Trajectory:
-        """Play one episode; its world is used again unless the episode failed."""
-        if self._env is None:
-            self._env = self._make()
-        steps = self._workers.start(self._env, job)
-        self.took = None
-        try:
-            prompt = next(steps)
-            while True:
-                self._workers.said.put((self, prompt))
-                answer = self.inbox.get()
-                began = time.monotonic()
-                if isinstance(answer, EngineFailure):
-                    prompt = steps.throw(answer)
-                elif isinstance(answer, Action):
-                    prompt = steps.send(answer)
-                else:
-                    raise _Stopped
-                self.took = time.monotonic() - began
-        except StopIteration as end:
-            trajectory: Trajectory = end.value
-        if trajectory.status is Status.FAILED:
-            self._leave()
-        return trajectory
-
-    def _leave(self) -> None:
-        """Close the world, if there is one."""
-        env, self._env = self._env, None
-        if env is not None:
-            close_world(env)

@@ -14,12 +14,12 @@ class Loss(Protocol):
     A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log.
 
     A loss that couples the pairs of an optimizer step has `step_statistic(chosen)`: a number for each pair [pairs],
-    from the reference alone, so that it is known of the whole step before the first pass. The loss and its
-    diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
+    from reference, weights and counts alone, so that it is known of the whole step before the first pass. The loss and
+    its diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
     given are the step.
 
-    A loss on what the policy has just sampled has `needs_behavior = True`: it reads the log-probabilities that the
-    actions were sampled with.
+    A loss on what a policy has sampled has `needs_behavior = True`: it reads the log-probabilities that the actions
+    were sampled with.
     """
 
     needs_rejected: ClassVar[bool]

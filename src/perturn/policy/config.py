@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import torch
 from transformers import TrainingArguments, get_scheduler
+from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
@@ -46,6 +48,13 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
     )
+    episodes: int | None = field(
+        default=None,
+        metadata={
+            "help": "Episodes that were asked for, of which the training rows are what is left: means over "
+            "trajectories divide by these, so that rows without a gradient can be left out. None: the rows."
+        },
+    )
     token_budget: int = _as_in_a_recipe("token_budget")
     shared_prefix: str = _as_in_a_recipe("shared_prefix")
     chat_template: str | None = field(
@@ -66,6 +75,18 @@ class TurnConfig(TrainingArguments):
         },
     )
     learning_rate: float = _as_in_a_recipe("learning_rate")
+    optimizer_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of an earlier training, whose optimizer and schedule go on in this one. None: fresh ones."
+        },
+    )
+    schedule_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps of the whole schedule, where trainings follow each other. None: of this."
+        },
+    )
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
@@ -99,6 +120,11 @@ class TurnConfig(TrainingArguments):
                 "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
             )
         self._refuse_unread()
+        earlier = self.optimizer_from
+        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
+            raise ConfigError(
+                f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
+            )
         if self.shared_prefix not in SHARED_PREFIX:
             raise ConfigError(
                 f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."

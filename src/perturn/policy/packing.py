@@ -225,14 +225,14 @@ def empty_pack() -> Batch:
 def collate(examples: Sequence[Example]) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides.
 
-    Adds `pairs`, the number of examples [1], and where the examples have them `reference` [loss tokens], `weight`
-    [turns] and `statistic` [pairs].
+    Adds `pairs`, the number of examples [1], and where the examples have them `reference` and `behavior` [loss tokens],
+    `weight` [turns] and `statistic` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
     batch = lay_out([example.sides[side] for example, side in order])
     batch["pairs"] = torch.tensor([len(examples)])
-    for name in ("reference", "weight"):
+    for name in ("reference", "behavior", "weight"):
         if getattr(examples[0], name):
             batch[name] = torch.cat([getattr(example, name)[side] for example, side in order])
     if examples[0].statistic is not None:
@@ -250,15 +250,16 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
     Returns:
         Both sides; None for the rejected one where the examples have none.
     """
-    turn, trajectory, reference = batch["turn"], batch["sequence"], batch.get("reference")
+    turn, trajectory = batch["turn"], batch["sequence"]
     pairs, sequences = int(batch["pairs"]), int(trajectory[-1]) + 1
     starts_turn = torch.ones_like(turn, dtype=torch.bool)
     starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
 
     def side(mask: Tensor, first: int) -> TurnLogprobs:
+        others = {name: batch[name][mask] if name in batch else None for name in ("reference", "behavior")}
         return TurnLogprobs(
             policy=logprobs[mask],
-            reference=None if reference is None else reference[mask],
+            **others,
             turn=turn[mask],
             trajectory=trajectory[mask] - first,
             weight=batch["weight"][mask[starts_turn]],

@@ -232,13 +232,8 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
 
     Raises:
         ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, the loss
-            or the credit is one of sampled groups, or the loss's section sets the credit that this one replaces.
+            is on pairs and the credit on groups, or the loss's section sets the credit that this one replaces.
     """
-    if getattr(loss, "needs_behavior", False):
-        raise ConfigError(
-            f"loss {settings['name']!r} learns from groups the policy has just sampled, with the log-probabilities "
-            "of its actions; training on stored rows has neither. Call it from Python, or name a loss on pairs."
-        )
     if section is None:
         return loss.credit
     replaced: Any = loss.credit
@@ -249,27 +244,41 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "credit, or leave one of the two out."
         )
     credit: Credit = build(CREDITS, section, "credit")
-    if getattr(credit, "needs_group", False):
+    of_groups = needs_group(credit)
+    if of_groups and loss.needs_rejected:
         raise ConfigError(
-            f"credit {section['name']!r} compares the trajectories of a group, and training on stored rows weighs "
-            "each by itself; name one that weighs turns alone, such as uniform."
+            f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
+            "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
+            "such as uniform."
         )
-    unknown = sorted(credit.needs - _COMPUTED)
+    computed = frozenset() if of_groups else _COMPUTED
+    unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(
-            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute; it computes "
-            f"{', '.join(sorted(_COMPUTED))}."
+            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute"
+            f"{' of a group' if of_groups else ''}; it computes {', '.join(sorted(computed)) or 'nothing'}."
         )
     return credit
 
 
+def needs_group(credit: Credit) -> bool:
+    """Whether a credit compares the trajectories of a group."""
+    return bool(getattr(credit, "needs_group", False))
+
+
 def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """The credit of a recipe's sections `loss` and `credit`; see `choose_credit`.
+    """The credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
 
     Raises:
-        ConfigError: If there is no such loss or credit, or a setting is wrong.
+        ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
     """
-    return choose_credit(build(LOSSES, loss, "loss"), loss, section)
+    credit = choose_credit(build(LOSSES, loss, "loss"), loss, section)
+    if needs_group(credit):
+        raise ConfigError(
+            f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
+            "one that weighs turns alone, such as uniform."
+        )
+    return credit
 
 
 def weigh(example: Example, credit: Credit) -> Example:
@@ -280,47 +289,69 @@ def weigh(example: Example, credit: Credit) -> Example:
     Raises:
         ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
     """
-    weight = []
+    weight: list[Tensor] = []
     for index, trajectory in enumerate(example.trajectories):
         needed = {"reference": [turn_logprobs(example, index)]} if "reference" in credit.needs else {}
-        found = credit([trajectory], **needed)
-        _check_weights(found, trajectory, credit)
-        weight.append(found[0].detach())
+        weight += asked(credit, [trajectory], **needed)
     return replace(example, weight=tuple(weight))
 
 
-def _check_weights(found: Any, trajectory: Trajectory, credit: Credit) -> None:
-    """Refuse what does not hold one finite number for each turn of one trajectory."""
-    turns = len(trajectory.turns)
-    one = found[0] if isinstance(found, list | tuple) and len(found) == 1 else None
-    if isinstance(one, Tensor) and one.is_floating_point() and one.shape == (turns,) and one.isfinite().all():
-        return
-    raise ConfigError(
-        f"credit {type(credit).__name__} must return one tensor a trajectory, with a finite floating-point number for "
-        f"each of its turns; for the {turns} turns of task {trajectory.task.id!r:.80} it returned {found!r:.200}."
-    )
+def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
+    """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
+
+    Raises:
+        ConfigError: If it gives anything but one finite number a turn.
+    """
+    found = credit(group, **needed)
+    fits = isinstance(found, list | tuple) and len(found) == len(group)
+    for index, trajectory in enumerate(group):
+        if not (fits and _are_weights(found[index], len(trajectory.turns))):
+            raise ConfigError(
+                f"credit {type(credit).__name__} must return one tensor a trajectory, with a finite floating-point "
+                f"number for each of its turns; for the {len(trajectory.turns)} turns of task "
+                f"{trajectory.task.id!r:.80} it returned {found[index] if fits and len(group) > 1 else found!r:.200}."
+            )
+    return [weight.detach() for weight in found]
+
+
+def _are_weights(found: Any, turns: int) -> bool:
+    """Whether it is one finite floating-point number a turn."""
+    if not (isinstance(found, Tensor) and found.is_floating_point() and found.shape == (turns,)):
+        return False
+    return bool(found.isfinite().all())
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
     """The examples with their weights, and with what the loss reads of all pairs of an optimizer step.
 
+    Weights that examples have already stay as they are.
+
     Raises:
         ConfigError: If the credit's weights are none.
     """
-    weighed = [weigh(example, credit) for example in examples]
+    weighed = [example if example.weight else weigh(example, credit) for example in examples]
     if not hasattr(loss, "step_statistic"):
         return weighed
-    reference = [turn_logprobs(example, 0) for example in weighed]
-    chosen = TurnLogprobs.from_nested(reference, reference, [example.weight[0] for example in weighed])
+    weight = [example.weight[0] for example in weighed]
+    if weighed[0].reference:
+        reference = [turn_logprobs(example, 0) for example in weighed]
+        chosen = TurnLogprobs.from_nested(reference, reference, weight)
+    else:  # a statistic of counts and weights
+        nothing = [_by_turn(one, 0, torch.zeros(len(one.chosen.loss_turns))) for one in weighed]
+        chosen = TurnLogprobs.from_nested(nothing, weight=weight)
     statistics = loss.step_statistic(chosen).tolist()
     return [replace(one, statistic=found) for one, found in zip(weighed, statistics, strict=True)]
 
 
 def turn_logprobs(example: Example, side: int) -> list[Tensor]:
     """Reference log-probabilities of one side, turn by turn, in nats; one tensor a turn that carries loss [tokens]."""
+    return _by_turn(example, side, example.reference[side])
+
+
+def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
+    """Values of the loss tokens of one side, one tensor a turn [tokens]."""
     carried = torch.tensor(example.sides[side].loss_turns)
-    lengths = carried.unique_consecutive(return_counts=True)[1].tolist()
-    return list(example.reference[side].split(lengths))
+    return list(values.split(carried.unique_consecutive(return_counts=True)[1].tolist()))
 
 
 def turn_weights(

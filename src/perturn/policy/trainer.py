@@ -33,10 +33,18 @@ from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.models import add_adapters, context_length, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
-from perturn.policy.reference import Track, choose_credit, reference_identity, reference_logprobs, weigh_all
-from perturn.policy.tokens import Renderer, check_lengths, encode_example, sides
+from perturn.policy.reference import (
+    Track,
+    choose_credit,
+    needs_group,
+    reference_identity,
+    reference_logprobs,
+    weigh_all,
+)
+from perturn.policy.sampled import Row, behavior_logprobs, weigh_groups, with_weight
+from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
 from perturn.settings.recipe import build
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 _logger = logging.getLogger(__name__)
 
@@ -62,10 +70,12 @@ class TurnTrainer(Trainer):
         Args:
             model: A causal language model, or the name of one.
             args: Settings.
-            train_dataset: `PreferencePair`s, `Trajectory`s, or rows in TRL's conversational formats.
+            train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
+                formats. For a loss on sampled episodes and a credit on groups, the rows of one task and one policy are
+                a group.
             eval_dataset: The same, to evaluate on.
             processing_class: The tokenizer; None: the model's own.
-            ref_model: The reference policy; None: the model as it is now.
+            ref_model: The reference policy, or the name of one; None: the model as it is now.
             peft_config: Train these adapters instead of all weights.
             track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
             trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
@@ -88,6 +98,7 @@ class TurnTrainer(Trainer):
         self._context = context_length(model)
         train = self._encode(train_dataset, "train")
         evaluation = self._encode(eval_dataset, "eval")
+        self._kept = _share_kept(args.episodes, train)
         parts = [part for part in (train, evaluation) if part is not None]
         if args.disable_dropout:
             _disable_dropout(model)
@@ -113,6 +124,7 @@ class TurnTrainer(Trainer):
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
+            reference = load_model(reference) if isinstance(reference, str) else reference
             shown = track or partial(tqdm, desc="reference", disable=self.turn_args.disable_tqdm)
             self._add_references(parts, reference, shown)
         for part in parts:
@@ -123,12 +135,21 @@ class TurnTrainer(Trainer):
         """Whether the loss, or the credit, reads reference log-probabilities."""
         return self.loss.needs_reference or "reference" in self.credit.needs
 
-    def _parse(self, row: Any, index: int) -> Trajectory | PreferencePair:
+    @property
+    def _needs_behavior(self) -> bool:
+        """Whether the loss reads the log-probabilities that actions were sampled with."""
+        return bool(getattr(self.loss, "needs_behavior", False))
+
+    def _parse(self, row: Any, index: int) -> Row:
         """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
-        parsed: Trajectory | PreferencePair = (
-            row if isinstance(row, Trajectory | PreferencePair) else from_trl(row, task_id=f"row-{index}")
-        )
+        known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
+        parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
         if isinstance(parsed, PreferencePair):
+            if self._needs_behavior:
+                raise DataError(
+                    "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
+                    "each trajectory by itself."
+                )
             return parsed if self.loss.needs_rejected else parsed.chosen
         if self.loss.needs_rejected:
             raise DataError(
@@ -140,11 +161,12 @@ class TurnTrainer(Trainer):
         """Rows -> checked examples."""
         if rows is None:
             return None
-        args, encoded, refused = self.turn_args, [], []
+        args, encoded, taken, refused = self.turn_args, [], [], []
         for index, row in enumerate(rows):
             try:
                 parsed = self._parse(row, index)
-                encoded.append(encode_example(parsed, self.renderer, args.max_length, args.shared_prefix))
+                encoded.append(self._example(parsed))
+                taken.append(parsed)
             except DataError as error:
                 refused.append((index, str(error)))
                 if len(refused) == MOST_REFUSED:
@@ -163,7 +185,16 @@ class TurnTrainer(Trainer):
                 len(dropped),
                 args.max_length,
             )
-        return Examples(encoded)
+        return Examples(weigh_groups(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+
+    def _example(self, row: Row) -> Example:
+        """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
+        trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
+        args = self.turn_args
+        example = encode_example(trajectory, self.renderer, args.max_length, args.shared_prefix)
+        if self._needs_behavior and isinstance(trajectory, Trajectory):
+            example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
+        return with_weight(example, row.weight) if isinstance(row, WeightedTrajectory) else example
 
     def _add_references(self, parts: Iterable[Examples], reference: Any, track: Track) -> None:
         """Give each example the reference's log-probabilities; the reference is not needed again."""
@@ -257,7 +288,7 @@ class TurnTrainer(Trainer):
             means.add(name, values)
         means.add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
-        total = value.sum() / share
+        total = value.sum() / share * self._kept
         return (total, {"loss": value.detach()}) if return_outputs else total
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
@@ -283,8 +314,8 @@ class TurnTrainer(Trainer):
                 "rewards/accuracies": (rewards > others).float(),
                 "rewards/margins": rewards - others,
             }
-            diagnostics = getattr(self.loss, "diagnostics", None)
-            found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
+        diagnostics = getattr(self.loss, "diagnostics", None)
+        found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
         return cast("dict[str, Tensor]", found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -292,6 +323,17 @@ class TurnTrainer(Trainer):
         if "loss" in logs or "train_loss" in logs:
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule; where an earlier training goes on in this one, from the place of that one.
+
+        The Trainer asks for it last, so the optimizer is there too.
+        """
+        args = self.turn_args
+        super().create_scheduler(args.schedule_steps or num_training_steps, optimizer)
+        if args.optimizer_from is not None:
+            self._load_optimizer_and_scheduler(args.optimizer_from)
+        return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
@@ -393,6 +435,15 @@ class Means:
             name: sum(total for total, _ in parts) / sum(count for _, count in parts)
             for name, parts in sums.items()
         }
+
+
+def _share_kept(episodes: int | None, train: Examples | None) -> float:
+    """Training rows over the episodes that were asked for."""
+    if episodes is None or train is None:
+        return 1.0
+    if episodes < len(train):
+        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
+    return len(train) / episodes
 
 
 def _refuse_data_parallel(gpus: int) -> None:

@@ -20,7 +20,7 @@ from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.panels import look_up, make_jobs
+from perturn.run.panels import dealt, look_up, make_jobs
 from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, world_maker
 from perturn.settings.stages import Stage
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory
@@ -232,10 +232,12 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
 
 
 def explore(session: Session, stage: Stage) -> None:
-    """Let a policy play the tasks it will be corrected on, or on which it is the teacher."""
-    settings, file = session.recipe.explore, session.run.paths.trajectories(stage.name)
+    """Let a policy play the tasks that it is to learn from."""
+    settings, seed = session.recipe.explore, session.recipe.seed
+    file = session.run.paths.trajectories(stage.name)
     assert settings is not None
-    jobs = make_jobs(session.panels.tasks["explore"], session.recipe.seed, settings.samples, stage.iteration)
+    tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, settings.per_iteration)
+    jobs = make_jobs(tasks, seed, settings.samples, stage.iteration)
     with session.run.stage(stage.name, file) as counts:
         counts |= session.play(
             file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"

@@ -77,7 +77,13 @@ def refuse_early(recipe: Recipe, command: str | None) -> None:
     refuse_other(recipe)
     check_trackers(recipe.report_to)
     if command is not None and all(stage.command != command for stage in stages(recipe)):
-        sections = {"collect": "explore", "pair": "pair", "train": "sft or align", "evaluate": "evaluate"}
+        sections = {
+            "collect": "explore",
+            "pair": "pair",
+            "credit": "groups",
+            "train": "sft or align",
+            "evaluate": "evaluate",
+        }
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
     if not (recipe.sft or recipe.align) or command not in (None, "train"):
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perturn.audit.rows import rows_of
-from perturn.data.pairs import pair_with_expert
+from perturn.data.pairs import pair_with_expert, pair_within_groups
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import RunError
 from perturn.io.reading import user_path
@@ -14,26 +14,30 @@ from perturn.types import PreferencePair, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:
-    """Pair the expert's trajectories with the policy's own failures.
+    """Pair the expert's trajectories with the policy's own failures, or the policy's best with its worst.
 
     Raises:
-        RunError: If no pair is left.
+        RunError: If no pair is left, and none is hoped for in a later iteration.
     """
     run, settings = session.run, session.recipe.pair
     assert settings is not None
-    expert, explored = (run.paths.trajectories(name) for name in ("expert", f"explore{stage.mark}"))
     # Sorted, since they are stored as they end, which depends on timing.
-    played = sorted(read_trajectories(explored), key=lambda one: one.key)
-    experts = [one for one in read_trajectories(expert) if succeeded(one)]
+    played = sorted(
+        read_trajectories(run.paths.trajectories(f"explore{stage.mark}")), key=lambda one: one.key
+    )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        pairs, reasons = pair_with_expert(
-            experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns
-        )
+        if settings.within == "group":
+            pairs, reasons = pair_within_groups(played, settings.threshold, per_group=settings.per_group)
+        else:
+            experts = [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
+            pairs, reasons = pair_with_expert(
+                experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns
+            )
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
-        if not pairs:
+        if not pairs and stage.iteration == session.recipe.iterations == 1:
             raise RunError(
-                f"no pair is left of {sum(reasons.values())} explored trajectories; lower pair.threshold, explore more "
+                f"no pair is left of {len(played)} explored trajectories; lower pair.threshold, explore more "
                 "tasks, or take a higher temperature."
             )
         write_pairs(run.paths.pairs(stage.mark), pairs)

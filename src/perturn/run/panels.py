@@ -87,6 +87,11 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
             found |= {} if panel is None else {name: choose_tasks(env, panel)}
         except ConfigError as error:
             raise ConfigError(f"{name}.tasks: {error}") from error
+    most = recipe.explore and recipe.explore.per_iteration
+    if most and most > len(found["explore"]):
+        raise ConfigError(
+            f"explore.per_iteration must be at most the {len(found['explore'])} tasks of explore.tasks, got {most}."
+        )
     return Panels(env.name, found)
 
 
@@ -150,15 +155,37 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
         ) from error
 
 
+def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
+    """The tasks that an iteration explores.
+
+    The panel is shuffled and dealt out, so many an iteration; it is shuffled anew when too few are left, and none is
+    dealt twice before that.
+
+    Args:
+        tasks: The panel.
+        seed: Of the run.
+        iteration: From 1.
+        number: Tasks of an iteration, at most those of the panel; None: all, in the panel's order.
+    """
+    if number is None:
+        return list(tasks)
+    rounds, place = divmod(iteration - 1, len(tasks) // number)
+    shuffled = random.Random(f"{seed}/{rounds}").sample(tasks, len(tasks))
+    return shuffled[place * number : (place + 1) * number]
+
+
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
     """Episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
     later = (iteration,) if iteration > 1 else ()
     return [
-        Job(task, _seed(seed, task.id, sample, *later), sample) for sample in range(samples) for task in tasks
+        Job(task, seed_of(seed, task.id, sample, *later), sample)
+        for sample in range(samples)
+        for task in tasks
     ]
 
 
-def _seed(*parts: object) -> int:
+def seed_of(*parts: object) -> int:
+    """A seed that depends on all parts, and on nothing else."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
 
 

@@ -187,7 +187,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: Renderer |
         lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer)
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
     if recipe.explore:
-        counts["explore"] *= recipe.explore.samples
+        counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
     return Episodes(
         **counts,
         expert=len(panels.expert),
@@ -246,6 +246,8 @@ def _cost(
         file = recipe.expert and recipe.expert.file
         work = f"episodes of {file}" if file else f"{found.expert} episodes"
         return work, found.expert * found.turns * found.seconds, found.memory_gb
+    if stage.command == "credit":
+        return f"groups of {found.explore} explored episodes", 1.0, found.memory_gb
     if stage.command == "pair":
         own = recipe.pair and recipe.pair.file
         return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
@@ -269,10 +271,10 @@ def _cost(
 def _training_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
 ) -> tuple[str, float, float]:
-    on_pairs = stage.name != "sft"
-    settings = recipe.align if on_pairs else recipe.sft
+    settings = recipe.sft if stage.name == "sft" else recipe.align
     assert settings is not None
-    rows, what = found.sft, "episodes"
+    on_pairs = stage.name != "sft" and recipe.groups is None
+    rows, what = (found.sft if stage.name == "sft" else found.explore), "episodes"
     if on_pairs:
         own = recipe.pair and recipe.pair.file
         file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)

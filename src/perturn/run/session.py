@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.data.run_files import note_tokens
@@ -17,6 +18,7 @@ from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
+from perturn.episodes.lockstep import blocks_of, play_blocks
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
@@ -232,19 +234,20 @@ class Session:
         self, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
     ) -> dict[str, int]:
         """Play the episodes that a file lacks with a policy; see `record`."""
+        blocks = concurrency if self.recipe.deterministic else None
 
         def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
-            return play(
-                missing,
-                self.engine(policy),
-                make,
-                protocol=self.protocol,
-                sampling=sampling,
-                concurrency=at_once,
-                retries=self.recipe.worlds.retries,
-            )
+            how: Any = {
+                "protocol": self.protocol,
+                "sampling": sampling,
+                "retries": self.recipe.worlds.retries,
+            }
+            if blocks is None:
+                return play(missing, self.engine(policy), make, concurrency=at_once, **how)
+            _require_worlds(what, min(blocks, len(missing)), at_once)
+            return play_blocks(blocks_of(missing, blocks), self.engine(policy), make, **how)
 
-        counts = self.record(file, jobs, played, concurrency, what)
+        counts = self.record(file, jobs, played, concurrency, what, blocks=blocks)
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here
@@ -259,10 +262,12 @@ class Session:
         concurrency: int,
         what: str,
         again: bool = False,
+        blocks: int | None = None,
     ) -> dict[str, int]:
         """Have the episodes played that a file lacks, and store each as it ends.
 
-        Where an earlier call stopped since too many had failed, those are played again.
+        Where an earlier call stopped since too many had failed, those are played again. Where episodes are played in
+        blocks, one that is not whole is played again from its beginning.
 
         Args:
             file: Where the trajectories are kept.
@@ -271,6 +276,7 @@ class Session:
             concurrency: Episodes running at the same time, if there is room for their worlds.
             what: Name of the episodes, for the progress bar.
             again: Play failed episodes again even if they are few.
+            blocks: Episodes in a block, where it is blocks that are played.
 
         Returns:
             Counts of what the file holds.
@@ -285,6 +291,8 @@ class Session:
                 if dropped := store.drop(failed):
                     console.print(f"{dropped} failed episodes are played again")
                 failures.restart(store.read())
+            if blocks is not None and _drop_broken(store, blocks_of(jobs, blocks)):
+                failures.restart(store.read())
             held = store.keys()
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
             done = len(jobs) - len(missing)
@@ -297,6 +305,27 @@ class Session:
                         shown(advance=1)
                         failures.add([trajectory]).refuse(what)
             return outcomes(store.read())
+
+
+def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
+    """Take what is stored of blocks that are not whole out of a file; how many episodes that was."""
+    held = store.keys()
+    keys = [{(job.task.id, job.sample) for job in block} for block in blocks]
+    broken = {key for block in keys if not block <= held for key in block & held}
+    return store.drop(lambda one: one.key in broken)
+
+
+def _require_worlds(what: str, wanted: int, most: int) -> None:
+    """Refuse to play a block for whose worlds there is no room.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if most < wanted:
+        raise ConfigError(
+            f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "
+            "concurrency, which is the size of a block, or raise worlds.processes."
+        )
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:

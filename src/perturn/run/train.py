@@ -33,12 +33,14 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
 from perturn.ranks import from_leader, leads, share_of
+from perturn.run.groups import read_groups
+from perturn.run.iterate import go_on, goes_on, keeps_average, let_go, move_average, stay
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import PROJECT, open_trackers
 from perturn.settings.recipe import Lora, Recipe, Train, build
-from perturn.settings.stages import Stage
+from perturn.settings.stages import Stage, average_of
 from perturn.types import Trajectory, succeeded
 
 _ARGUMENTS = {
@@ -51,6 +53,16 @@ _ARGUMENTS = {
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
+_OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
+"""Settings of `Align` that are not of one training."""
+
+_REMEDY = {
+    "groups": "such a loss goes into align, with the section `groups: {}`",
+    "pairs": "such a loss goes into align, without the section groups",
+    "single trajectories": "such a loss goes into sft",
+}
+"""Where a loss belongs, by its rows."""
+
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
@@ -61,27 +73,36 @@ def check_training(recipe: Recipe) -> None:
     Raises:
         ConfigError: If a setting is wrong, or what it needs is not installed.
     """
-    for name, settings, on_pairs in (("sft", recipe.sft, False), ("align", recipe.align, True)):
+    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
         if settings is None:
             continue
+        rows = "single trajectories" if name == "sft" else "groups" if recipe.groups else "pairs"
         loss = build(LOSSES, settings.loss, f"{name}.loss")
-        if loss.needs_rejected is not on_pairs or getattr(loss, "needs_behavior", False):
-            fitting = [
-                key
-                for key, each in LOSSES.items()
-                if each.needs_rejected is on_pairs and not getattr(each, "needs_behavior", False)
-            ]
+        if _rows_of(loss) != rows:
+            fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
             raise ConfigError(
-                f"{name}.loss.name must be a loss on {'pairs' if on_pairs else 'single trajectories'} "
-                f"({', '.join(fitting)}), got {settings.loss['name']!r}."
+                f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
+                f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
             )
-        choose_credit(loss, settings.loss, recipe.credit if on_pairs else None)
+        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         try:
             make_config(recipe, settings, run_folder(recipe), limit=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
             raise ConfigError(f"{name}: {error}") from error
+        if settings.lora and name == "align" and goes_on(recipe):
+            raise ConfigError(
+                "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "
+                "align.minibatches out, or train all weights."
+            )
         if settings.lora and importlib.util.find_spec("peft") is None:
             raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def _rows_of(loss: Any) -> str:
+    """The rows that a loss learns from."""
+    if getattr(loss, "needs_behavior", False):
+        return "groups"
+    return "pairs" if loss.needs_rejected else "single trajectories"
 
 
 def check_model(recipe: Recipe, trains: bool) -> None:
@@ -111,54 +132,86 @@ def check_model(recipe: Recipe, trains: bool) -> None:
 def train(session: Session, stage: Stage) -> None:
     """Train a policy, going on from the last complete checkpoint, and save it whole."""
     run, recipe = session.run, session.recipe
-    settings = recipe.sft if stage.name == "sft" else recipe.align
-    rows = _taught(session) if stage.name == "sft" else read_pairs(run.paths.pairs(stage.mark))
-    assert settings is not None
-    session.release()
+    if recipe.iterations == 1 or stage.name == "sft":  # else the engine stays open, and gets the new weights
+        session.release()
+    rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
-        partial = run.paths.partial(stage.policy)
-        path = policy_path(run, stage.start)
-        model = load_model(path, say=console.print)
-        progress = _Progress(run, stage.name, f"training {stage.policy}")
-        resume = from_leader(last_checkpoint(partial) if leads() else None)
-        step = int(resume.rpartition("-")[2]) if resume else 0
-        args = make_config(recipe, settings, partial, limit=context_length(model))
-        args.save_steps = _save_steps(settings, len(rows))
-        trainer = TurnTrainer(
-            model,
-            args=args,
-            train_dataset=rows,
-            processing_class=load_tokenizer(path),
-            peft_config=settings.lora and lora_config(settings.lora),
-            track=lambda work: track(work, "reference"),
-            callbacks=[progress],
-        )
-        trainer.remove_callback(PrinterCallback)
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise ConfigError(
-                "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
-                "accelerate's configuration, or train in a script with TurnTrainer."
-            )
-        assert isinstance(trainer.train_dataset, Examples)
-        examples = trainer.train_dataset.rows
-        counts |= _count_tokens(examples)
-        if trainer.needs_reference and leads():
-            _write_reference(run, stage, settings, trainer, examples)
-            _note_agreement(run, stage, rows, examples)
-        with (
-            closing(progress),
-            Stopping(progress.say) as stopping,
-            open_trackers(
-                recipe.report_to if leads() else [], run.paths.tracking, recipe.name, stage.policy, step
-            ) as others,
-        ):
-            for callback in (stopping, *others):
-                trainer.add_callback(callback)
-            trainer.train(resume_from_checkpoint=resume)
-        if leads():
-            _save_whole(trainer, run.paths.checkpoint(stage.policy))
+        if rows:
+            counts |= _train(session, stage, rows, episodes)
+        elif leads():
+            console.print("nothing to learn from; the policy stays as it is", style="yellow")
+            counts["examples"] = 0
+            stay(run, stage)
+        if leads() and keeps_average(recipe):
+            move_average(run, stage)
     if leads():
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
+        let_go(run, stage)
+
+
+def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
+    """What the stage learns from, and of how many episodes that is what is left; None: of these."""
+    run, recipe = session.run, session.recipe
+    if stage.name == "sft":
+        return _taught(session), None
+    if recipe.groups is None:
+        return list(read_pairs(run.paths.pairs(stage.mark))), None
+    return read_groups(run, stage)
+
+
+def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | None) -> dict[str, int]:
+    """Train on at least one row; counts of the training data."""
+    run, recipe = session.run, session.recipe
+    settings = recipe.sft if stage.name == "sft" else recipe.align
+    assert settings is not None
+    partial, path = run.paths.partial(stage.policy), policy_path(run, stage.start)
+    model = load_model(path, say=console.print)
+    progress = _Progress(run, stage.name, f"training {stage.policy}")
+    resume = from_leader(last_checkpoint(partial) if leads() else None)
+    step = int(resume.rpartition("-")[2]) if resume else 0
+    args = make_config(recipe, settings, partial, limit=context_length(model))
+    args.save_steps = _save_steps(settings, len(rows))
+    args.episodes = episodes
+    if stage.name != "sft":
+        go_on(args, run, stage, len(rows))
+    trainer = TurnTrainer(
+        model,
+        args=args,
+        train_dataset=rows,
+        processing_class=load_tokenizer(path),
+        ref_model=None if stage.reference == stage.start else policy_path(run, stage.reference),
+        peft_config=settings.lora and lora_config(settings.lora),
+        track=lambda work: track(work, "reference"),
+        callbacks=[progress],
+    )
+    trainer.remove_callback(PrinterCallback)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
+            "accelerate's configuration, or train in a script with TurnTrainer."
+        )
+    assert isinstance(trainer.train_dataset, Examples)
+    examples = trainer.train_dataset.rows
+    if trainer.needs_reference and recipe.groups is None and leads():
+        _write_reference(run, stage, settings, trainer, examples)
+        _note_agreement(run, stage, rows, examples)
+    with (
+        closing(progress),
+        Stopping(progress.say) as stopping,
+        open_trackers(
+            recipe.report_to if leads() else [], run.paths.tracking, recipe.name, stage.policy, step
+        ) as others,
+    ):
+        for callback in (stopping, *others):
+            trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resume)
+    if leads():
+        _save_whole(
+            trainer,
+            run.paths.checkpoint(stage.policy),
+            with_optimizer=stage.name != "sft" and goes_on(recipe),
+        )
+    return _count_tokens(examples)
 
 
 def _taught(session: Session) -> list[Trajectory]:
@@ -179,14 +232,19 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
-    return made if stage.name == "sft" else made + notes
+    if keeps_average(run.recipe) and stage.name != "sft":
+        made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
+    if stage.name == "sft" or run.recipe.groups:
+        return made
+    return made + notes
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
     """A stage's settings -> the trainer's."""
     where = device()
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
-    del own["tasks"], own["lora"]
+    for name in ("tasks", "lora", *_OF_THE_LOOP):
+        own.pop(name, None)
     own["per_device_train_batch_size"] = share_of(settings.batch_size)
     return TurnConfig(
         **own,
@@ -286,7 +344,7 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
         for episode, side, logprobs in zip(
             (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
         )
-        if episode.policy.startswith(f"{stage.start}@")
+        if episode.policy.startswith(f"{stage.reference}@")
     )
     if not found.tokens:
         return
@@ -318,7 +376,7 @@ def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, 
     return of_turns, of_tokens
 
 
-def _save_whole(trainer: TurnTrainer, target: Path) -> None:
+def _save_whole(trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
     """Save a plain model folder in one step; adapters are merged into the weights."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(model, "merge_and_unload"):
@@ -326,6 +384,8 @@ def _save_whole(trainer: TurnTrainer, target: Path) -> None:
     with replacing(target, foreign=(Exception,)) as fresh:
         model.save_pretrained(fresh)
         trainer.renderer.tokenizer.save_pretrained(fresh)
+        if with_optimizer:
+            trainer._save_optimizer_and_scheduler(str(fresh))
 
 
 class _Progress(TrainerCallback):

@@ -122,8 +122,11 @@ class Explore:
     """Let the policy play the tasks it will be corrected on."""
 
     tasks: Tasks = field(default_factory=Tasks)
+    per_iteration: Annotated[int, COUNT] | None = None
+    """Tasks of one iteration: the panel is shuffled by the seed and dealt out, and again when too few are left. None:
+    all of the panel in each."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task."""
+    """Episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     concurrency: Annotated[int, COUNT] = 16
     """Episodes played at the same time."""
@@ -132,14 +135,28 @@ class Explore:
 @dataclass(frozen=True)
 @bounded
 class Pair:
-    """Make preference pairs: the expert over the policy's own failure."""
+    """Make preference pairs: the expert over the policy's own failure, or the best of a group over its worst."""
 
     file: str | None = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
+    within: Literal["expert", "group"] = "expert"
+    """Whose trajectory is chosen: the expert's, or the best of the policy's own of the same task."""
+    per_group: Annotated[int, COUNT] | None = 1
+    """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
+    as many as there are. Read where pairs are made within groups."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Learn from groups: a credit compares the samples of a task, and a loss on single trajectories reads it."""
+
+    drop_equal_outcomes: bool = False
+    """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
+    zero, as with a penalty on invalid actions. Groups without credit are always left out."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +197,8 @@ class Train:
     scheduler: str = "cosine"
     """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
     arguments."""
+    adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.999
+    """Decay of AdamW's mean of squared gradients."""
     weight_decay: Annotated[float, Bound(least=0)] = 0.0
     max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
     """Gradients are scaled down to this norm."""
@@ -199,6 +218,21 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Align(Train):
+    """The training stage that is done in each iteration."""
+
+    minibatches: Annotated[int, COUNT] | None = None
+    """Optimizer steps of an epoch, each on an equal share of the iteration's rows, which must not be fewer. Optimizer
+    and learning rate then go on from iteration to iteration. None: steps of `batch_size` rows, and a fresh optimizer
+    and schedule in each iteration."""
+    reference: Literal["previous", "start", "average"] = "previous"
+    """Reference of an iteration: the policy it starts from, the one that the first iteration started from, or a moving
+    average of both and all between."""
+    reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
+    """What the moving average keeps of itself when an iteration ends."""
+
+
+@dataclass(frozen=True)
 @bounded
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
@@ -208,6 +242,8 @@ class Evaluate:
     """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
+    every: Annotated[int, COUNT] = 1
+    """Score the policy of every so many iterations, and of the last one."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +287,10 @@ class Recipe:
     """Expert episodes; None: as `sft` and `pair` need them."""
     sft: Train | None = None
     """None: the model is a policy already."""
-    align: Train | None = None
+    align: Align | None = None
     """None: nothing is aligned."""
+    groups: Groups | None = None
+    """Where the alignment is a loss on groups, such as ppo-clip; None: it learns from pairs."""
     credit: Section | None = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore | None = None
@@ -262,8 +300,11 @@ class Recipe:
     evaluate: Evaluate | None = field(default_factory=Evaluate)
     """None: nothing is scored."""
     iterations: Annotated[int, COUNT] = 1
-    """How often the policy explores and is aligned, each time from the policy of the time before, which is also its
-    reference, and with a fresh optimizer. ETO does it three times."""
+    """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
+    times; online learning many times."""
+    deterministic: bool = False
+    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step, each such block together
+    from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
@@ -288,12 +329,21 @@ class Recipe:
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""
-        if self.align is not None and self.pair is None:
+        _check(
+            self.groups is None or self.pair is None, "groups and pair are both set; leave one of them out."
+        )
+        _check(self.groups is None or self.align is not None, "groups need an alignment; set align.")
+        _check(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
+        if self.align is not None and self.pair is None and self.groups is None:
             object.__setattr__(self, "pair", Pair())
         paired = self.pair is not None and self.pair.file is None
-        if paired and self.explore is None:
+        if (paired or self.groups is not None) and self.explore is None:
             object.__setattr__(self, "explore", Explore())
-        _check(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
+        within = paired and self.pair is not None and self.pair.within == "group"
+        _check(
+            self.explore is None or self.explore.samples > 1 or not (within or self.groups),
+            "explore.samples must be > 1 where the samples of a task are compared, got 1.",
+        )
         if self.environment is not None:
             _check(self.protocol is not None, "protocol is missing and has no default; set it in the recipe.")
             return
@@ -302,6 +352,7 @@ class Recipe:
         plays = {
             "sft": self.sft is not None and not own,
             "pair": paired,
+            "groups": self.groups is not None,
             "expert": self.expert is not None and not own,
             "explore": self.explore is not None,
         }

@@ -16,7 +16,7 @@ class Stage:
     name: str
     """Unique in its run; with several iterations it ends in the number of its own, as in `explore-003`."""
     command: str
-    """The command that does it alone: collect, pair, train or evaluate."""
+    """The command that does it alone: collect, pair, credit, train or evaluate."""
     does: str
     """The function that does it, as `module:function`."""
     needs: tuple[str, ...] = ()
@@ -24,7 +24,9 @@ class Stage:
     policy: str = ""
     """The policy that acts, or that training makes."""
     start: str = ""
-    """The policy that training starts from, which is its reference."""
+    """The policy that training starts from."""
+    reference: str = ""
+    """Its reference."""
     iteration: int = 1
     mark: str = ""
     """End of the names of its files: empty, or `-003` with several iterations."""
@@ -33,47 +35,81 @@ class Stage:
 def stages(recipe: Recipe) -> list[Stage]:
     """The stages of a recipe, in order. A recipe without a section is a list without its stages."""
     found = list(_first(recipe))
-    trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
-    start = "sft" if recipe.sft else "base"
     for iteration in range(1, recipe.iterations + 1):
-        mark = f"-{iteration:03d}" if recipe.iterations > 1 else ""
-        found += _iteration(recipe, iteration, mark, start, trained.get(start))
-        trained |= {stage.policy: stage.name for stage in found if stage.command == "train"}
-        start = f"{recipe.align.loss['name']}{mark}" if recipe.align else start
+        trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
+        found += _iteration(recipe, iteration, trained)
     return found
+
+
+def mark(recipe: Recipe, iteration: int) -> str:
+    """End of the names of an iteration's files, such as `-003`; empty where the loop is done once."""
+    return f"-{iteration:03d}" if recipe.iterations > 1 else ""
+
+
+def policy_of(recipe: Recipe, iteration: int) -> str:
+    """The policy that an iteration makes; the one that the loop begins with is that of iteration 0."""
+    if recipe.align is None or iteration == 0:
+        return "sft" if recipe.sft else "base"
+    return f"{recipe.align.loss['name']}{mark(recipe, iteration)}"
+
+
+def average_of(recipe: Recipe, iteration: int) -> str:
+    """The moving average of policies that an iteration leaves."""
+    return f"average{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
+
+
+def is_scored(recipe: Recipe, iteration: int) -> bool:
+    """Whether the policy of an iteration is evaluated."""
+    part = recipe.evaluate
+    return part is not None and (iteration % part.every == 0 or iteration == recipe.iterations)
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
     """The stages that are done once: the expert's episodes, the base's score, SFT and its score."""
-    paired = recipe.pair is not None and recipe.pair.file is None
-    if recipe.sft or paired or recipe.expert:
+    with_expert = recipe.pair is not None and recipe.pair.file is None and recipe.pair.within == "expert"
+    if recipe.sft or with_expert or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does)
     if recipe.evaluate:
         yield _evaluation("base", ())
     if recipe.sft:
-        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base")
+        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base", "base")
         if recipe.evaluate:
             yield _evaluation("sft", ("sft",))
 
 
-def _iteration(recipe: Recipe, number: int, mark: str, start: str, trained: str | None) -> Iterator[Stage]:
-    """One iteration: exploration, pairs, alignment, and the aligned policy's score."""
-    its: Any = {"iteration": number, "mark": mark}
-    explore, pair, align = (f"{name}{mark}" for name in ("explore", "pair", "align"))
+def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
+    """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
+    end, start = mark(recipe, number), policy_of(recipe, number - 1)
+    its: Any = {"iteration": number, "mark": end}
+    explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
-        needs = (trained,) if trained else ()
+        needs = (trained[start],) if start in trained else ()
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, **its)
-    if recipe.pair and recipe.pair.file is not None:
-        yield Stage(pair, "pair", "perturn.run.pair:bring_pairs", **its)
-    elif recipe.pair:
-        yield Stage(pair, "pair", "perturn.run.pair:make_pairs", (explore, "expert"), **its)
+    rows = list(_rows(recipe, explore, end, its))
+    yield from rows
     if recipe.align:
-        policy = f"{recipe.align.loss['name']}{mark}"
-        yield Stage(align, "train", "perturn.run.train:train", (pair,), policy, start, **its)
-        if recipe.evaluate:
+        reference = {
+            "previous": start,
+            "start": policy_of(recipe, 0),
+            "average": average_of(recipe, number - 1),
+        }
+        policy, seen = policy_of(recipe, number), reference[recipe.align.reference]
+        yield Stage(align, "train", "perturn.run.train:train", (rows[-1].name,), policy, start, seen, **its)
+        if is_scored(recipe, number):
             yield _evaluation(policy, (align,), number)
+
+
+def _rows(recipe: Recipe, explore: str, end: str, its: Any) -> Iterator[Stage]:
+    """What the alignment learns from: weighted groups, or pairs."""
+    if recipe.groups:
+        yield Stage(f"credit{end}", "credit", "perturn.run.groups:credit", (explore,), **its)
+    elif recipe.pair and recipe.pair.file is not None:
+        yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
+    elif recipe.pair:
+        needs = (explore,) if recipe.pair.within == "group" else (explore, "expert")
+        yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], iteration: int = 1) -> Stage:

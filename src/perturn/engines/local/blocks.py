@@ -6,13 +6,14 @@ One call then attends for all of them, which is what counts when each has one ne
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain
+from itertools import chain, count
 from weakref import WeakSet
 
 from torch import Tensor
 
 _STEP = 64
 """Capacities are multiples of so many tokens."""
+_NUMBERS = count()
 
 
 def capacity_for(tokens: int) -> int:
@@ -29,6 +30,8 @@ class Block:
     def __init__(self, slots: int, capacity: int) -> None:
         """An empty block for so many conversations, each of so many tokens."""
         self.capacity = capacity
+        self.number = next(_NUMBERS)
+        """A block made later has a larger one."""
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [slots, key heads, capacity, features]."""
         self._slots = slots
@@ -88,9 +91,11 @@ class Blocks:
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
-        """A slot for so many tokens, in the block where most conversations are already."""
+        """A slot for so many tokens, in the block where most conversations are already, of these the oldest."""
         capacity = capacity_for(tokens)
         unfilled = [block for block in self._blocks[capacity] if block.free]
-        block = min(unfilled, key=lambda block: len(block.free), default=None) or Block(self._slots, capacity)
+        block = min(unfilled, key=lambda block: (len(block.free), block.number), default=None) or Block(
+            self._slots, capacity
+        )
         self._blocks[capacity].add(block)
         return block.take()

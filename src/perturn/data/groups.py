@@ -1,0 +1,165 @@
+"""Groups of trajectories, and the credit's account of every episode that was asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from perturn.data.store import read_records, write_records
+from perturn.errors import DataError
+from perturn.types import Trajectory, failed, score, succeeded
+
+BINS = ("trained", "no_spread", "failed", "filtered")
+"""Where an episode that was asked for ends: in exactly one of these."""
+
+ROUNDING = 1e-9
+"""Weights and differences of scores this small are rounding error of sums of decimals, and count as 0."""
+
+Weights = Sequence[Sequence[float]]
+"""Weights of a group's turns, without unit `[trajectories][turns]`."""
+
+
+@dataclass(frozen=True)
+class CreditRow:
+    """One episode that was asked for: where it ended, and the weight of each of its turns."""
+
+    task: str
+    """Id of its task."""
+    sample: int
+    """Index among the trajectories of the task."""
+    bin: str
+    """One of BINS."""
+    weight: tuple[float, ...]
+    """Weight of each turn as the credit gave it, without unit [turns]; training reads those of `trained` alone."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(task id, sample), as `Trajectory.key`."""
+        return self.task, self.sample
+
+
+def read_credits(file: str | os.PathLike[str]) -> list[CreditRow]:
+    """The rows of a file of credits, in order.
+
+    Raises:
+        DataError: If a line is malformed, of no known bin, or a second one of the same episode.
+    """
+    found: dict[tuple[str, int], CreditRow] = {}
+    for number, row in enumerate(read_records(file, CreditRow), start=1):
+        _check(row, f"{file}:{number}: ")
+        if row.key in found:
+            raise DataError(
+                f"{file}:{number}: task: expected a task and sample not seen before, got {row.task!r:.80}, sample "
+                f"{row.sample}. Give the credit again."
+            )
+        found[row.key] = row
+    return list(found.values())
+
+
+def write_credits(file: str | os.PathLike[str], rows: Iterable[CreditRow]) -> int:
+    """Write a file of credits whole or not at all, in place of what was there; returns how many rows it has."""
+    rows = list(rows)
+    for row in rows:
+        _check(row, "")
+    return write_records(file, rows)
+
+
+def _check(row: CreditRow, where: str) -> None:
+    if row.bin not in BINS:
+        raise DataError(
+            f"{where}bin: expected one of {', '.join(BINS)}, got {row.bin!r:.80}. Give the credit again."
+        )
+
+
+def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each task, tasks and samples in the order of their keys, whatever order they come in."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(trajectories, key=lambda one: one.key):
+        groups.setdefault(trajectory.task.id, []).append(trajectory)
+    return list(groups.values())
+
+
+def ledger(
+    groups: Sequence[Sequence[Trajectory]], weights: Sequence[Weights], *, drop_equal_outcomes: bool
+) -> list[CreditRow]:
+    """Put each episode in exactly one of BINS: the first of these that holds.
+
+    - failed: its status is FAILED. It counted in its group's statistics, with score 0.
+    - no_spread: every weight of its group is 0, or it is alone in its group and has no baseline, or it has no turn.
+    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped.
+    - trained.
+
+    Args:
+        groups: Trajectories of a task each.
+        weights: Of each group, as a credit gave them.
+        drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
+
+    Returns:
+        One row a trajectory, in the order of the groups.
+
+    Raises:
+        DataError: If a trajectory has not one finite weight for each of its turns.
+    """
+    rows = []
+    for group, given in zip(groups, weights, strict=True):
+        spread = len(group) > 1 and not _is_zero(given)
+        dropped = drop_equal_outcomes and has_equal_outcomes(group)
+        for trajectory, weight in zip(group, given, strict=True):
+            where = _bin(trajectory, spread, dropped)
+            rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight)))
+    return rows
+
+
+def _bin(trajectory: Trajectory, spread: bool, dropped: bool) -> str:
+    if failed(trajectory):
+        return "failed"
+    if not spread or not trajectory.turns:
+        return "no_spread"
+    return "filtered" if dropped else "trained"
+
+
+def _checked(trajectory: Trajectory, weight: Sequence[float]) -> tuple[float, ...]:
+    found, turns = tuple(map(float, weight)), len(trajectory.turns)
+    if len(found) != turns or not all(map(math.isfinite, found)):
+        raise DataError(
+            f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: expected of the credit a finite weight for "
+            f"each of {turns} turns, got {found!r:.200}. Correct the credit."
+        )
+    return found
+
+
+def _is_zero(weights: Weights) -> bool:
+    return all(abs(each) <= ROUNDING for of_one in weights for each in of_one)
+
+
+def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
+    """Whether the trajectories of a group all have one score and one success; a FAILED one has 0 and none."""
+    scores = [score(one) for one in group]
+    return max(scores) - min(scores) <= ROUNDING and len({succeeded(one) for one in group}) == 1
+
+
+def counts_of(groups: Sequence[Sequence[Trajectory]], rows: Iterable[CreditRow]) -> dict[str, int]:
+    """Counts of a ledger.
+
+    Args:
+        groups: Trajectories of a task each.
+        rows: Their rows, as `ledger` gives them.
+
+    Returns:
+        `asked`; the episodes of each of BINS, which sum to it; `groups`; and of these `alone` (of one trajectory),
+        and among the others, each counted by itself, `equal_outcomes` and `zero_credit`.
+    """
+    rows = list(rows)
+    weight = {row.key: row.weight for row in rows}
+    several = [group for group in groups if len(group) > 1]
+    bins = [row.bin for row in rows]
+    return {
+        "asked": len(rows),
+        **{name: bins.count(name) for name in BINS},
+        "groups": len(groups),
+        "alone": len(groups) - len(several),
+        "equal_outcomes": sum(map(has_equal_outcomes, several)),
+        "zero_credit": sum(_is_zero([weight[one.key] for one in group]) for group in several),
+    }

@@ -1,0 +1,169 @@
+"""Threads in which worlds play episodes, and the one queue of what they say."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from queue import Empty, SimpleQueue
+
+from perturn.episodes.episode import Episode, Job
+from perturn.errors import BystanderLost, EngineFailure, WorldLost
+from perturn.faults import close_world
+from perturn.types import Action, Environment, Prompt, Status, Trajectory
+
+_logger = logging.getLogger(__name__)
+
+_LEAVE_S = 10.0
+"""Seconds that worlds have to end when the play is over."""
+_BYSTANDER_LIMIT = 16
+"""How often an episode is played again because of other worlds."""
+
+
+def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
+    """Play an episode, and again if its world died or hung; the last trajectory counts.
+
+    Args:
+        play_once: Plays it.
+        retries: How often it is played again. Losses to another world's fault are not counted, up to a bound.
+    """
+    bystander = 0
+    while True:
+        trajectory = play_once()
+        kind = (trajectory.error or "").partition(":")[0]
+        if kind == BystanderLost.__name__ and bystander < _BYSTANDER_LIMIT:
+            bystander += 1
+        elif kind in (WorldLost.__name__, BystanderLost.__name__) and retries > 0:
+            retries -= 1
+        else:
+            return trajectory
+        _logger.warning("playing task %s again: %s", trajectory.task.id, trajectory.error)
+
+
+Said = tuple["Worker", "Prompt | Trajectory | BaseException"]
+
+
+class Workers:
+    """All worker threads, and the one queue of what they say."""
+
+    def __init__(
+        self,
+        start: Callable[[Environment, Job], Episode],
+        make: Callable[[], Environment],
+        retries: int,
+        jobs: Iterator[Job] | None = None,
+    ) -> None:
+        """No worker yet.
+
+        Args:
+            start: Starts an episode of a job in a world.
+            make: Starts a world, in any thread.
+            retries: How often an episode whose world died or hung is played again.
+            jobs: Given to those whose episode has ended; None: they wait for the next `begin`.
+        """
+        self.start, self.make, self.retries = start, make, retries
+        self.said: SimpleQueue[Said] = SimpleQueue()
+        self.busy = 0
+        self._jobs: Iterator[Job] = iter(()) if jobs is None else jobs
+        self._workers: list[Worker] = []
+
+    def begin(self, jobs: Iterable[Job]) -> None:
+        """Play these all at once, where none is being played; workers are started as they are needed."""
+        for number, job in enumerate(jobs):
+            if number == len(self._workers):
+                self._workers.append(Worker(self))
+            self._give(self._workers[number], job)
+
+    def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[Worker, Prompt | Trajectory]]:
+        """Hear all workers; those whose episode ended play on before it is handed out.
+
+        `wait` says for how many seconds, from the number of running episodes, and is asked again after each word.
+        """
+        while self.busy:
+            try:
+                worker, said = self.said.get(timeout=wait(self.busy))
+            except Empty:
+                return
+            if isinstance(said, BaseException):
+                raise said
+            if isinstance(said, Trajectory):
+                self.busy -= 1
+                for job in islice(self._jobs, 1):
+                    self._give(worker, job)
+                if said.status is Status.FAILED:
+                    _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
+            yield worker, said
+
+    def close(self) -> None:
+        """Have all worlds closed in their threads; those that hang are left behind."""
+        for worker in self._workers:
+            worker.inbox.put(None)
+        until = time.monotonic() + _LEAVE_S
+        for worker in self._workers:
+            worker.thread.join(max(0.0, until - time.monotonic()))
+
+    def _give(self, worker: Worker, job: Job) -> None:
+        self.busy += 1
+        worker.inbox.put(job)
+
+
+class _Stopped(Exception):
+    """Nobody wants the rest of the episode."""
+
+
+class Worker:
+    """A thread in which one world after the other plays one episode after the other."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
+        self._workers = workers
+        self._env: Environment | None = None
+        self.took: float | None = None
+        """Seconds of the world's last step, if there was one."""
+        self.thread = threading.Thread(target=self._work, name="world", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            while isinstance(job := self.inbox.get(), Job):
+                self._workers.said.put((self, play_again(partial(self._play, job), self._workers.retries)))
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised where the trajectories are consumed
+            self._workers.said.put((self, error))
+        finally:
+            self._leave()
+
+    def _play(self, job: Job) -> Trajectory:
+        """Play one episode; its world is used again unless the episode failed."""
+        if self._env is None:
+            self._env = self._workers.make()
+        steps = self._workers.start(self._env, job)
+        self.took = None
+        try:
+            prompt = next(steps)
+            while True:
+                self._workers.said.put((self, prompt))
+                answer = self.inbox.get()
+                began = time.monotonic()
+                if isinstance(answer, EngineFailure):
+                    prompt = steps.throw(answer)
+                elif isinstance(answer, Action):
+                    prompt = steps.send(answer)
+                else:
+                    raise _Stopped
+                self.took = time.monotonic() - began
+        except StopIteration as end:
+            trajectory: Trajectory = end.value
+        if trajectory.status is Status.FAILED:
+            self._leave()
+        return trajectory
+
+    def _leave(self) -> None:
+        """Close the world, if there is one."""
+        env, self._env = self._env, None
+        if env is not None:
+            close_world(env)

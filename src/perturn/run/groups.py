@@ -1,0 +1,54 @@
+"""Groups of an iteration: credited once, and then what is trained."""
+
+from __future__ import annotations
+
+from perturn.credit import CREDITS, Credit
+from perturn.data.groups import counts_of, groups_of, ledger, read_credits, write_credits
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.losses import LOSSES
+from perturn.policy.reference import choose_credit
+from perturn.run.progress import console
+from perturn.run.session import Session
+from perturn.settings.recipe import Recipe, build
+from perturn.settings.stages import Stage
+from perturn.types import WeightedTrajectory
+
+
+def own_credit(recipe: Recipe) -> tuple[str, Credit]:
+    """The credit of a recipe, and its name.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, or it cannot weigh groups here.
+    """
+    assert recipe.align is not None
+    loss = build(LOSSES, recipe.align.loss, "align.loss")
+    credit = choose_credit(loss, recipe.align.loss, recipe.credit)
+    kind = type(credit)
+    return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
+
+
+def credit(session: Session, stage: Stage) -> None:
+    """Weigh the turns of an iteration's groups, and account for every episode."""
+    run, settings = session.run, session.recipe.groups
+    assert settings is not None
+    name, credit = own_credit(session.recipe)
+    file = run.paths.credit(name, stage.mark)
+    with run.stage(stage.name, file) as counts:
+        groups = groups_of(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+        weights = [[one.tolist() for one in credit(group)] for group in groups]
+        rows = ledger(groups, weights, drop_equal_outcomes=settings.drop_equal_outcomes)
+        counts |= counts_of(groups, rows)
+        console.print(
+            "episodes:", ", ".join(f"{key.replace('_', ' ')} {count}" for key, count in counts.items())
+        )
+        write_credits(file, rows)
+
+
+def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
+    """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for."""
+    name, _ = own_credit(run.recipe)
+    credited = read_credits(run.paths.credit(name, stage.mark))
+    played = {one.key: one for one in read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))}
+    trained = [WeightedTrajectory(played[row.key], row.weight) for row in credited if row.bin == "trained"]
+    return trained, len(credited)

@@ -1,0 +1,104 @@
+"""What passes from one iteration to the next: optimizer and references; and what is not needed any more."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import torch
+
+from perturn.data.run_folder import Run
+from perturn.io.writing import replacing
+from perturn.policy.config import TurnConfig
+from perturn.policy.models import load_model
+from perturn.policy.names import load_tokenizer
+from perturn.ranks import share_of
+from perturn.run.panels import seed_of
+from perturn.run.progress import console
+from perturn.run.session import policy_path
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage, average_of, is_scored, policy_of
+
+_OPTIMIZER = ("optimizer.pt", "scheduler.pt")
+"""Files of transformers in which the optimizer and its schedule go on."""
+
+
+def goes_on(recipe: Recipe) -> bool:
+    """Whether the optimizer of one iteration is that of the next."""
+    return recipe.iterations > 1 and recipe.align is not None and recipe.align.minibatches is not None
+
+
+def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
+    """Set the trainer up as one iteration of several: order of rows, steps, and the optimizer of the one before."""
+    recipe = run.recipe
+    settings = recipe.align
+    assert settings is not None
+    if stage.iteration > 1:
+        args.seed = seed_of(recipe.seed, "align", stage.iteration)
+    if settings.minibatches is None:
+        return
+    args.per_device_train_batch_size = share_of(math.ceil(rows / settings.minibatches))
+    steps = math.ceil(settings.minibatches * settings.epochs)
+    args.schedule_steps = steps * recipe.iterations
+    if steps <= settings.save_steps:  # the iteration is saved as a whole
+        args.save_strategy = "no"
+    args.save_steps = settings.save_steps
+    before = run.paths.checkpoint(stage.start)
+    if (
+        before / _OPTIMIZER[0]
+    ).is_file():  # there is none before the first iteration that had something to train on
+        args.optimizer_from = str(before)
+
+
+def stay(run: Run, stage: Stage) -> None:
+    """The policy that an iteration makes is the one it began with, with its optimizer."""
+    path, target = policy_path(run, stage.start), run.paths.checkpoint(stage.policy)
+    with replacing(target, foreign=(Exception,)) as fresh:
+        load_model(path, say=console.print).save_pretrained(fresh)
+        load_tokenizer(path).save_pretrained(fresh)
+        for file in (run.paths.checkpoint(stage.start) / name for name in _OPTIMIZER):
+            if file.is_file():
+                shutil.copy2(file, fresh)
+    run.paths.metrics(stage.name).touch()
+
+
+def keeps_average(recipe: Recipe) -> bool:
+    """Whether a moving average of policies is some iteration's reference."""
+    return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
+
+
+def move_average(run: Run, stage: Stage) -> None:
+    """Move the average of policies towards the one that the iteration made.
+
+    average <- decay * average + (1 - decay) * policy
+    """
+    settings = run.recipe.align
+    assert settings is not None
+    before = policy_path(run, average_of(run.recipe, stage.iteration - 1))
+    target = run.paths.checkpoint(average_of(run.recipe, stage.iteration))
+    average, policy = (load_model(path) for path in (before, str(run.paths.checkpoint(stage.policy))))
+    with torch.no_grad():
+        for ours, theirs in zip(average.parameters(), policy.parameters(), strict=True):
+            ours.lerp_(theirs, 1 - settings.reference_decay)
+    with replacing(target, foreign=(Exception,)) as fresh:
+        average.save_pretrained(fresh)
+        load_tokenizer(before).save_pretrained(fresh)
+
+
+def let_go(run: Run, stage: Stage) -> None:
+    """Remove policies, averages and optimizers of earlier iterations that nothing needs any more.
+
+    The newest policy stays, and those that are scored.
+    """
+    recipe = run.recipe
+    files = []
+    for iteration in range(1, stage.iteration):
+        policy = run.paths.checkpoint(policy_of(recipe, iteration))
+        files += (
+            [policy / name for name in _OPTIMIZER]
+            if is_scored(recipe, iteration) or recipe.align is None or recipe.align.minibatches is None
+            else [policy]
+        )
+        if keeps_average(recipe):
+            files.append(run.paths.checkpoint(average_of(recipe, iteration)))
+    run.let_go([file for file in files if file.exists()])

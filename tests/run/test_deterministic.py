@@ -1,0 +1,74 @@
+"""`deterministic: true`: whole blocks are kept, a broken one is played again, and the file is the same to the byte."""
+
+import pytest
+
+from perturn.engines.local.engine import LocalEngine
+from perturn.errors import ConfigError
+from perturn.run.loop import open_run, run_stages
+from perturn.run.panels import make_jobs
+from perturn.run.session import Session
+from perturn.types import Sampling
+
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=4)
+
+
+@pytest.fixture
+def session(recipe):
+    """A session whose episodes are played in blocks."""
+    with open_run(recipe, ["deterministic=true"]) as run, Session(run) as opened:
+        yield opened
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The conversations of each batch that the engine is asked."""
+    batches, generate = [], LocalEngine.generate
+
+    def noted(self, prompts, sampling):
+        batches.append([prompt.conversation for prompt in prompts])
+        return generate(self, prompts, sampling)
+
+    monkeypatch.setattr(LocalEngine, "generate", noted)
+    return batches
+
+
+def play(session, file, size=3):
+    """Two samples of four tasks in blocks; the lines of the file."""
+    jobs = make_jobs(session.panels.tasks["explore"][:4], 0, samples=2)
+    session.play(file, jobs, "base", SAMPLING, size, "episodes")
+    return file.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(("left", "again"), [(2, 8), (3, 5), (7, 2), (8, 0)])
+def test_whatever_a_kill_left_the_file_is_the_same_to_the_byte(session, asked, tmp_path, left, again):
+    """Blocks of 3, 3 and 2: those that are whole are never played again, others from their beginning."""
+    file = tmp_path / "played.jsonl"
+    whole = play(session, file)
+    conversations = [job.conversation for job in make_jobs(session.panels.tasks["explore"][:4], 0, samples=2)]
+    file.write_bytes(b"".join(whole[:left]) + whole[-1][:20])
+    session.release()
+    asked.clear()
+
+    assert play(session, file) == whole
+    assert len(whole) == 8
+    assert {name for batch in asked for name in batch} == set(conversations[8 - again :])
+
+
+def test_a_block_for_whose_worlds_there_is_no_room_is_refused(recipe, tmp_path):
+    """Its size is the recipe's; fewer would share other batches."""
+    with open_run(recipe, ["deterministic=true", "worlds.processes=2"]) as run, Session(run) as session:
+        with pytest.raises(
+            ConfigError, match=r"plays 3 at the same time, but there is room for 2 worlds; lower"
+        ):
+            play(session, tmp_path / "played.jsonl")
+        assert len(play(session, tmp_path / "played.jsonl", size=2)) == 8
+
+
+@pytest.mark.parametrize("stage", ["explore", "evaluate-base"])
+def test_both_exploration_and_evaluation_are_played_in_blocks(recipe, asked, stage):
+    """The first batch is the whole of the first block, which timing would seldom bring about."""
+    words = ["deterministic=true", "sft=null", "explore.concurrency=5", "evaluate.concurrency=5"]
+    with open_run(recipe, [*words, "evaluate.tasks.per_kind=2"]) as run:
+        run_stages(run, names=[stage])
+
+        assert len(asked[0]) == min(5, run.manifest["stages"][stage]["counts"]["episodes"])
