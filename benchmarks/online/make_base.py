@@ -15,8 +15,9 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -75,11 +76,12 @@ def train_base(source: Path, folder: Path, seed: int = 0) -> None:
             **SHAPE,
         )
     )
+    begin_embedding(model, tokenizer.get_vocab())
     say(f"{sum(each.numel() for each in model.parameters()) / 1e6:.3f}M parameters")
     steps = int(EPOCHS * len(ids) / BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
-    began, seen = time.monotonic(), 0
+    began, seen, losses = time.monotonic(), 0, []
     for step, batch in zip(range(steps), batches(ids, random.Random(seed)), strict=False):
         loss = all_token_loss(model, batch)
         loss.backward()
@@ -88,11 +90,33 @@ def train_base(source: Path, folder: Path, seed: int = 0) -> None:
         schedule.step()
         optimizer.zero_grad()
         seen += sum(map(len, batch))
+        losses.append(loss.item())
         if step % 50 == 0 or step == steps - 1:
             pace = seen / (time.monotonic() - began)
-            say(f"step {step}/{steps}: {loss.item():.4f} nats a token, {pace:.0f} tokens/s")
+            say(f"step {step}/{steps}: {mean(losses[-50:]):.4f} nats a token, {pace:.0f} tokens/s")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def begin_embedding(model: Any, vocabulary: Mapping[str, int]) -> None:
+    """Let `mug 2` begin as a sum of what all mugs share, what all twos share, and some of its own.
+
+    So the layers need not find out for each of some 500 names that it is one of the kind that the task names.
+    """
+    embedding = model.get_input_embeddings().weight
+    spread = model.config.initializer_range
+    shared: dict[str, torch.Tensor] = {}
+    for word, index in vocabulary.items():
+        kind, _, number = word.partition(" ")
+        if not kind.isalpha() or not (number.isdecimal() or number == ""):
+            continue
+        own = 0.6 * embedding[index]
+        for part, share in ((kind, 0.8), (number, 0.5)):
+            if part not in shared:
+                shared[part] = spread * torch.randn(embedding.shape[1])
+            own += share * shared[part]
+        embedding[index] = own
 
 
 def _rate(step: int, steps: int) -> float:

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from perturn.credit import CREDITS
+from perturn.credit.returns import Return
+from perturn.credit.rloo import RLOO
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.reference import choose_credit, credit_of, weigh
@@ -79,6 +81,15 @@ def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypat
 
     with pytest.raises(ConfigError, match="credit 'needy' needs behavior, which training does not compute"):
         choose_credit(LOSSES["dpo"](), {}, {"name": "needy"})
+
+
+def test_a_credit_of_ones_own_is_named_by_where_it_is():
+    """In a recipe as in `perturn check-credit`; its settings are checked alike."""
+    own = {"name": "perturn.credit.rloo:RLOO", "returns": {"invalid_penalty": 0.1}}
+
+    assert choose_credit(LOSSES["ppo-clip"](), {}, own) == RLOO(returns=Return(invalid_penalty=0.1))
+    with pytest.raises(ConfigError, match=r"unknown key 'credit\.returned'\. Did you mean 'credit\.returns'"):
+        choose_credit(LOSSES["ppo-clip"](), {}, {"name": own["name"], "returned": {}})
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from perturn.credit import CREDITS, Credit
 from perturn.data.cache import evict, reference_bytes, remove_abandoned
+from perturn.envs.load import load_object
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import LOSSES, Loss, TurnLogprobs
@@ -223,6 +224,18 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
     return digest.hexdigest()
 
 
+def make_credit(section: Mapping[str, Any]) -> Credit:
+    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
+
+    Raises:
+        ConfigError: If there is no such credit, or a setting is wrong.
+    """
+    name = str(section.get("name"))
+    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
+    credit: Credit = build(table, section, "credit")
+    return credit
+
+
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
     """The credit that weighs the turns of a loss.
 
@@ -244,7 +257,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
             "credit, or leave one of the two out."
         )
-    credit: Credit = build(CREDITS, section, "credit")
+    credit = make_credit(section)
     of_groups = needs_group(credit)
     if of_groups and loss.needs_rejected:
         raise ConfigError(

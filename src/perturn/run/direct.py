@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perturn.credit import CREDITS, Credit
+from perturn.credit import Credit
 from perturn.data.pairs import pair_with_expert
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
@@ -30,6 +30,7 @@ from perturn.faults import closing_world
 from perturn.policy.config import TurnConfig
 from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
+from perturn.policy.reference import make_credit
 from perturn.policy.tokens import Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row
@@ -150,8 +151,7 @@ def assign_credit(
     """
     weigher: Any = credit
     if isinstance(credit, str | Mapping):
-        section = {"name": credit} if isinstance(credit, str) else credit
-        weigher = build(CREDITS, section, "credit")
+        weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
