@@ -93,7 +93,7 @@ def test_the_loss_reads_what_the_actions_were_sampled_with(train, groups, tiny_m
         policy = action_logprobs(tiny_model, batch)
     behavior = torch.tensor([u for row in groups for turn in row.turns for u in turn.action.logprobs])
     weight = torch.tensor([w for row in rows for w in row.weight])
-    side = TurnLogprobs(policy, None, batch["turn"], batch["sequence"], weight, behavior)
+    side = TurnLogprobs(policy, None, batch["turn"], batch["trajectory"], weight, behavior)
     expected = LOSSES["ppo-clip"](**settings)(side)
     trainer.train()
 

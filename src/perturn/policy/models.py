@@ -167,18 +167,23 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
     Args:
         policy: Its name in the run.
         folder: What `save_pretrained` wrote.
-        served: Folder or Hub id of the policy that is served.
+        served: `architecture` of the policy that is served.
         dtype: The setting `model.dtype`, of both.
 
     Returns:
         None if it is another architecture than what is served, or stored in another way.
     """
-    model, old = empty_model(folder), empty_model(served)
+    model = empty_model(folder)
     kind = compute_dtype(dtype, device())
     stored = stored_weights(folder, model, kind)
-    if config_digest(model) != config_digest(old) or stored is None:
+    if config_digest(model) != served or stored is None:
         return None
     return f"{policy}@{tensors_digest(stored)[:12]}"
+
+
+def architecture(name: str) -> str:
+    """Content hash of what decides a policy's outputs beside its weights, from its folder or Hub id."""
+    return config_digest(empty_model(name))
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:

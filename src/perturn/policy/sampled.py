@@ -55,7 +55,8 @@ def with_weight(example: Example, weight: Sequence[float]) -> Example:
 def weigh_groups(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
     """The examples with the weights of a credit that compares the episodes of a group.
 
-    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
+    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out; a
+    credit whose statistics run across tasks gets those of all tasks.
 
     Args:
         examples: As training sees the rows.
@@ -66,11 +67,12 @@ def weigh_groups(examples: Sequence[Example], rows: Sequence[Row], credit: Credi
         DataError: If some rows have weights and others have none.
         ConfigError: If the credit gives anything but one finite number a turn.
     """
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    across = getattr(credit, "across_tasks", False)
     played: dict[int, Trajectory] = {}
     for index, row in enumerate(rows):
         if isinstance(row, Trajectory):
-            groups[row.task.id, row.policy].append(index)
+            groups[(row.policy,) if across else (row.task.id, row.policy)].append(index)
             played[index] = row
     if played and len(played) < len(rows):
         raise DataError(

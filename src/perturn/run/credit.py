@@ -10,23 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.credit import CREDITS, Credit
+from perturn.credit import Credit
 from perturn.data.groups import CreditRow, groups_of, ledger, read_credits, write_credits
 from perturn.data.paths import RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
-from perturn.envs.load import load_object
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.io.plain import told
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
-from perturn.policy.reference import compute_logprobs, turn_logprobs
+from perturn.policy.reference import compute_logprobs, make_credit, turn_logprobs
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer, encode_example
 from perturn.report.credits import compare_credits, credit_summary
-from perturn.settings.recipe import Recipe, apply_overrides, build
+from perturn.settings.recipe import Recipe, apply_overrides
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
@@ -158,12 +157,12 @@ def credit_run(
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
     section = _section(words)
-    credit = make_credit(section)
+    credit = _make_credit(section)
     label = name or _label(section)
     found = []
     for stage in _explored(paths, recipe):
         episodes = list(read_trajectories(paths.trajectories(stage.name)))
-        needed = _compute(credit, episodes, paths, recipe, reference or stage.policy)
+        needed = compute_needed(credit, episodes, paths, recipe, reference or stage.policy)
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
@@ -176,20 +175,18 @@ def credit_run(
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
 
 
-def make_credit(section: Mapping[str, Any]) -> Credit:
-    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
+def _make_credit(section: Mapping[str, Any]) -> Credit:
+    """Section `credit` -> the credit.
 
     Raises:
         ConfigError: If there is no such credit, a setting is wrong, or it needs what nothing computes.
     """
-    name = str(section["name"])
-    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
-    credit: Credit = build(table, section, "credit")
+    credit = make_credit(section)
     missing = sorted(getattr(credit, "needs", frozenset()) - _COMPUTED)
     if missing:
         raise ConfigError(
-            f"credit {name!r} reads {', '.join(missing)}, which nothing computes for stored episodes; take a credit "
-            "without, such as rloo."
+            f"credit {section['name']!r} reads {', '.join(missing)}, which nothing computes for stored episodes; take "
+            "a credit without, such as rloo."
         )
     return credit
 
@@ -233,7 +230,7 @@ def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
     return found
 
 
-def _compute(
+def compute_needed(
     credit: Credit, episodes: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, policy: str
 ) -> Needed:
     """Quantities that a credit reads of a policy of the run."""
@@ -267,4 +264,4 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
 def _other(paths: RunPaths, mark: str, name: str, episodes: Sequence[Trajectory]) -> list[CreditRow]:
     """Rows of the credit to compare with: those of the run, else by its defaults."""
     file = paths.credit(_label({"name": name}), mark)
-    return read_credits(file) if file.is_file() else credit_groups(episodes, make_credit({"name": name}))
+    return read_credits(file) if file.is_file() else credit_groups(episodes, _make_credit({"name": name}))

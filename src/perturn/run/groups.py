@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from perturn.credit import CREDITS, Credit
-from perturn.data.groups import counts_of, groups_of, ledger, read_credits, write_credits
+from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.losses import LOSSES
 from perturn.policy.reference import choose_credit
+from perturn.run.credit import compute_needed, credit_groups
 from perturn.run.progress import console
 from perturn.run.session import Session
 from perturn.settings.recipe import Recipe, build
@@ -35,13 +36,12 @@ def credit(session: Session, stage: Stage) -> None:
     name, credit = own_credit(session.recipe)
     file = run.paths.credit(name, stage.mark)
     with run.stage(stage.name, file) as counts:
-        groups = groups_of(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
-        weights = [[one.tolist() for one in credit(group)] for group in groups]
-        rows = ledger(groups, weights, drop_equal_outcomes=settings.drop_equal_outcomes)
-        counts |= counts_of(groups, rows)
-        console.print(
-            "episodes:", ", ".join(f"{key.replace('_', ' ')} {count}" for key, count in counts.items())
-        )
+        episodes = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+        needed = compute_needed(credit, episodes, run.paths, run.recipe, stage.reference)
+        rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=settings.drop_equal_outcomes)
+        counts |= counts_of(groups_of(episodes), rows)
+        said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
+        console.print("episodes:", ", ".join(said))
         write_credits(file, rows)
 
 

@@ -194,6 +194,7 @@ class Session:
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
         self._engine: tuple[str, Engine] | None = None
+        self._architecture = ""
 
     @cached_property
     def protocol(self) -> EpisodeProtocol:
@@ -219,12 +220,15 @@ class Session:
         if self._engine is None or (self._engine[0] != policy and not self._updated(policy)):
             self.release()
             self._engine = policy, open_engine(self.run, policy)
+            if isinstance(self._engine[1], Updatable):  # now, since a policy may be let go while it is served
+                path = resolve_model(policy_path(self.run, policy), console.print)
+                self._architecture = locate("perturn.policy.models:architecture")(path)
         return self._engine[1]
 
     def _updated(self, policy: str) -> bool:
         """Give the open engine the weights of another policy; whether that could be done."""
         assert self._engine is not None
-        served, engine = self._engine
+        engine = self._engine[1]
         cluster, dtype = self.recipe.cluster, self.recipe.model.dtype
         far = (
             cluster is not None and cluster.engines and dtype == "auto"
@@ -232,8 +236,7 @@ class Session:
         if policy == "base" or far or not isinstance(engine, Updatable):
             return False
         folder = policy_path(self.run, policy)
-        model = resolve_model(policy_path(self.run, served), console.print)
-        name = locate("perturn.policy.models:new_identity")(policy, folder, model, dtype)
+        name = locate("perturn.policy.models:new_identity")(policy, folder, self._architecture, dtype)
         if name is None:
             return False
         engine.update_weights(folder, name)

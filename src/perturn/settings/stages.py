@@ -26,7 +26,7 @@ class Stage:
     start: str = ""
     """The policy that training starts from."""
     reference: str = ""
-    """Its reference."""
+    """The reference of that, and of a credit."""
     iteration: int = 1
     mark: str = ""
     """End of the names of its files: empty, or `-003` with several iterations."""
@@ -87,24 +87,29 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     if recipe.explore:
         needs = (trained[start],) if start in trained else ()
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, **its)
-    rows = list(_rows(recipe, explore, end, its))
+    seen = _reference(recipe, number)
+    rows = list(_rows(recipe, explore, seen, end, its))
     yield from rows
     if recipe.align:
-        reference = {
-            "previous": start,
-            "start": policy_of(recipe, 0),
-            "average": average_of(recipe, number - 1),
-        }
-        policy, seen = policy_of(recipe, number), reference[recipe.align.reference]
-        yield Stage(align, "train", "perturn.run.train:train", (rows[-1].name,), policy, start, seen, **its)
+        policy, needs = policy_of(recipe, number), (rows[-1].name,)
+        yield Stage(align, "train", "perturn.run.train:train", needs, policy, start, seen, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), number)
 
 
-def _rows(recipe: Recipe, explore: str, end: str, its: Any) -> Iterator[Stage]:
+def _reference(recipe: Recipe, number: int) -> str:
+    """The reference of an iteration."""
+    kind = recipe.align.reference if recipe.align else "previous"
+    if kind == "average":
+        return average_of(recipe, number - 1)
+    return policy_of(recipe, 0 if kind == "start" else number - 1)
+
+
+def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterator[Stage]:
     """What the alignment learns from: weighted groups, or pairs."""
     if recipe.groups:
-        yield Stage(f"credit{end}", "credit", "perturn.run.groups:credit", (explore,), **its)
+        does = "perturn.run.groups:credit"
+        yield Stage(f"credit{end}", "credit", does, (explore,), reference=seen, **its)
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
