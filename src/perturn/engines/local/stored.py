@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """Weights that `save_pretrained` wrote, by the names of the model's state, each tensor read when it is asked for."""
+    """The weights of a folder, by the names of the model's state; each tensor is read when it is asked for."""
 
     def __init__(self, found: Mapping[str, tuple[Any, str]], dtype: torch.dtype) -> None:
         """Only `stored_weights` makes one: of each name, the open file and the name in it."""
