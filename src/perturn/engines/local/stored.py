@@ -12,22 +12,22 @@ from torch import Tensor
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """What `save_pretrained` wrote, by the names of the model's state, each tensor read when it is asked for."""
+    """The weights of a folder, by the names of the model's state; each tensor is read when it is asked for."""
 
-    def __init__(self, places: Mapping[str, tuple[Any, str]], dtype: torch.dtype) -> None:
+    def __init__(self, found: Mapping[str, tuple[Any, str]], dtype: torch.dtype) -> None:
         """Only `stored_weights` makes one: of each name, the open file and the name in it."""
-        self._places, self._dtype = places, dtype
+        self._stored, self._dtype = found, dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        file, key = self._places[name]
+        file, key = self._stored[name]
         tensor: Tensor = file.get_tensor(key)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._stored)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._stored)
 
 
 def stored_weights(folder: str | Path, model: Any, dtype: torch.dtype) -> StoredWeights | None:
@@ -46,10 +46,10 @@ def stored_weights(folder: str | Path, model: Any, dtype: torch.dtype) -> Stored
     held = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no mapping
     state = model.state_dict(keep_vars=True)
     stored = {id(tensor): name for name, tensor in state.items() if name in held}
-    places = {}
+    found = {}
     for name, tensor in state.items():
         key = name if name in held else stored.get(id(tensor))
         if key is None or tuple(held[key].get_slice(key).get_shape()) != tuple(tensor.shape):
             return None
-        places[name] = held[key], key
-    return StoredWeights(places, dtype) if held.keys() <= state.keys() else None
+        found[name] = held[key], key
+    return StoredWeights(found, dtype) if held.keys() <= state.keys() else None
