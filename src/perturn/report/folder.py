@@ -60,7 +60,7 @@ class RecordedRun:
     texts: Mapping[str, str] = field(default_factory=dict)
     """Text of each token id that occurs."""
     credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
-    """What each credit gave to the explored episodes, by its name, the run's own first."""
+    """Rows that each credit gave to the explored episodes, by its name, the run's own first."""
 
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
