@@ -1,12 +1,18 @@
 """Two credits on the same episodes: correlation by rank, signs, and where they disagree."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from perturn.data.groups import CreditRow
+from perturn.data.groups import CreditRow, write_credits
+from perturn.data.paths import RunPaths
+from perturn.data.seals import seal
 from perturn.errors import DataError
+from perturn.report import write_report
 from perturn.report.credits import compare_credits, credit_summary, sentences
+from perturn.report.folder import read_run
 from perturn.types import Action, Task, Trajectory, Turn
 
 
@@ -110,3 +116,35 @@ def test_weights_are_summed_up_by_turn():
     assert found["by_turn"][0]["spread"] == pytest.approx(np.std([1.0, -1.0, 0.5]))
     assert (found["n"], found["mean"]) == (7, pytest.approx(1 / 7))
     assert found["counts"]["failed"] == 1
+
+
+def test_the_page_compares_two_credits_of_one_run(run):
+    """The run's own comes first; with one alone there is nothing to compare, and others' episodes are left out."""
+    paths = RunPaths(run)
+    episodes = read_run(run).explored
+    weights = [
+        {one.key: [float(i + shift)] * len(one.turns) for i, one in enumerate(episodes)} for shift in (0, 7)
+    ]
+    write_credits(paths.credit("rloo"), rows(weights[0]))
+    assert 'id="credits"' not in write_report(run).read_text()
+
+    write_credits(paths.credit("<b>mine"), rows(weights[1]))
+    write_credits(paths.credit("old"), rows(ONE))
+    page = write_report(run).read_text()
+
+    assert 'id="credits"' in page
+    assert "&lt;b&gt;mine against rloo" in page
+    assert "<b>mine" not in page
+    assert "credits/old.jsonl is not of the explored episodes and is left out." in page
+
+
+def test_the_runs_own_credit_is_the_first(run):
+    """A stage made it; the name alone would put it last."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    paths, episodes = RunPaths(run), read_run(run).explored
+    for name in ("anchor-rloo", "rloo"):
+        write_credits(paths.credit(name), rows({one.key: [1.0] * len(one.turns) for one in episodes}))
+    seals = seal(run, [paths.credit("rloo")], "credit")
+    (run / "manifest.json").write_text(json.dumps(manifest | {"files": manifest.get("files", {}) | seals}))
+
+    assert list(read_run(run).credits) == ["rloo", "anchor-rloo"]

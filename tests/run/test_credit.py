@@ -313,6 +313,12 @@ def test_a_credit_of_ones_own_goes_in_by_its_class(explored, tmp_path, monkeypat
     assert {row.key: row.weight for row in read_credits(explored / one["file"])}["two", 1] == (2.0, 2.0)
 
 
+@pytest.mark.parametrize("name", ["", "../mine", "a/b", "."])
+def test_weights_stay_in_their_folder(explored, name):
+    with pytest.raises(ConfigError, match="--as must be usable as a file's name"):
+        credit_run(explored, ["credit.name=rloo"], name=name)
+
+
 def test_the_credits_of_groups_can_all_be_given(explored):
     """Every one of the table but those that read values."""
     for name in CREDITS:

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import anchors, means_of_others, returns_to_go, weigh_tasks
-from perturn.credit.returns import Numbers, Return
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, anchors, means_of_others, returns_to_go
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class AnchorRLOO:
+class AnchorRLOO(GroupCredit):
     """Return from the turn on, less the mean return at the same state over the other trajectories.
 
         A_it = gamma^t (G_it - b_it),   b_it = mean of G_ju over visits of state s_it by trajectories j != i
@@ -31,23 +29,10 @@ class AnchorRLOO:
     gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount of the return whose expectation is raised, in [0, 1]."""
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from torch import Tensor
-
+from perturn.credit.group import GroupCredit
 from perturn.credit.grpo import GRPO
-from perturn.credit.returns import Return
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class DrGRPO:
+class DrGRPO(GroupCredit):
     """Score of the trajectory less the group's mean; the same for every turn.
 
         A_it = S_i - mean(S),   S_i = sum_t r_it
@@ -22,30 +20,19 @@ class DrGRPO:
     `statistics` and `singleton` are those of `grpo`, and so is the computation.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     statistics: str = "trajectories"
     """trajectories; or steps, which weighs long ones more and is biased."""
 
     singleton: str = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        self._credit  # noqa: B018  checks them
-
     @property
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one, but for a positive factor."""
         return self._credit.unbiased
 
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        return self._credit(group)
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        return self._credit._weigh(group, rewards)
 
     @property
     def _credit(self) -> GRPO:

@@ -2,29 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound
 from perturn.credit.gigpo import combined, penalties
-from perturn.credit.group import (
-    NORMALIZATIONS,
-    STATISTICS,
-    Visit,
-    anchors,
-    episode_advantages,
-    mean,
-    normalized_within,
-    weigh_tasks,
-)
-from perturn.credit.returns import Numbers, Return, solved
+from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, mean, normalized_within
+from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class G2PO:
+class G2PO(GroupCredit):
     """Advantage of the trajectory, plus that of the next state's value in this state, plus that of the value's change.
 
         A_it = A_E + omega (A_next + A_change)
@@ -40,9 +28,6 @@ class G2PO:
     States are equal by `state_key`; a turn without one is a state of its own.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
     """Discount of a state's value by the turns left, in [0, 1]."""
 
@@ -57,19 +42,6 @@ class G2PO:
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
     """Taken off an invalid turn's V(next) and its copy of the score, in units of reward; >= 0."""
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("normalize", self.normalize, NORMALIZATIONS)
-        check_choice("statistics", self.statistics, STATISTICS)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -2,27 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
-from perturn.credit.group import (
-    NORMALIZATIONS,
-    STATISTICS,
-    anchors,
-    episode_advantages,
-    normalized_within,
-    returns_to_go,
-    weigh_tasks,
-)
-from perturn.credit.returns import Numbers, Return
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, anchors, episode_advantages, normalized_within, returns_to_go
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class GiGPO:
+class GiGPO(GroupCredit):
     """Advantage of the trajectory in its group, plus that of the turn among all turns taken in the same state.
 
         A_it = A_E + omega A_S,   A_E = S_i - mean(S),   A_S = G_it - mean of G over the turns at state s_it
@@ -37,9 +26,6 @@ class GiGPO:
     in the code. A turn alone in its state, and a trajectory alone in its group, get 0. Neither is unbiased: a
     baseline contains the turn itself, and what the same trajectory did later.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
     """Discount of the returns that turns are compared by, in [0, 1]."""
@@ -58,19 +44,6 @@ class GiGPO:
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
     """Taken off an invalid turn's return, after discounting, and its copy of the score; in units of reward, >= 0."""
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("normalize", self.normalize, NORMALIZATIONS)
-        check_choice("statistics", self.statistics, STATISTICS)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         penalty = penalties(group, self.invalid_penalty)

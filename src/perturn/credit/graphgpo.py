@@ -2,14 +2,12 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
+from perturn.bounds import Bound
 from perturn.credit.gigpo import combined
-from perturn.credit.group import Visit, anchors, episode_advantages, normalized_within, weigh_tasks
+from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, normalized_within
 from perturn.credit.returns import Numbers, Return, solved
 from perturn.types import Trajectory
 
@@ -18,7 +16,7 @@ _SUCCESS = -1
 
 
 @dataclass(frozen=True)
-class GraphGPO:
+class GraphGPO(GroupCredit):
     """Advantage of the trajectory in its group, plus that of the turn's step in the graph of visited states.
 
         A_it = beta_episode A_E + beta_graph A_G
@@ -34,9 +32,6 @@ class GraphGPO:
     `state_key`; a turn without one is a state of its own. A trajectory alone in its group gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     omega: Annotated[float, Bound(above=0, below=1)] = 0.1
     """Value of a state one step further from a success, relative; in (0, 1)."""
 
@@ -49,16 +44,8 @@ class GraphGPO:
     beta_graph: Annotated[float, Bound(least=0)] = 1.0
     """Weight of A_G, without unit; >= 0."""
 
-    returns: Return = Return(invalid_penalty=0.1)  # noqa: RUF009  frozen
+    returns: Return = field(default=Return(invalid_penalty=0.1), kw_only=True)
     """Rewards that count in A_E."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

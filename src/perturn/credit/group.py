@@ -5,13 +5,17 @@ Numbers are Python's, which are float64. Sums are exact (`math.fsum`), so that t
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import combinations
 from math import fsum, sqrt
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from perturn.bounds import check_bounds
+from perturn.checks import check_choice
 from perturn.credit.returns import Numbers, Return
 from perturn.types import Trajectory
 
@@ -29,6 +33,14 @@ DEVIATIONS = ("sample", "population")
 
 SINGLETONS = ("zero", "raw")
 """Advantage of a trajectory alone in its group: zero, or its score as several peers keep it."""
+
+CHOICES = {
+    "normalize": NORMALIZATIONS,
+    "statistics": STATISTICS,
+    "std": DEVIATIONS,
+    "singleton": SINGLETONS,
+}
+"""Values of the settings that several credits have."""
 
 Visit = tuple[int, int]
 """A turn of a group: index of its trajectory, index within it."""
@@ -61,6 +73,38 @@ def weigh_tasks(
         for i, of_one in zip(members, found, strict=True):
             weights[i] = of_one
     return as_tensors(weights)
+
+
+@dataclass(frozen=True)
+class GroupCredit:
+    """Settings, checks and call that all credits share which compare the trajectories of a task.
+
+    A base class, where else we compose, so that the file of a credit is its settings and its formula, `_weigh`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_group: ClassVar[bool] = True
+
+    returns: Return = field(default=Return(), kw_only=True)
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        for name, known in CHOICES.items():
+            if hasattr(self, name):
+                check_choice(name, getattr(self, name), known)
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory [turns].
+
+        It is in units of reward, or without unit where the formula divides by a deviation or a mean.
+        """
+        return weigh_tasks(group, self.returns, self._weigh, getattr(self, "singleton", "zero"))
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        """Return the advantages of the trajectories of one task from the rewards that count."""
+        raise NotImplementedError
 
 
 def by_task(group: Sequence[Trajectory]) -> list[list[int]]:

@@ -2,25 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from torch import Tensor
-
-from perturn.checks import check_choice
-from perturn.credit.group import (
-    DEVIATIONS,
-    NORMALIZATIONS,
-    SINGLETONS,
-    STATISTICS,
-    episode_advantages,
-    weigh_tasks,
-)
-from perturn.credit.returns import Numbers, Return
+from perturn.credit.group import GroupCredit, episode_advantages
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class GRPO:
+class GRPO(GroupCredit):
     """Score of the trajectory less the group's mean, over the group's standard deviation; the same for every turn.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
@@ -30,9 +19,6 @@ class GRPO:
     (N - 1) / N; division by the deviation weighs tasks and branches by their difficulty. `statistics` steps is peers'
     code over step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
 
     normalize: str = "std"
     """std (the paper's), or mean."""
@@ -46,24 +32,10 @@ class GRPO:
     singleton: str = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_choice("normalize", self.normalize, NORMALIZATIONS)
-        check_choice("statistics", self.statistics, STATISTICS)
-        check_choice("std", self.std, DEVIATIONS)
-        check_choice("singleton", self.singleton, SINGLETONS)
-
     @property
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one, but for a positive factor."""
         return self.normalize == "mean" and self.statistics == "trajectories"
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh, self.singleton)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -2,27 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound
 from perturn.credit.group import (
     EPSILON,
-    NORMALIZATIONS,
+    GroupCredit,
     anchors,
     episode_advantages,
     normalized_within,
     returns_to_go,
-    weigh_tasks,
 )
-from perturn.credit.returns import Numbers, Return
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class HGPO:
+class HGPO(GroupCredit):
     """Mean of a turn's advantages among turns with the same last k states, a longer history weighing more.
 
         A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
@@ -34,9 +30,6 @@ class HGPO:
     Differs: states are equal by `state_key`, not by text. The base group runs over step rows with the sample standard
     deviation, the others have the population's, as there.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
     """Discount of the returns that turns are compared by, in [0, 1]."""
@@ -52,18 +45,6 @@ class HGPO:
 
     base_group: bool = False
     """Whether the trajectory's own advantage in its group counts too."""
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("normalize", self.normalize, NORMALIZATIONS)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from torch import Tensor
-
-from perturn.credit.group import EPSILON, mean, weigh_tasks
-from perturn.credit.returns import Numbers, Return
+from perturn.credit.group import EPSILON, GroupCredit, mean
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class MaxRL:
+class MaxRL(GroupCredit):
     """Score of the trajectory less the group's mean, over that mean; the same for every turn.
 
         A_it = (S_i - mean(S)) / (mean(S) + 1e-6),   S_i = sum_t r_it >= 0
@@ -20,16 +17,6 @@ class MaxRL:
     Source: SkyRL's estimator of that name (`ppo_utils.py`); a rare success weighs more, as in the gradient of log p.
     Differs: a number per turn. Negative scores are refused, with which the division would turn the sign.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound
 from perturn.credit.g2po import state_values
 from perturn.credit.gigpo import combined
-from perturn.credit.group import NORMALIZATIONS, anchors, normalized_within, returns_to_go, weigh_tasks
-from perturn.credit.returns import Numbers, Return, solved
+from perturn.credit.group import GroupCredit, anchors, normalized_within, returns_to_go
+from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class PGPO:
+class PGPO(GroupCredit):
     """GiGPO's advantage within a state, plus that of the change in potential, the more the rarer a success is.
 
         A_it = A_S + beta (1 - p)^alpha A_phi
@@ -29,9 +26,6 @@ class PGPO:
     Differs: states are equal by `state_key`, not by text; a turn without one is a state of its own, and gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
@@ -43,18 +37,6 @@ class PGPO:
 
     normalize: str = "std"
     """std (the paper's), or mean."""
-
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("normalize", self.normalize, NORMALIZATIONS)
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         states = anchors(group)

@@ -3,18 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any, ClassVar
 
-from torch import Tensor
-
-from perturn.checks import check_choice
-from perturn.credit.group import SINGLETONS, STATISTICS, weigh_tasks
-from perturn.credit.returns import Numbers, Return
+from perturn.credit.group import GroupCredit
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class RLOO:
+class RLOO(GroupCredit):
     """Score of the trajectory less the mean of the other trajectories'; the same for every turn.
 
         A_it = S_i - mean_(j != i) S_j,   S_i = sum_t r_it
@@ -26,31 +22,16 @@ class RLOO:
     `singleton` is raw.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     statistics: str = "trajectories"
     """trajectories; or steps, which leaves one step out instead of its trajectory and is biased."""
 
     singleton: str = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_choice("statistics", self.statistics, STATISTICS)
-        check_choice("singleton", self.singleton, SINGLETONS)
-
     @property
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one."""
         return self.statistics == "trajectories"
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh, self.singleton)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from torch import Tensor
-
-from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import generalized_advantages, means_of_others, returns_to_go, weigh_tasks
-from perturn.credit.returns import Numbers, Return
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, generalized_advantages, means_of_others, returns_to_go
+from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class TRLOO:
+class TRLOO(GroupCredit):
     """Return from turn t on, less the mean return from turn t on over the other trajectories that have one.
 
         A_it = G_it - b_it,   b_it = mean_(j != i, T_j > t) G_jt,   G_it = sum_k gamma^(k - t) r_ik
@@ -26,30 +24,16 @@ class TRLOO:
     of a discounted objective is not there. A trajectory alone in its group gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     gamma: Annotated[float, Bound(above=0, most=1)] = 1.0
     """Discount from one turn to the next, in (0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
     """How far rewards are followed before a baseline stands for the rest, in [0, 1]; 1: to the end."""
 
-    returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-
     @property
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one."""
         return self.gamma == 1 and self.lam == 1
-
-    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        return weigh_tasks(group, self.returns, self._weigh)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

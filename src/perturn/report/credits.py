@@ -156,6 +156,18 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
     return [*said, f"Turns at 0: {left[0]} by {one} alone, {left[1]} by {other} alone."]
 
 
+def against_own(
+    episodes: Sequence[Trajectory], credits: Mapping[str, Sequence[CreditRow]]
+) -> list[dict[str, Any]]:
+    """The first credit of a run against each other one, as the page has it."""
+    first, *others = credits or [""]
+    found = []
+    for name in others:
+        row = compare_credits(episodes, credits[first], credits[name]).to_dict()
+        found.append({"names": (first, name), "sentences": sentences(row, first, name), **row})
+    return found
+
+
 def _is_trained(episode: Trajectory, sides: Sequence[Mapping[tuple[str, int], CreditRow]]) -> bool:
     rows = [side.get(episode.key) for side in sides]
     if any(row is None or len(row.weight) != len(episode.turns) for row in rows):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perturn.data.groups import CreditRow, read_credits
 from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_files import (
     Confidences,
@@ -58,6 +59,8 @@ class RecordedRun:
     """The loss of the alignment with its defaults."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Text of each token id that occurs."""
+    credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
+    """Rows that each credit gave to the explored episodes, by its name, the run's own first."""
 
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
@@ -113,6 +116,8 @@ def read_run(path: Path) -> RecordedRun:
         )
         confidence = []
     reference = read_sides(paths.reference(mark), Reference)
+    explored = _trajectories(paths.trajectories(f"explore{mark}"))
+    credits, strangers = _credits(paths, mark, explored, files)
     return RecordedRun(
         paths=paths,
         recipe=recipe,
@@ -122,16 +127,33 @@ def read_run(path: Path) -> RecordedRun:
         manifest=manifest,
         protocol=read_note(paths.stamp, Stamp),
         expert=_trajectories(paths.trajectories("expert")),
-        explored=_trajectories(paths.trajectories(f"explore{mark}")),
+        explored=explored,
         pairs=pairs,
         confidence=confidence,
         sft=read_notes(paths.metrics("sft"), Metrics),
         align=read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,
-        notes=[*_mark_notes(mark), *notes, *_panel_notes(evaluation)],
+        notes=[*_mark_notes(mark), *notes, *strangers, *_panel_notes(evaluation)],
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
+        credits=credits,
     )
+
+
+def _credits(
+    paths: RunPaths, mark: str, explored: Sequence[Trajectory], sealed: Mapping[str, Any]
+) -> tuple[dict[str, list[CreditRow]], list[str]]:
+    """The credits of the explored episodes, the run's own first, and a note on each that is of others."""
+    turns = {one.key: len(one.turns) for one in explored}
+    found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
+    fitting = {name: {row.key: len(row.weight) for row in rows} == turns for name, (_, rows) in found.items()}
+    notes = [
+        f"{paths.name(file)} is not of the explored episodes and is left out. Give the credit again: perturn credit."
+        for name, (file, _) in found.items()
+        if not fitting[name]
+    ]
+    own_first = sorted(found, key=lambda name: paths.name(found[name][0]) not in sealed)
+    return {name: found[name][1] for name in own_first if fitting[name]}, notes
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from perturn.report import figures, text
+from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue, Piece
 from perturn.report.folder import RecordedRun
 from perturn.report.sections import script_json, sections
@@ -141,6 +142,7 @@ def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, A
         "commit": str(run.manifest.get("commit") or ""),
         "recipe": run.recipe,
         "loss": flat(run.loss),
+        "credits": against_own(run.explored, run.credits),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,9 @@ def credit_run(
     paths, recipe = begun(folder), resolve_recipe(folder)
     section = _section(words)
     credit = _make_credit(section)
-    label = name or _label(section)
+    label = _label(section) if name is None else name
+    if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
+        raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
     found = []
     for stage in _explored(paths, recipe):
         episodes = list(read_trajectories(paths.trajectories(stage.name)))
