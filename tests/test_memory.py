@@ -104,7 +104,7 @@ def test_the_output_layer_asks_once_a_pass_where_most_is_held(monkeypatch):
     asked = []
     monkeypatch.setattr("perturn.policy.head.return_waste", lambda: asked.append(True))
     hidden, head = torch.ones(3, 4, requires_grad=True), Head(torch.ones(7, 4))
-    found = token_logprobs(hidden, torch.tensor([1, 2, 3]), head)
+    found, _ = token_logprobs(hidden, torch.tensor([1, 2, 3]), head)
     forward = len(asked)
     found.sum().backward()
     backward = len(asked)

@@ -31,6 +31,14 @@ def make_batch(generator: random.Random) -> dict:
     return batch
 
 
+def make_proximal(generator: random.Random, batch: dict) -> list:
+    """Return log-probabilities near those of the behavior, nested alike."""
+    return [
+        [[round(u + generator.uniform(-0.9, 0.9), 4) for u in turn] for turn in turns]
+        for turns in batch["behavior"]
+    ]
+
+
 def geometric(policy: list, other: list) -> mpf:
     """Return the geometric mean of the tokens' ratios of two policies."""
     ratio = mpmath.fprod(mpmath.exp(mpf(p)) / mpmath.exp(mpf(q)) for p, q in zip(policy, other, strict=True))
@@ -39,20 +47,24 @@ def geometric(policy: list, other: list) -> mpf:
 
 def token_losses(batch: dict, k: int, settings: dict) -> list:
     """Return the loss of each token of a trajectory `[turns][tokens]`."""
-    policy, behavior = batch["policy"][k], batch["behavior"][k]
+    importance, cap = settings.get("importance", "none"), mpf(settings.get("importance_cap", 2))
+    policy, engine = batch["policy"][k], batch["behavior"][k]
+    behavior = engine if importance == "none" else batch["proximal"][k]
     whole = geometric([u for t in policy for u in t], [u for t in behavior for u in t])
     found = []
-    for turn, sampled, reference, weight in zip(
-        policy, behavior, batch["reference"][k], batch["weight"][k], strict=True
+    for turn, sampled, drawn, reference, weight in zip(
+        policy, behavior, engine, batch["reference"][k], batch["weight"][k], strict=True
     ):
         losses = []
-        for p, q, r in zip(turn, sampled, reference, strict=True):
+        for p, q, m, r in zip(turn, sampled, drawn, reference, strict=True):
             kinds = {"token": geometric([p], [q]), "turn": geometric(turn, sampled), "sequence": whole}
             ratio, advantage = kinds[settings.get("ratio", "token")], mpf(weight)
             low, high = 1 - mpf(settings.get("clip_low", 0.2)), 1 + mpf(settings.get("clip_high", 0.2))
             value = -min(ratio * advantage, min(max(ratio, low), high) * advantage)
             if "dual_clip" in settings and advantage < 0:
                 value = min(value, -mpf(settings["dual_clip"]) * advantage)
+            away = {"none": mpf(1), "token": geometric([q], [m]), "turn": geometric(sampled, drawn)}
+            value *= min(away[importance], cap) if importance != "none" else 1
             inverse = mpmath.exp(mpf(r)) / mpmath.exp(mpf(p))
             estimates = {
                 "k1": -mpmath.log(inverse),
@@ -87,6 +99,7 @@ def values(batch: dict, settings: dict) -> list:
 def main() -> None:
     """Write ppo_clip.json."""
     batch = make_batch(random.Random(7))
+    batch["proximal"] = make_proximal(random.Random(8), batch)
     variants = [
         {"ratio": ratio, "aggregate": aggregate}
         for ratio, aggregate in product(
@@ -95,6 +108,10 @@ def main() -> None:
     ]
     variants += [{}, {"clip_low": 0.1, "clip_high": 0.3}, {"dual_clip": 1.1}]
     variants += [{"kl": 0.3, "kl_estimator": estimator} for estimator in ("k1", "k2", "k3")]
+    variants += [
+        {"importance": over, "importance_cap": cap, "ratio": ratio, "kl": 0.2}
+        for over, cap, ratio in product(("token", "turn"), (1.2, 2.0), ("token", "turn"))
+    ]
     cases = [{"settings": settings, "values": values(batch, settings)} for settings in variants]
     golden = {"command": "python tests/golden/make_ppo_clip.py", **batch, "cases": cases}
     Path(__file__).with_name("ppo_clip.json").write_text(json.dumps(golden, indent=1) + "\n")

@@ -17,7 +17,8 @@ DEFAULTS = {
     "tlm-dpo": {"beta": 0.1} | TURN_WEIGHTS,
     "tlm-dre": DENSITY_RATIO | TURN_WEIGHTS | {"coefficient": "reference"},
     "ppo-clip": {"clip_low": 0.2, "clip_high": 0.2, "ratio": "token", "aggregate": "token_mean"}
-    | {"kl": 0.0, "kl_estimator": "k3", "dual_clip": None},
+    | {"kl": 0.0, "kl_estimator": "k3", "dual_clip": None}
+    | {"importance": "none", "importance_cap": 2.0},
 }
 every_loss = pytest.mark.parametrize("name", DEFAULTS)
 

@@ -13,7 +13,14 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.logprobs import turn_weights
-from perturn.losses.ppo_clip import AGGREGATES, KL_ESTIMATORS, RATIOS, PPOClip, clipped_surrogate
+from perturn.losses.ppo_clip import (
+    AGGREGATES,
+    KL_ESTIMATORS,
+    RATIOS,
+    PPOClip,
+    clipped_surrogate,
+    truncated_importance,
+)
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -24,16 +31,19 @@ SETTINGS = [
         [*RATIOS, "token"], AGGREGATES, [*KL_ESTIMATORS, "k3"], strict=True
     )
 ]
-every_setting = pytest.mark.parametrize("chosen", SETTINGS, ids=lambda s: f"{s['ratio']}, {s['aggregate']}")
+SETTINGS += [{**SETTINGS[i], "importance": over} for i, over in ((0, "token"), (0, "turn"), (1, "turn"))]
+every_setting = pytest.mark.parametrize("chosen", SETTINGS, ids=lambda s: " ".join(map(str, s.values())))
 
 
 def sampled(make_side, seed=5, lengths=((2, 1, 3), (4,), (1, 2)), dtype=torch.float64):
-    """A batch as sampled: weights of either sign, and a behavior near the policy, away from every clip's corner."""
+    """A batch as sampled: weights of either sign, and two policies near this one, away from every clip's corner."""
     side = make_side(seed, [list(turns) for turns in lengths], dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     noise = 0.3 * torch.randn(len(side.policy), generator=generator, dtype=torch.float64)
     weight = torch.randn(side.num_turns, generator=generator, dtype=torch.float64)
-    return dataclasses.replace(side, behavior=(side.policy + noise).to(dtype), weight=weight)
+    further = 0.3 * torch.randn(len(side.policy), generator=generator, dtype=torch.float64)
+    behavior, proximal = ((side.policy + each).to(dtype) for each in (noise, further))
+    return dataclasses.replace(side, behavior=behavior, proximal=proximal, weight=weight)
 
 
 def with_policy(side, policy):
@@ -41,7 +51,7 @@ def with_policy(side, policy):
     return dataclasses.replace(side, policy=policy)
 
 
-def nested(policy, behavior, weight, **more):
+def nested(policy, behavior, weight, proximal=None, **more):
     """A batch of log-probabilities in float64."""
 
     def deep(value):
@@ -51,6 +61,7 @@ def nested(policy, behavior, weight, **more):
         deep(policy),
         weight=[torch.tensor(w, dtype=torch.float64) for w in weight],
         behavior=deep(behavior),
+        proximal=None if proximal is None else deep(proximal),
         **more,
     )
 
@@ -110,6 +121,54 @@ def test_hand_worked_kl():
         (gradient,) = torch.autograd.grad(value.sum(), u)
         assert value.tolist() == pytest.approx(expected[name][0], abs=1e-6)
         assert gradient.tolist() == pytest.approx(expected[name][1], abs=1e-6)
+
+
+def test_hand_worked_importance():
+    """Log proximal/mu ln 1.5, ln 6 | ln 0.5: tokens 1.5, cap 2, 0.5; turns sqrt(9) = 3 -> 2 twice, 0.5.
+
+    With pi = 1.1 proximal and A 1: each loss is -1.1 times its weight, and the KL is not weighed.
+    """
+    mu = [[[-3.0, -3.0], [-1.0]]]
+    proximal = [[[-3 + math.log(1.5), -3 + math.log(6)], [-1 + math.log(0.5)]]]
+    policy = [[[u + math.log(1.1) for u in turn] for turn in turns] for turns in proximal]
+    side = nested(policy, mu, [[1.0, 1.0]], proximal)
+
+    weights = [truncated_importance(side, over=over, cap=2.0).tolist() for over in ("token", "turn")]
+    loss = PPOClip(importance="token", aggregate="token_sum")(side)
+    by_turn = PPOClip(importance="turn", aggregate="token_sum", importance_cap=4.0)(side)
+    pulled = PPOClip(importance="token", aggregate="token_sum", kl=1.0, kl_estimator="k1")(
+        dataclasses.replace(side, reference=side.policy - 1.0)
+    )
+
+    assert weights[0] == pytest.approx([1.5, 2.0, 0.5])
+    assert weights[1] == pytest.approx([2.0, 2.0, 0.5])
+    assert float(loss) == pytest.approx(-1.1 * 4.0)
+    assert float(by_turn) == pytest.approx(-1.1 * 6.5)
+    assert float(pulled) == pytest.approx(-1.1 * 4.0 + 3)
+
+
+@QUICK
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6), over=st.sampled_from(["token", "turn"]))
+def test_an_engine_that_agrees_with_training_needs_no_importance(make_side, lengths, seed, over):
+    """At mu = pi_proximal every weight is 1; elsewhere none is above the cap, and one cap is more than another."""
+    side, loss = sampled(make_side, seed, lengths), PPOClip(importance=over)
+    equal = dataclasses.replace(side, proximal=side.behavior)
+    weight = truncated_importance(side, over=over, cap=1.2)
+
+    assert_close(loss(equal), PPOClip()(equal))
+    assert ((weight > 0) & (weight <= 1.2)).all()
+    assert (weight <= truncated_importance(side, over=over, cap=1.5)).all()
+
+
+def test_an_importance_of_turns_does_not_grow_with_their_length():
+    """Each token 1.1 times as likely in training: a turn of 2 and one of 200 tokens weigh 1.1."""
+    lengths = [2, 200]
+    mu = [[[-1.0] * n for n in lengths]]
+    side = nested(mu, mu, [[1.0, 1.0]], [[[-1.0 + math.log(1.1)] * n for n in lengths]])
+
+    assert_close(
+        truncated_importance(side, over="turn", cap=2.0), torch.full((202,), 1.1, dtype=torch.float64)
+    )
 
 
 def test_the_object_that_users_build():
@@ -182,6 +241,7 @@ def test_golden(case):
         GOLDEN["policy"],
         GOLDEN["behavior"],
         GOLDEN["weight"],
+        GOLDEN["proximal"],
         reference=[
             [torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in GOLDEN["reference"]
         ],
@@ -199,7 +259,7 @@ def test_nan_padding_changes_neither_loss_nor_gradient(make_side, chosen):
     width = 2 * int(side.tokens_per_trajectory.max()) + 3
     rows = {
         name: torch.full((3, width), math.nan, dtype=torch.float64)
-        for name in ("policy", "reference", "behavior")
+        for name in ("policy", "reference", "behavior", "proximal")
     }
     turn = torch.full((3, width), -1)
     for k in range(3):
@@ -211,7 +271,7 @@ def test_nan_padding_changes_neither_loss_nor_gradient(make_side, chosen):
     leaf = rows["policy"].clone().requires_grad_()
     padded = dataclasses.replace(
         TurnLogprobs.from_padded(leaf, rows["reference"], turn),
-        behavior=rows["behavior"][turn >= 0],
+        **{name: rows[name][turn >= 0] for name in ("behavior", "proximal")},
         weight=side.weight,
     )
     policy = side.policy.clone().requires_grad_()
@@ -238,6 +298,7 @@ def test_extreme_values_have_finite_gradients(chosen, nats, advantage):
         torch.zeros(4000).long(),
         torch.full((10,), advantage),
         torch.full((4000,), -60.0),
+        torch.full((4000,), -60.0 - nats),
     )
     value = PPOClip(**chosen)(side)
     value.sum().backward()
@@ -258,8 +319,34 @@ def test_what_is_logged():
 
     assert found["ratio"].tolist() == pytest.approx([1.25, 1.25])
     assert found["clip_share"].tolist() == pytest.approx([0.5, 0.0])
+    assert found["clipped_away"].tolist() == pytest.approx([0.75, 0.0])
     assert found["behavior_kl"].tolist() == pytest.approx([(0.5 - math.log(1.5)) / 2] * 2)
+    assert "importance" not in found
     assert PPOClip().rewards(side).tolist() == pytest.approx([math.log(1.5) / 2] * 2)
+
+
+def test_what_is_logged_by_turn():
+    """Two turns with A 1 and -2, ratios 1.5, 1 | 0.5; pi_proximal = e mu on the second turn."""
+    policy = [[[math.log(1.5), 0.0], [math.log(0.5)]]]
+    mu = [[[0.0, 0.0], [0.0]]]
+    side = nested(policy, mu, [[1.0, -2.0]])
+    found = PPOClip().turn_diagnostics(side)
+    with_proximal = nested(policy, mu, [[1.0, -2.0]], [[[0.0, 0.0], [1.0]]])
+    other = PPOClip(importance="turn").turn_diagnostics(
+        dataclasses.replace(with_proximal, reference=with_proximal.policy)
+    )
+    logged = PPOClip(importance="turn").diagnostics(with_proximal)
+
+    assert found["advantage"].tolist() == [1.0, -2.0]
+    assert found["ratio"].tolist() == pytest.approx([1.25, 0.5])
+    assert found["clip_share"].tolist() == pytest.approx([0.5, 1.0])
+    assert found["mismatch"].tolist() == pytest.approx([(0.5 - math.log(1.5)) / 2, -0.5 + math.log(2)])
+    assert "kl" not in found
+    assert other["mismatch"].tolist() == pytest.approx([0.0, math.e - 2])
+    assert other["kl"].tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert other["ratio"].tolist()[1] == pytest.approx(0.5 / math.e)
+    assert logged["importance"].tolist() == pytest.approx([4 / 3])
+    assert logged["importance_capped"].tolist() == pytest.approx([1 / 3])
 
 
 def test_a_batch_without_weight_says_that_the_group_is_needed():
@@ -277,10 +364,16 @@ def test_what_is_missing_is_named():
 
     with pytest.raises(ValueError, match="got behavior=None"):
         PPOClip()(bare)
+    with pytest.raises(
+        ValueError, match="as training computes them, where `importance` is not none, got proximal"
+    ):
+        PPOClip(importance="token")(dataclasses.replace(bare, behavior=bare.policy))
     with pytest.raises(ValueError, match="reference=None"):
         PPOClip(kl=0.1)(dataclasses.replace(bare, behavior=bare.policy))
     assert not PPOClip().needs_reference
     assert PPOClip(kl=0.1).needs_reference
+    assert not PPOClip().needs_proximal
+    assert PPOClip(importance="turn").needs_proximal
 
 
 @pytest.mark.parametrize(
@@ -292,6 +385,8 @@ def test_what_is_missing_is_named():
         ({"kl": -1.0}, "kl must be >= 0"),
         ({"ratio": "word"}, "ratio must be one of token, turn, sequence, got 'word'"),
         ({"aggregate": "sum"}, "aggregate must be one of token_mean, turn_mean, trajectory_mean, token_sum"),
+        ({"importance": "sequence"}, "importance must be one of none, token, turn, got 'sequence'"),
+        ({"importance_cap": 0.0}, r"importance_cap must be > 0"),
         ({"kl_estimator": "k4"}, "kl_estimator must be one of k1, k2, k3"),
     ],
 )

@@ -31,7 +31,7 @@ def plain(hidden, weight, bias, target, scale=1.0, softcap=None):
 
 
 def ours(hidden, weight, bias, target, scale=1.0, softcap=None):
-    return token_logprobs(hidden, target, Head(weight, bias, scale, softcap))
+    return token_logprobs(hidden, target, Head(weight, bias, scale, softcap))[0]
 
 
 @pytest.fixture
@@ -59,12 +59,31 @@ def assert_same(found, expected, inputs, atol):
 
 
 def test_hand_worked_value():
-    """Logits of h = (1, 2) and rows (1, 0), (0, 1), (0, 0) are 1, 2, 0: 2 - log(e + e^2 + 1) = -0.407606."""
+    """Logits of h = (1, 2) and rows (1, 0), (0, 1), (0, 0) are 1, 2, 0: 2 - log(e + e^2 + 1) = -0.407606.
+
+    The entropy: log(e + e^2 + 1) - (e + 2 e^2) / (e + e^2 + 1) = 2.407606 - 1.575210 = 0.832396.
+    """
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    found = token_logprobs(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), Head(weight))
+    found, entropy = token_logprobs(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), Head(weight))
 
     assert_close(found, torch.tensor([-0.407606]), atol=1e-6, rtol=0)
+    assert_close(entropy, torch.tensor([0.832396]), atol=1e-6, rtol=0)
     assert math.isclose(2 - math.log(math.e + math.e**2 + 1), -0.407606, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5], ids=["uncapped", "capped"])
+@pytest.mark.parametrize("words", [1, 4, VOCABULARY, 100])
+def test_the_entropy_is_that_of_the_whole_vocabulary(tile_words, words, softcap):
+    """-sum p log p, in tiles; float64 is exact to 1e-12, and no gradient goes through it."""
+    tile_words(words)
+    hidden, weight, bias, target = tensors()
+    logits = F.linear(hidden, weight, bias) * 3.0
+    logprobs = (logits if softcap is None else softcap * torch.tanh(logits / softcap)).log_softmax(-1)
+
+    _, entropy = token_logprobs(hidden, target, Head(weight, bias, 3.0, softcap))
+
+    assert_close(entropy, -(logprobs.exp() * logprobs).sum(-1), atol=1e-12, rtol=0)
+    assert not entropy.requires_grad
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5], ids=["uncapped", "capped"])

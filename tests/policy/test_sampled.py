@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig
+from tests.conftest import make_tiny_model
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
+from perturn.policy.metrics import by_position
 from perturn.policy.packing import lay_out
+from perturn.policy.reference import compute_logprobs
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", "box"]
@@ -148,17 +152,26 @@ def test_sft_takes_rows_with_weights(train, groups):
     assert history(trainer, "weight/chosen")[0] == pytest.approx((6 * 0.5 + 4 * 2 + 2 * 1) / 12)
 
 
-@pytest.mark.parametrize("aggregate", ["token_mean", "turn_mean", "trajectory_mean", "token_sum"])
-def test_passes_do_not_move_the_loss_curve(train, groups, aggregate):
+@pytest.mark.parametrize(
+    ("aggregate", "importance"),
+    [("token_mean", "none"), ("turn_mean", "turn"), ("trajectory_mean", "token"), ("token_sum", "none")],
+)
+def test_passes_do_not_move_the_loss_curve(train, groups, aggregate, importance):
     """Six rows, four to a step, two epochs: one pass a step, one a row, and steps of accumulated batches.
 
     One loss curve, final policy and clip share, for float32 adds the gradients in another order.
     """
-    curves, finals, shares = [], [], []
+    curves, finals, shares, by_turn = [], [], [], []
     for budget, micro, steps in [(4096, 4, 1), (1, 4, 1), (4096, 2, 2), (4096, 1, 4)]:
         trainer = train(
             weighted(groups, [1.0, -0.5, 2.0], [-1.0, 0.3, 0.7]),
-            loss={"name": "ppo-clip", "aggregate": aggregate, "ratio": "turn", "clip_high": 0.01},
+            loss={
+                "name": "ppo-clip",
+                "aggregate": aggregate,
+                "ratio": "turn",
+                "clip_high": 0.01,
+                "importance": importance,
+            },
             token_budget=budget,
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=steps,
@@ -167,6 +180,8 @@ def test_passes_do_not_move_the_loss_curve(train, groups, aggregate):
         trainer.train()
         curves.append(torch.tensor(history(trainer)))
         shares.append(torch.tensor(history(trainer, "clip_share")))
+        names = ("advantage", "advantage_spread", "entropy", "mismatch")
+        by_turn.append(torch.tensor([history(trainer, f"{name}/turn_1") for name in names]))
         finals.append(weights(trainer))
 
     assert len(curves[0]) == 4
@@ -175,7 +190,105 @@ def test_passes_do_not_move_the_loss_curve(train, groups, aggregate):
     for i in range(1, 4):
         assert_close(curves[i], curves[0], rtol=1e-4, atol=1e-5)
         assert_close(shares[i], shares[0], rtol=1e-4, atol=1e-5)
+        assert_close(by_turn[i], by_turn[0], rtol=1e-4, atol=1e-4)
         assert_close(finals[i], finals[0], rtol=1e-4, atol=1e-5)
+
+
+IMPORTANCE = {"name": "ppo-clip", "importance": "turn", "importance_cap": 1.1, "aggregate": "trajectory_mean"}
+
+
+def test_the_third_policy_is_the_one_that_training_starts_with(train, groups, tiny_model, renderer):
+    """The first ratio is 1, what the engine says otherwise is in the weights, and later steps know the first policy."""
+    rows = weighted(groups, [1.0, -0.5, 2.0], [-1.0, 0.3, 0.7])
+    trainer = train(rows, loss=IMPORTANCE, num_train_epochs=2)
+    batch = lay_out([renderer.encode(row) for row in groups])
+    with torch.no_grad():
+        policy = action_logprobs(tiny_model, batch)
+    behavior = torch.tensor([u for row in groups for turn in row.turns for u in turn.action.logprobs])
+    weight = torch.tensor([w for row in rows for w in row.weight])
+    side = TurnLogprobs(policy, None, batch["turn"], batch["sequence"], weight, behavior, policy)
+    settings = {name: value for name, value in IMPORTANCE.items() if name != "name"}
+    expected = LOSSES["ppo-clip"](**settings)(side)
+    trainer.train()
+
+    assert_close(torch.cat([row.proximal[0] for row in trainer.train_dataset.rows]), policy)
+    assert history(trainer, "ratio")[0] == pytest.approx(1.0, abs=1e-5)
+    assert history(trainer, "ratio")[1] != pytest.approx(1.0, abs=1e-3)
+    assert history(trainer)[0] == pytest.approx(float(expected.mean()), rel=1e-4)
+    assert 0 < history(trainer, "importance_capped")[0] < 1
+    assert history(trainer, "importance")[0] == history(trainer, "importance")[1]
+
+
+def test_a_policy_that_is_the_reference_too_is_computed_once(train, groups, tiny_model, monkeypatch):
+    """Also where the reference is another object with the same weights; other weights are computed for themselves."""
+    passes = []
+
+    def counting(model, sequences, *others):
+        passes.append(len(sequences))
+        return compute_logprobs(model, sequences, *others)
+
+    monkeypatch.setattr("perturn.policy.reference.compute_logprobs", counting)
+    found = []
+    for i, (loss, reference) in enumerate(
+        [
+            ({"name": "ppo-clip"}, None),
+            ({**IMPORTANCE, "kl": 0.1}, None),
+            ({**IMPORTANCE, "kl": 0.1}, copy.deepcopy(tiny_model)),
+            ({**IMPORTANCE, "kl": 0.1}, make_tiny_model(seed=1)),
+        ]
+    ):
+        passes.clear()
+        rows = groups[: 3 + i % 3]  # other content, so that nothing is kept from before
+        trainer = train(rows, loss=loss, ref_model=reference)
+        found.append(sum(count for count in passes if count > 1) / len(rows))
+
+    assert found == [0, 1, 1, 2]
+    assert not torch.equal(trainer.train_dataset[0].reference[0], trainer.train_dataset[0].proximal[0])
+
+
+def test_adapters_are_part_of_the_policy_that_training_starts_with(train, groups):
+    """They do not begin at zero here: the reference is the base, the third policy is not."""
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    trainer = train(groups, loss={**IMPORTANCE, "kl": 0.1}, peft_config=config)
+    trainer.train()
+
+    row = trainer.train_dataset[0]
+    assert not torch.allclose(row.proximal[0], row.reference[0], atol=1e-3)
+    assert history(trainer, "ratio")[0] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_what_is_logged_by_the_position_of_a_turn(train, groups):
+    """Three first turns with A 1, 2, 6, two second ones, one third: means, and the spread sqrt(14 / 3) about 3."""
+    rows = weighted(groups[:3], [1.0], [2.0, -1.0], [6.0, 1.0, 0.5])
+    trainer = train(rows, loss={"name": "ppo-clip", "kl": 0.1})
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+
+    assert [entry[f"advantage/turn_{n}"] for n in ("1", "2", "3-4")] == pytest.approx([3.0, 0.0, 0.5])
+    assert [entry[f"advantage_spread/turn_{n}"] for n in ("1", "2", "3-4")] == pytest.approx(
+        [(14 / 3) ** 0.5, 1.0, 0.0], abs=1e-3
+    )
+    assert all(entry[f"{name}/turn_2"] > 0 for name in ("ratio", "entropy", "mismatch"))
+    assert 0 <= entry["clip_share/turn_2"] <= 1
+    assert entry["kl/turn_2"] == pytest.approx(0, abs=1e-5)
+    assert entry["entropy/chosen"] > 0
+    assert not any("/turn_5" in name for name in entry)
+
+
+def test_positions_that_are_logged_together():
+    """Turns 1, 2, 3-4, 5-8, 9-16, 17-32 and what follows: 40 turns of one trajectory."""
+    side = TurnLogprobs.from_nested([[[-1.0]] * 40])
+    found = by_position(side, {"ratio": torch.arange(1, 41)})
+
+    assert {name: (values.min().item(), values.max().item()) for name, values in found.items()} == {
+        "ratio/turn_1": (1, 1),
+        "ratio/turn_2": (2, 2),
+        "ratio/turn_3-4": (3, 4),
+        "ratio/turn_5-8": (5, 8),
+        "ratio/turn_9-16": (9, 16),
+        "ratio/turn_17-32": (17, 32),
+        "ratio/turn_33-": (33, 40),
+    }
 
 
 def test_rows_without_a_gradient_can_be_left_out(train, groups):

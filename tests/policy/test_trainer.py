@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.logprobs import action_logprobs
+from perturn.policy.logprobs import action_logprobs, logprobs_and_entropy
 from perturn.policy.models import add_adapters, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
@@ -143,9 +143,9 @@ def count_passes(monkeypatch):
 
     def counting(model, batch):
         passes.append(int(batch["pairs"]))
-        return action_logprobs(model, batch)
+        return logprobs_and_entropy(model, batch)
 
-    monkeypatch.setattr("perturn.policy.trainer.action_logprobs", counting)
+    monkeypatch.setattr("perturn.policy.trainer.logprobs_and_entropy", counting)
     return passes
 
 

@@ -45,6 +45,9 @@ class TurnLogprobs:
     behavior: Tensor | None = None
     """log mu of each token under the policy that sampled it, in nats [tokens]; None where no loss reads it."""
 
+    proximal: Tensor | None = None
+    """The same under that policy as training computes it, in nats [tokens]; None where no loss reads it."""
+
     turn_index: Tensor = field(init=False, repr=False)
     """Turn of each token, counted through the batch [tokens]."""
 
@@ -58,7 +61,7 @@ class TurnLogprobs:
         """Check the tensors and count the segments; the only place that waits for the device."""
         if self.policy.dim() != 1:
             raise ValueError(f"policy must have shape [tokens], got {list(self.policy.shape)}.")
-        for name in ("policy", "turn", "trajectory", "reference", "behavior"):
+        for name in ("policy", "turn", "trajectory", "reference", "behavior", "proximal"):
             self._check(name, len(self.policy))
         if not len(self.policy):
             raise ValueError("a batch must hold at least one token that carries loss, got none.")
@@ -85,6 +88,7 @@ class TurnLogprobs:
         reference: NestedLogprobs | None = None,
         weight: Sequence[Sequence[float] | Tensor] | None = None,
         behavior: NestedLogprobs | None = None,
+        proximal: NestedLogprobs | None = None,
     ) -> Self:
         """Build from nested lists.
 
@@ -93,7 +97,8 @@ class TurnLogprobs:
                 tensor in place of an innermost list keeps its dtype and its gradient.
             reference: log pi_ref, in nats, nested alike; or None.
             weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
-            behavior: log mu, in nats, nested as `policy`; or None.
+            behavior: log mu, in nats, nested alike; or None.
+            proximal: log pi_proximal, in nats, nested alike; or None.
 
         Returns:
             The flat batch.
@@ -102,7 +107,8 @@ class TurnLogprobs:
             ValueError: If a level is empty, or the nestings differ.
         """
         lengths = _turn_lengths("policy", policy)
-        for name, other in (("reference", reference), ("behavior", behavior)):
+        others = {"reference": reference, "behavior": behavior, "proximal": proximal}
+        for name, other in others.items():
             if other is not None:
                 _check_same_nesting(name, lengths, _turn_lengths(name, other))
         if weight is not None and [len(turns) for turns in weight] != [len(turns) for turns in lengths]:
@@ -115,11 +121,10 @@ class TurnLogprobs:
         trajectory = [k for k, turns in enumerate(lengths) for _ in range(sum(turns))]
         return cls(
             policy=flat,
-            reference=None if reference is None else _flatten(reference),
             turn=torch.tensor(turn, device=flat.device),
             trajectory=torch.tensor(trajectory, device=flat.device),
             weight=None if weight is None else _flatten([weight]).to(flat.device),
-            behavior=None if behavior is None else _flatten(behavior),
+            **{name: None if other is None else _flatten(other) for name, other in others.items()},
         )
 
     @classmethod

@@ -79,6 +79,51 @@ def clipped_surrogate(
     return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
 
 
+def truncated_importance(side: TurnLogprobs, *, over: str, cap: float) -> Tensor:
+    """Weight of each token that makes up for what the engine sampled with and training computes otherwise.
+
+        w = min(pi_proximal / mu, cap)
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", truncated
+    importance sampling. With `over` token, the ratio of the token.
+    Differs: with `over` turn, the geometric mean of the ratios of the turn's tokens, so that the weight of a long turn
+    is no further from 1 than that of a short one. The log-ratio is clamped to 20 nats on either side.
+
+    Args:
+        side: With `behavior` and `proximal`.
+        over: token or turn.
+        cap: Largest weight.
+
+    Returns:
+        Weights, without unit and without gradient [tokens].
+    """
+    log_ratio = _difference(side, "proximal", "behavior").detach()
+    if over == "turn":
+        log_ratio = side.mean_by_turn(log_ratio)[side.turn_index]
+    return log_ratio.clamp(-_MOST, _MOST).exp().clamp(max=cap)
+
+
+def _difference(side: TurnLogprobs, one: str, other: str) -> Tensor:
+    """Difference of two log-probabilities of each token, in nats [tokens]; only the policy's carries a gradient."""
+    found: list[Tensor] = []
+    for name in (one, other):
+        values: Tensor | None = getattr(side, name)
+        if values is None:
+            raise ValueError(f"ppo-clip needs {_POLICIES[name]}, got {name}=None. {_PASS.format(name)}")
+        found.append((values if name == "policy" else values.detach()).to(side.precision))
+    return found[0] - found[1]
+
+
+_POLICIES = {
+    "behavior": "the log-probabilities of the policy that sampled",
+    "proximal": "the log-probabilities of that policy as training computes them, where `importance` is not none",
+}
+_PASS = "Pass {}= when building TurnLogprobs."
+
+IMPORTANCE = ("none", "token", "turn")
+"""Over what the importance weight is taken."""
+
+
 def k1(log_ratio: Tensor) -> Tensor:
     """Return u = log pi/pi_ref, in nats [tokens]; as a loss, its gradient has expectation 0."""
     return log_ratio
@@ -128,11 +173,17 @@ class PPOClip:
     rho is pi/mu of a token (`ratio` token); exp of the mean log pi/mu of its turn (turn) or its trajectory (sequence),
     in the straight-through form that gives each token its own gradient. mu is the policy that sampled, by `behavior`.
 
+    With `importance`, a third policy stands between: pi_proximal is the policy that sampled, as training computes it,
+    rho is pi/pi_proximal, and the clipped term is multiplied by `truncated_importance`.
+
     Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; `sequence`: GSPO-token, Zheng et al. 2025, arXiv:2507.18071,
-    Eqs. 14-15; see also `clipped_surrogate` and `KL_ESTIMATORS`.
-    Differs: mu is what the engine said when it sampled, so that a difference between engine and training is in the
-    ratio and is clipped with it; there is no third policy to correct for. `token_mean` and `turn_mean` couple the
-    trajectories of a step, as in DAPO.
+    Eqs. 14-15; `turn`: Turn-PPO of ST-PPO, Li et al. 2025, arXiv:2511.20718; see also `clipped_surrogate`,
+    `truncated_importance` and `KL_ESTIMATORS`.
+    Differs: without `importance`, mu is what the engine said when it sampled, so that a difference between engine and
+    training is in the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of a step, as
+    in DAPO. The clipping-bias correction of ST-PPO is not here: it divides the gradient by the norm, over all
+    parameters, of what the clip takes away, which is no function of log-probabilities. The size of that is logged as
+    `clipped_away`.
     """
 
     needs_rejected: ClassVar[bool] = False
@@ -160,17 +211,29 @@ class PPOClip:
     dual_clip: Annotated[float, Bound(above=1)] | None = None
     """Largest loss of a turn with a negative advantage, relative to its size; > 1. None: no bound."""
 
+    importance: str = "none"
+    """Over what engine and training are reconciled by a truncated importance weight: none, token or turn."""
+
+    importance_cap: Annotated[float, Bound(above=0)] = 2.0
+    """Largest importance weight, without unit; > 0. Read where `importance` is not none."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
         check_choice("ratio", self.ratio, RATIOS)
         check_choice("aggregate", self.aggregate, AGGREGATES)
         check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        check_choice("importance", self.importance, IMPORTANCE)
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss reads reference log-probabilities."""
         return self.kl > 0
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the loss reads what training says of the policy that sampled."""
+        return self.importance != "none"
 
     def __call__(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None, step: Tensor | None = None
@@ -187,6 +250,8 @@ class PPOClip:
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
         )
+        if self.needs_proximal:
+            loss = loss * truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
         if self.kl:
             loss = loss + self.kl * KL_ESTIMATORS[self.kl_estimator](chosen.log_ratio())
         return AGGREGATES[self.aggregate](chosen, loss, step)
@@ -211,28 +276,53 @@ class PPOClip:
 
         Returns:
             By name, means over the tokens of each trajectory [trajectories]: `ratio`; `clip_share`, tokens whose
-            gradient the clip took away; `behavior_kl`, k3 of the sampling policy against this one, in nats.
+            gradient the clip took away; `clipped_away`, the size rho |A| of what it took; `behavior_kl`, k3 of the
+            sampling policy against this one, in nats. With `importance` also `importance`, the weight, and
+            `importance_capped`, tokens at the cap.
         """
-        log_ratio = self._log_ratio(chosen)
-        advantage = turn_weights(chosen, self.credit)[chosen.turn_index]
-        ratio = log_ratio.clamp(-_MOST, _MOST).exp()
-        clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
-        own = -RATIOS["token"](chosen, self._behavior_log_ratio(chosen))
-        return {
-            "ratio": chosen.mean_by_trajectory(ratio),
-            "clip_share": chosen.mean_by_trajectory((clipped & (advantage != 0)).to(chosen.precision)),
-            "behavior_kl": chosen.mean_by_trajectory(k3(own)),
+        ratio, clipped, advantage = self._clip(chosen)
+        taken = torch.where(clipped, ratio * advantage.abs(), 0.0)
+        found = {
+            "ratio": ratio,
+            "clip_share": clipped.to(chosen.precision),
+            "clipped_away": taken,
+            "behavior_kl": k3(_difference(chosen, "behavior", "policy")),
         }
+        if self.needs_proximal:
+            weight = truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
+            found["importance"] = weight
+            found["importance_capped"] = (weight >= self.importance_cap).to(chosen.precision)
+        return {name: chosen.mean_by_trajectory(values) for name, values in found.items()}
+
+    @torch.no_grad()
+    def turn_diagnostics(self, chosen: TurnLogprobs) -> dict[str, Tensor]:
+        """Return what to log by the position of a turn, without gradient.
+
+        Returns:
+            By name [turns]: `advantage`; and means over the tokens of each turn: `ratio`; `clip_share`; `mismatch`, k3
+            of mu against pi_proximal, or against the policy where there is none, in nats; `kl`, k3 of the policy
+            against the reference, if there is one, in nats.
+        """
+        ratio, clipped, _ = self._clip(chosen)
+        computed = "policy" if chosen.proximal is None else "proximal"
+        of_tokens = {
+            "ratio": ratio,
+            "clip_share": clipped.to(chosen.precision),
+            "mismatch": k3(_difference(chosen, "behavior", computed)),
+        }
+        if chosen.reference is not None:
+            of_tokens["kl"] = k3(chosen.log_ratio())
+        means = {name: chosen.mean_by_turn(values) for name, values in of_tokens.items()}
+        return {"advantage": turn_weights(chosen, self.credit), **means}
+
+    def _clip(self, side: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
+        """Rho, whether the clip took its gradient away, and A, each [tokens]."""
+        advantage = turn_weights(side, self.credit)[side.turn_index]
+        ratio = self._log_ratio(side).clamp(-_MOST, _MOST).exp()
+        clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
+        return ratio, clipped & (advantage != 0), advantage
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Log rho of each token, in nats [tokens]."""
-        return RATIOS[self.ratio](side, self._behavior_log_ratio(side))
-
-    def _behavior_log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """Log pi/mu of each token, in nats [tokens]."""
-        if side.behavior is None:
-            raise ValueError(
-                "ppo-clip needs the log-probabilities of the policy that sampled, got behavior=None. "
-                "Pass behavior= when building TurnLogprobs."
-            )
-        return side.policy.to(side.precision) - side.behavior.detach().to(side.precision)
+        start = "proximal" if self.needs_proximal else "behavior"
+        return RATIOS[self.ratio](side, _difference(side, "policy", start))

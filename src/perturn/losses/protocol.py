@@ -19,7 +19,8 @@ class Loss(Protocol):
     given are the step.
 
     A loss on what a policy has sampled has `needs_behavior = True`: it reads the log-probabilities that the actions
-    were sampled with.
+    were sampled with. It may have `needs_proximal`, which says whether it reads what training computed of them before
+    the first step, and `turn_diagnostics(chosen)`: tensors by name to average by the position of a turn [turns].
     """
 
     needs_rejected: ClassVar[bool]

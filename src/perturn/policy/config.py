@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -180,3 +181,21 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
         example = {"loss": "tlm-dre", "credit": "discount"}[name]
         raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
     return value
+
+
+def share_kept(episodes: int | None, train: Sized | None) -> float:
+    """Training rows over the episodes that were asked for."""
+    if episodes is None or train is None:
+        return 1.0
+    if episodes < len(train):
+        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
+    return len(train) / episodes
+
+
+def refuse_data_parallel(gpus: int) -> None:
+    """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, or show it "
+            "one with CUDA_VISIBLE_DEVICES=0."
+        )

@@ -48,8 +48,8 @@ class Head:
     """c in c tanh(logits / c), after the factor; None for none."""
 
 
-def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
-    """Log-probability of one token a row.
+def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """Log-probability of one token a row, and the entropy of the row.
 
     Args:
         hidden: Last hidden states [rows, features].
@@ -57,7 +57,7 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
         head: The output layer.
 
     Returns:
-        Log-probabilities in nats, float32 [rows].
+        Log-probabilities in nats, float32 [rows]; entropies in nats, float32, without gradient [rows].
     """
     device = hidden.device.type
     weight, bias = head.weight, head.bias
@@ -68,13 +68,14 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> Tensor:
     found = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, target, head.scale, head.softcap, torch.is_grad_enabled()
     )
-    return cast(Tensor, found)
+    return cast(tuple[Tensor, Tensor], found)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """log softmax(W h + b) at one token a row, a part of the vocabulary after the other.
 
-    With p the softmax, g the incoming gradient and t the target:  d/dlogits = g (onehot(t) - p).
+    With p the softmax, g the incoming gradient and t the target:  d/dlogits = g (onehot(t) - p). The entropy is
+    log sum exp(z) - sum p z, with z the logits; it costs a product and a sum where the tile is in cache.
     """
 
     @staticmethod
@@ -87,13 +88,13 @@ class _TokenLogprobs(torch.autograd.Function):
         scale: float,
         softcap: float | None,
         keep: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         if not keep and hidden.device.type == "cpu":
             return_waste()
         ctx.scale, ctx.softcap, ctx.words = scale, softcap, _words(hidden)
         exact = torch.promote_types(hidden.dtype, torch.float32)
         largest = hidden.new_full((len(hidden),), torch.finfo(exact).min, dtype=exact)
-        total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
+        total, chosen, moment = (torch.zeros_like(largest) for _ in range(3))
         buffer = largest.new_empty(len(hidden) * ctx.words)
         ctx.kept, left = [], KEPT_BYTES if keep else 0
         for tile in _tiles(len(weight), ctx.words):
@@ -104,15 +105,19 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _logits(products, scale, softcap)
             before, largest = largest, torch.maximum(largest, logits.amax(-1))
             shares = torch.sub(logits, largest[:, None], out=_like(buffer, logits)).exp_()
-            total = total * (before - largest).exp() + shares.sum(-1)
+            shrink = (before - largest).exp()
+            total = total * shrink + shares.sum(-1)
+            moment = moment * shrink + shares.mul_(logits).sum(-1)
             inside, column = _column(target, tile)
             chosen = torch.where(inside, logits.gather(-1, column[:, None]).squeeze(-1), chosen)
         lse = largest + total.log()
         ctx.save_for_backward(hidden, weight, bias, target, lse)
-        return chosen - lse
+        entropy = lse - moment / total
+        ctx.mark_non_differentiable(entropy)
+        return chosen - lse, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, lse = ctx.saved_tensors
         if hidden.device.type == "cpu":
             return_waste()

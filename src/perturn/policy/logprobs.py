@@ -37,10 +37,19 @@ def action_logprobs(model: Any, batch: Batch) -> Tensor:
     Raises:
         ModelError: If the model cannot compute packed sequences; see `prepare`.
     """
+    return logprobs_and_entropy(model, batch)[0]
+
+
+def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """`action_logprobs`, and the entropy of the distribution that each of those tokens is of.
+
+    Returns:
+        Log-probabilities, in nats, float32 [loss tokens]; entropies, in nats, float32, without gradient [loss tokens].
+    """
     prepare(model)
     _check_length(_causal_model(model).config, batch)
-    found: Tensor = model(packed=batch)["logprobs"]
-    return found[batch["prediction"]]
+    found = model(packed=batch)
+    return found["logprobs"][batch["prediction"]], found["entropy"][batch["prediction"]]
 
 
 def prepare(model: Any) -> None:
@@ -93,7 +102,8 @@ def _forward_like(plain: Any) -> Any:
             attention_mask=forest_mask(packed["segments"]),
             use_cache=False,
         ).last_hidden_state[0]
-        return {"logprobs": token_logprobs(states[packed["predictor"]], packed["target"], _head(model))}
+        logprobs, entropy = token_logprobs(states[packed["predictor"]], packed["target"], _head(model))
+        return {"logprobs": logprobs, "entropy": entropy}
 
     added = [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),

@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from perturn.engines import Loaded
 from perturn.engines.local.stored import stored_weights
-from perturn.errors import ConfigError, ModelError
+from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
@@ -230,3 +231,27 @@ def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.bfloat16 if fast_bfloat16(device) else torch.float32
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Take the model's dropout away; adapters that are added later keep theirs."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():  # attention layers keep theirs as a number
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+@contextmanager
+def resuming(checkpoint: str | None) -> Iterator[None]:
+    """Read a checkpoint in the block; the libraries that read it say in many ways that it is damaged."""
+    try:
+        yield
+    except PerturnError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"checkpoint {checkpoint!r} cannot be read: {type(error).__name__}: {error} Remove that folder; training "
+            "then goes on from an earlier one, or begins anew."
+        ) from error

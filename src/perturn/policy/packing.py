@@ -26,6 +26,9 @@ Batch = dict[str, Tensor]
 
 Ids = NDArray[np.int64]
 
+OTHERS = ("reference", "behavior", "proximal")
+"""Log-probabilities beside the policy's, of an example and of a batch."""
+
 WORTH_SHARING = 32
 """Tokens saved below which a shared beginning is computed twice instead: an attention call costs about as much."""
 
@@ -235,14 +238,14 @@ def empty_pack() -> Batch:
 def collate(examples: Sequence[Example]) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides.
 
-    Adds `pairs`, the number of examples [1], and where the examples have them `reference` and `behavior` [loss tokens],
-    `weight` [turns] and `statistic` [pairs].
+    Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
+    [loss tokens], `weight` [turns] and `statistic` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
     batch = lay_out([example.sides[side] for example, side in order])
     batch["pairs"] = torch.tensor([len(examples)])
-    for name in ("reference", "behavior", "weight"):
+    for name in (*OTHERS, "weight"):
         if getattr(examples[0], name):
             batch[name] = torch.cat([getattr(example, name)[side] for example, side in order])
     if examples[0].statistic is not None:
@@ -266,7 +269,7 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
     starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
 
     def side(mask: Tensor, first: int) -> TurnLogprobs:
-        others = {name: batch[name][mask] if name in batch else None for name in ("reference", "behavior")}
+        others = {name: batch[name][mask] if name in batch else None for name in OTHERS}
         return TurnLogprobs(
             policy=logprobs[mask],
             **others,

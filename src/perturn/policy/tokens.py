@@ -292,6 +292,8 @@ class Example:
     """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
     behavior: tuple[Tensor, ...] = ()
     """Those that they were sampled with, in nats; empty where nothing reads them."""
+    proximal: tuple[Tensor, ...] = ()
+    """Those of the policy as training starts, in nats; empty where nothing reads them."""
     trajectories: tuple[Trajectory, ...] = ()
     """Each side as it was played, with those of its turns that carry loss."""
     weight: tuple[Tensor, ...] = ()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +24,13 @@ from transformers import Trainer
 
 from perturn.data.cache import cache_folder
 from perturn.data.trl import from_trl
-from perturn.errors import MOST_REFUSED, ConfigError, DataError, ModelError, PerturnError, refusal
+from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.policy.config import TurnConfig, section
-from perturn.policy.logprobs import action_logprobs, prepare
-from perturn.policy.models import add_adapters, context_length, load_model
+from perturn.policy.config import TurnConfig, refuse_data_parallel, section, share_kept
+from perturn.policy.logprobs import logprobs_and_entropy, prepare
+from perturn.policy.metrics import Means, by_position
+from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
 from perturn.policy.reference import (
@@ -98,15 +98,17 @@ class TurnTrainer(Trainer):
         self._context = context_length(model)
         train = self._encode(train_dataset, "train")
         evaluation = self._encode(eval_dataset, "eval")
-        self._kept = _share_kept(args.episodes, train)
+        self._kept = share_kept(args.episodes, train)
         parts = [part for part in (train, evaluation) if part is not None]
         if args.disable_dropout:
-            _disable_dropout(model)
+            disable_dropout(model)
         prepare(model)
         # Before adapters, which may change the weights they are added to.
         self._weigh(parts, model if ref_model is None else ref_model, track)
         if peft_config is not None:
             model = add_adapters(model, peft_config, args.seed)
+        if getattr(self.loss, "needs_proximal", False):
+            self._compute(parts, "proximal", model, track)
         super().__init__(
             model=model,
             args=args,
@@ -116,7 +118,7 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
-        _refuse_data_parallel(self.args.n_gpu)
+        refuse_data_parallel(self.args.n_gpu)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
@@ -125,8 +127,7 @@ class TurnTrainer(Trainer):
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
-            shown = track or partial(tqdm, desc="reference", disable=self.turn_args.disable_tqdm)
-            self._add_references(parts, reference, shown)
+            self._compute(parts, "reference", reference, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
 
@@ -196,26 +197,30 @@ class TurnTrainer(Trainer):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
         return with_weight(example, row.weight) if isinstance(row, WeightedTrajectory) else example
 
-    def _add_references(self, parts: Iterable[Examples], reference: Any, track: Track) -> None:
-        """Give each example the reference's log-probabilities; the reference is not needed again."""
-        args, home = self.turn_args, reference.device
+    def _compute(self, parts: Iterable[Examples], name: str, model: Any, track: Track | None) -> None:
+        """Give each example the log-probabilities of a policy that does not move, as `reference` or `proximal`.
+
+        The policy is not needed again. Where it is one that was asked before, that was kept.
+        """
+        args, home = self.turn_args, model.device
         if home != args.device:
-            reference.to(args.device)
-        identity = reference_identity(reference, self._autocast)
+            model.to(args.device)
+        identity = reference_identity(model, self._autocast)
         for part in parts:
             logprobs = reference_logprobs(
-                reference,
+                model,
                 list(sides(part.rows)),
                 folder=Path(args.reference_cache or cache_folder() / "reference"),
                 identity=identity,
                 token_budget=args.token_budget,
                 precision=self._autocast,
-                track=track,
+                track=track or partial(tqdm, desc=name, disable=args.disable_tqdm),
             )
             found = iter(logprobs)
-            part.rows = [replace(row, reference=tuple(next(found) for _ in row.sides)) for row in part.rows]
+            each = [{name: tuple(next(found) for _ in row.sides)} for row in part.rows]
+            part.rows = [replace(row, **new) for row, new in zip(part.rows, each, strict=True)]  # type: ignore[arg-type]
         if home != args.device:
-            reference.to(home)
+            model.to(home)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Equally many batches for every process, and every row in one of them."""
@@ -277,14 +282,14 @@ class TurnTrainer(Trainer):
     ) -> Any:
         """Sum of a pack's losses over the number of pairs in the optimizer step."""
         with self._autocast():
-            logprobs = action_logprobs(model, inputs)
+            logprobs, entropy = logprobs_and_entropy(model, inputs)
         if not inputs["pairs"]:
             return logprobs.sum() * 0.0
         chosen, rejected = both_sides(inputs, logprobs)
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         means = self._means["train" if model.training else "eval"]
-        for name, values in self._metrics(chosen, rejected, step).items():
+        for name, values in self._metrics(chosen, rejected, step, entropy).items():
             means.add(name, values)
         means.add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
@@ -300,14 +305,20 @@ class TurnTrainer(Trainer):
 
     @torch.no_grad()
     def _metrics(
-        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: dict[str, Tensor]
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: dict[str, Tensor], entropy: Tensor
     ) -> dict[str, Tensor]:
         """Metrics of a pack beside its loss, by name."""
-        found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy), "weight/chosen": chosen.weight}
+        of_chosen = entropy[: len(chosen.policy)]
+        found = {
+            "logps/chosen": chosen.sum_by_trajectory(chosen.policy),
+            "weight/chosen": chosen.weight,
+            "entropy/chosen": chosen.mean_by_trajectory(of_chosen),
+        }
         if rejected is not None:
             rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
             found |= {
                 "weight/rejected": rejected.weight,
+                "entropy/rejected": rejected.mean_by_trajectory(entropy[len(chosen.policy) :]),
                 "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
                 "rewards/chosen": rewards,
                 "rewards/rejected": others,
@@ -316,6 +327,9 @@ class TurnTrainer(Trainer):
             }
         diagnostics = getattr(self.loss, "diagnostics", None)
         found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
+        of_turns = getattr(self.loss, "turn_diagnostics", None)
+        if of_turns:
+            found |= by_position(chosen, {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)})
         return cast("dict[str, Tensor]", found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -347,15 +361,15 @@ class TurnTrainer(Trainer):
                 raise
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with _resuming(resume_from_checkpoint):
+        with resuming(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _resuming(checkpoint):
+        with resuming(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _resuming(checkpoint):
+        with resuming(checkpoint):
             super()._load_rng_state(checkpoint)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
@@ -387,69 +401,3 @@ class TurnTrainer(Trainer):
                 for pack in packs
             ]
         return torch.stack(losses).sum(), None, None
-
-
-@contextmanager
-def _resuming(checkpoint: str | None) -> Iterator[None]:
-    """Read a checkpoint in the block; the libraries that read it say in many ways that it is damaged."""
-    try:
-        yield
-    except PerturnError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"checkpoint {checkpoint!r} cannot be read: {type(error).__name__}: {error} Remove that folder; training "
-            "then goes on from an earlier one, or begins anew."
-        ) from error
-
-
-def _disable_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():  # attention layers keep theirs as a number
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
-class Means:
-    """Means by name of values that several passes and processes have; sums and counts stay on each one's device."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, list[Tensor]] = defaultdict(list)
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Keep the values of one pass of this process; processes need not add the same names, or equally often."""
-        part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
-        self._parts[name].append(part)
-
-    def take(self) -> dict[str, float]:
-        """Mean of all values of all processes since the last call; every process makes it, and waits for the others."""
-        own = {name: torch.stack(parts).sum(0).tolist() for name, parts in self._parts.items()}
-        self._parts.clear()
-        sums: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for process in gather_object([own]):
-            for name, part in process.items():
-                sums[name].append(part)
-        return {
-            name: sum(total for total, _ in parts) / sum(count for _, count in parts)
-            for name, parts in sums.items()
-        }
-
-
-def _share_kept(episodes: int | None, train: Examples | None) -> float:
-    """Training rows over the episodes that were asked for."""
-    if episodes is None or train is None:
-        return 1.0
-    if episodes < len(train):
-        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
-    return len(train) / episodes
-
-
-def _refuse_data_parallel(gpus: int) -> None:
-    """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
-    if gpus > 1:
-        raise ConfigError(
-            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, or show it "
-            "one with CUDA_VISIBLE_DEVICES=0."
-        )

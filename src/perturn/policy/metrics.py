@@ -1,0 +1,78 @@
+"""Values that the trainer logs: means over passes and processes, and means by the position of a turn."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from perturn.losses import TurnLogprobs
+
+POSITIONS = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17-32": 32}
+"""Names of the positions that are logged together, with the last turn of each; what follows is `33-`."""
+
+LATER = "33-"
+
+
+class Means:
+    """Means by name of values that several passes and processes have; sums and counts stay on each one's device."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Keep the values of one pass of this process; processes need not add the same names, or equally often."""
+        part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
+        self._parts[name].append(part)
+
+    def take(self) -> dict[str, float]:
+        """Mean of all values of all processes since the last call; every process makes it, and waits for the others.
+
+        Of values that are `spread` it is their standard deviation; see `by_position`.
+        """
+        own = {name: torch.stack(parts).sum(0).tolist() for name, parts in self._parts.items()}
+        self._parts.clear()
+        sums: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for process in gather_object([own]):
+            for name, part in process.items():
+                sums[name].append(part)
+        means = {
+            name: sum(total for total, _ in parts) / sum(count for _, count in parts)
+            for name, parts in sums.items()
+        }
+        return {name: _spread(name, means) if "_spread/" in name else mean for name, mean in means.items()}
+
+
+def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of turns, those of like position together.
+
+    Args:
+        side: The batch.
+        values: Values of each turn, by name [turns].
+
+    Returns:
+        By name and position, such as `ratio/turn_3-4` [turns there]. `advantage_spread/turn_1` has the squares of
+        `advantage/turn_1`, from which `Means.take` makes the standard deviation.
+    """
+    ends = torch.tensor(list(POSITIONS.values()), device=side.turn_index.device)
+    bucket = torch.bucketize(side.turn_position + 1, ends)
+    found = {}
+    for index, position in enumerate((*POSITIONS, LATER)):
+        there = bucket == index
+        if not there.any():
+            continue
+        for name, of_turns in values.items():
+            found[f"{name}/turn_{position}"] = of_turns[there]
+        if "advantage" in values:
+            found[f"advantage_spread/turn_{position}"] = values["advantage"][there].square()
+    return found
+
+
+def _spread(name: str, means: Mapping[str, float]) -> float:
+    """Standard deviation from the mean of the squares and the mean, over all values (population)."""
+    variance = means[name] - means[name.replace("_spread/", "/")] ** 2
+    return math.sqrt(max(0.0, variance))
