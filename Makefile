@@ -71,6 +71,7 @@ bench: setup
 	$(BIN)/python benchmarks/training.py --out benchmarks/training.json
 	$(BIN)/python benchmarks/training_growth.py --out benchmarks/training_growth.json \
 		--figure docs/figures/training_growth.svg
+	$(BIN)/python benchmarks/histories.py --out benchmarks/histories.json
 	$(BIN)/python benchmarks/rollouts.py --out benchmarks/rollouts.json --figure docs/figures/rollouts_growth.svg
 	$(BIN)/python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json
 	$(BIN)/python benchmarks/intervals.py --out benchmarks/intervals.json

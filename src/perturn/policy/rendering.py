@@ -20,6 +20,9 @@ from perturn.types import Action, Message, Prompt, Turn
 NO_TURN = -1
 """Turn index of a token that carries no loss."""
 
+_KEPT = 128
+"""Texts whose tokens are kept."""
+
 _PROBE = "\u2063probe\u2063"
 
 _ANCHORS = ("\n", ":", "a")
@@ -41,7 +44,7 @@ class ChatTemplate:
             raise ModelError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
             )
-        self._newest: tuple[str, tuple[int, ...]] = ("", ())
+        self._known: dict[str, tuple[int, ...]] = {}
         self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
 
@@ -120,16 +123,20 @@ class ChatTemplate:
         )
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, and nothing besides; the newest ones are kept, since an answer is tokenized after them."""
-        known, ids = self._newest
-        if text == known:
-            return ids
+        """Tokens of a text, and nothing besides.
+
+        The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
+        """
+        if text in self._known:
+            return self._known[text]
         if any("\ud800" <= each <= "\udfff" for each in text):
             raise DataError(
                 "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
             )
         ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        self._newest = (text, ids)
+        self._known[text] = ids
+        if len(self._known) > _KEPT:
+            self._known.pop(next(iter(self._known)), None)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
