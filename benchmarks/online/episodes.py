@@ -17,7 +17,7 @@ PROTOCOL = EpisodeProtocol(name="alfworld-small", format="action", max_turns=30)
 """No system text, no worked example, no list of commands, the whole history."""
 _JITTER = 0.5
 """Standard deviation of the logarithm by which a promise is multiplied."""
-_DETOUR, _FAILURE = 0.12, 0.06
+_DETOUR, _FAILURE = 0.10, 0.12
 """Chance, at each of the expert's turns, of a walk elsewhere and of a command that fails before it."""
 
 
@@ -27,7 +27,6 @@ class Clumsy:
     def __init__(self, game: TextGame, first: Observation, draw: random.Random) -> None:
         self.said: list[str] = []
         self._game, self._draw, self._last = game, draw, first
-        self._names: list[str] = []
 
     def step(self, command: str) -> Observation:
         """Do what was asked for, some nonsense before it; the answer is that of the command."""
@@ -42,11 +41,18 @@ class Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """A command that cannot be done now: the one before once more, a place of a wrong number, or a mere look."""
-        wrong = self.said[-1] if self.said else "look"
-        if command.startswith("go to ") and self._draw.random() < 0.5:
-            wrong = f"{command.rpartition(' ')[0]} {self._draw.randint(1, 9)}"
-        return wrong if wrong not in self._last.admissible else self._draw.choice(["look", "inventory"])
+        """A command that cannot be done now, like the one that was asked for: a wrong number, or too early."""
+        verb, *rest = command.split(" ")
+        numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
+        if numbers and self._draw.random() < 0.7:
+            rest[self._draw.choice(numbers)] = str(self._draw.randint(1, 5))
+        wrong = " ".join([verb, *rest])
+        return wrong if wrong not in self._last.admissible else self._again()
+
+    def _again(self) -> str:
+        """The command before, if it cannot be done twice; else a look."""
+        before = self.said[-1] if self.said else "look"
+        return before if before not in self._last.admissible else self._draw.choice(["look", "inventory"])
 
     def _do(self, command: str) -> None:
         self._last = self._game.step(command)

@@ -3,7 +3,7 @@
     PERTURN_DATA=... python benchmarks/online/run.py runs/online --methods rloo anchor-rloo --seeds 0 1 2
 
 starts from OUT/sft-N, which `make_base.py` made, and writes the run OUT/METHOD-N; ten to fifteen minutes of one core
-each. A run that was killed goes on where it was. Words after `--` are laid over the recipe. `table.py` compares.
+each. A run that was killed goes on where it was. `table.py` compares.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     words.add_argument("out", type=Path)
     words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("overrides", nargs="*", help="key=value")
+    words.add_argument("--set", nargs="*", default=[], help="key=value settings laid over the recipe")
     args = words.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(HERE))  # where flipped:Flipped is
@@ -56,7 +56,7 @@ def main() -> None:
     for seed in args.seeds:
         for method in args.methods:
             began = time.monotonic()
-            learn(args.out.resolve(), method, seed, args.overrides)
+            learn(args.out.resolve(), method, seed, args.set)
             print(f"{method}-{seed}: {(time.monotonic() - began) / 60:.1f} min", flush=True)
 
 
