@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -388,6 +388,11 @@ def _save_whole(trainer: TurnTrainer, target: Path, with_optimizer: bool) -> Non
             trainer._save_optimizer_and_scheduler(str(fresh))
 
 
+def _logged(entry: Mapping[str, Any]) -> str:
+    """A line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
+    return json.dumps(entry, sort_keys=True)
+
+
 class _Progress(TrainerCallback):
     """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
 
@@ -409,7 +414,7 @@ class _Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
         if leads():
-            write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
+            write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
@@ -430,7 +435,7 @@ class _Progress(TrainerCallback):
             return
         entry = {**logs, "step": state.global_step}
         if leads():
-            append_line(self._file, json.dumps(entry))
+            append_line(self._file, _logged(entry))
         if not math.isfinite(entry.get("loss", 0.0)):
             raise RunError(
                 f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
