@@ -13,7 +13,7 @@ from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, result
 from perturn.cli.loop import do_stages
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
-from perturn.settings.recipe import apply_overrides, build
+from perturn.settings.parsing import apply_overrides, build
 from perturn.table import locate
 from perturn.tables import table
 

@@ -33,7 +33,8 @@ from perturn.policy.logprobs import action_logprobs, exact_length
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
 from perturn.policy.packing import by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded, Example
-from perturn.settings.recipe import TOKEN_BUDGET, build
+from perturn.settings.parsing import build
+from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 _logger = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from perturn.policy.reference import compute_logprobs, make_credit, turn_logprob
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer, encode_example
 from perturn.report.credits import compare_credits, credit_summary
-from perturn.settings.recipe import Recipe, apply_overrides
+from perturn.settings.parsing import apply_overrides
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 

@@ -29,7 +29,8 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.settings.recipe import Recipe, to_yaml
+from perturn.settings.parsing import to_yaml
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
 from perturn.types import PreferencePair, Trajectory

@@ -19,7 +19,8 @@ from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
 from perturn.faults import task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
-from perturn.settings.recipe import Recipe, Tasks
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Tasks
 from perturn.types import Environment, Task
 
 

@@ -39,7 +39,9 @@ from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import PROJECT, open_trackers
-from perturn.settings.recipe import Lora, Recipe, Train, build
+from perturn.settings.parsing import build
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Lora, Train
 from perturn.settings.stages import Stage, average_of
 from perturn.types import Trajectory, succeeded
 
