@@ -64,7 +64,7 @@ def train(session: Session, stage: Stage) -> None:
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """What the stage learns from, and of how many episodes that is what is left; None: of these."""
+    """The rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
     run, recipe = session.run, session.recipe
     if stage.name == "sft":
         return _taught(session), None

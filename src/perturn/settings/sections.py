@@ -209,7 +209,7 @@ class Align(Train):
     """Reference of an iteration: the policy it starts from, the one that the first iteration started from, or a moving
     average of both and all between."""
     reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
-    """What the moving average keeps of itself when an iteration ends."""
+    """Share of itself that the moving average keeps when an iteration ends."""
 
 
 @dataclass(frozen=True)
