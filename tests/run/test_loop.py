@@ -229,12 +229,16 @@ def test_sampling_from_other_weights_is_noticed(whole, tmp_path, capsys):
     trainer = TurnTrainer(sft, args, pairs)
     moved = [replace(pair, rejected=_moved(pair.rejected, 0.5)) for pair in pairs]
 
-    train._note_agreement(run, Stage("align", "train", "", start="sft"), pairs, trainer.train_dataset.rows)
+    train._note_agreement(
+        run, Stage("align", "train", "", reference="sft"), pairs, trainer.train_dataset.rows
+    )
     assert "more than rounding" not in capsys.readouterr().err
-    train._note_agreement(run, Stage("align", "train", "", start="sft"), moved, trainer.train_dataset.rows)
+    train._note_agreement(
+        run, Stage("align", "train", "", reference="sft"), moved, trainer.train_dataset.rows
+    )
     assert "more than rounding" in capsys.readouterr().err
     train._note_agreement(
-        run, Stage("align", "train", "", start="another"), moved, trainer.train_dataset.rows
+        run, Stage("align", "train", "", reference="another"), moved, trainer.train_dataset.rows
     )
     assert capsys.readouterr().err == ""
 

@@ -1,13 +1,17 @@
 """Many iterations on the policy's own episodes: groups that a credit weighs, and one optimizer all the way."""
 
+import io
 import json
+import re
 from itertools import pairwise
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.audit import inspect, model_of
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
@@ -96,6 +100,19 @@ def test_policies_that_nothing_needs_are_let_go(online):
     assert kept == {"sft", "ppo-clip-002", "ppo-clip-003"}
     assert not (online / "checkpoints/ppo-clip-002/optimizer.pt").exists()
     assert not verify(online).damaged
+
+
+def test_inspect_shows_the_weights_that_were_written_down(online):
+    """Rows are the newest groups, the model is the reference, and each turn has its number of the credit's file."""
+    rows = {row.key: row for row in read_credits(online / "credits/anchor-rloo-003.jsonl")}
+    played = list(read_trajectories(online / "trajectories/explore-003.jsonl"))
+    console = Console(record=True, width=500, file=io.StringIO())
+
+    inspect(online, model_of(online, None), None, console, limit=len(played))
+
+    assert model_of(online, None) == str(online / "checkpoints" / "sft")
+    shown = re.findall(r"w=([-\d.e]+)\]", console.export_text())
+    assert shown == [f"{weight:.2g}" for one in played for weight in rows[one.key].weight]
 
 
 def test_the_moving_average_is_one(place):  # noqa: F811

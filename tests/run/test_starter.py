@@ -46,7 +46,9 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora)
     recipe = read_recipe(file)
 
-    every = parse(Recipe, yaml.safe_load(uncommented(file.read_text())))
+    data = yaml.safe_load(uncommented(file.read_text()))
+    assert data.pop("groups") == {"drop_equal_outcomes": False}  # it would take the place of pair
+    every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")
     for part in ("sft", "align"):

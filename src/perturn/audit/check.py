@@ -47,6 +47,8 @@ def audit(
     if recipe:
         max_length = max_length or recipe.model.max_length
         parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
+        if recipe.groups:
+            parts["explored"] = run.trajectories(f"explore{run.mark}")
         parts = {name: file for name, file in parts.items() if file.is_file()}
         if not parts:
             raise DataError(f"{data} has no data yet; run: perturn collect {data}")

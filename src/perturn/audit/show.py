@@ -13,11 +13,13 @@ from rich.text import Text
 
 from perturn.audit.print import named
 from perturn.audit.rows import read_each
-from perturn.audit.view import View, totals, view_of
+from perturn.audit.view import View, recipe_of, totals, view_of
+from perturn.data.groups import CreditRow, read_credits
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
+from perturn.types import Trajectory
 
 _NEXT = "\n--- the next turn, as the policy saw it ---\n"
 
@@ -60,18 +62,42 @@ def inspect_json(
 
 
 def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnError]]:
-    """Each row's line, and the row as tokens or why training would refuse it."""
+    """Each row's line, and the row as tokens with the weights it has, or why training would refuse it."""
+    given = _given(data, view)
     for number, row in read_each(_file(data)):
         try:
             if isinstance(row, DataError):
                 raise row
-            yield number, encode_example(row, view.renderer, view.max_length, view.shared_prefix)
+            example = encode_example(row, view.renderer, view.max_length, view.shared_prefix)
+            own = given.get(row.key) if isinstance(row, Trajectory) else None
+            yield (
+                number,
+                locate("perturn.policy.sampled:with_weight")(example, own.weight) if own else example,
+            )
         except (DataError, ModelError) as error:
             yield number, error
 
 
 def _file(data: Path) -> Path:
-    return RunPaths(data).pairs(RunPaths(data).mark) if data.is_dir() else data
+    """The rows that are shown: of a run those that its newest alignment learns from."""
+    if not data.is_dir():
+        return data
+    paths, recipe = RunPaths(data), recipe_of(data)
+    if recipe is not None and recipe.groups is not None:
+        return paths.trajectories(f"explore{paths.mark}")
+    return paths.pairs(paths.mark)
+
+
+def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
+    """Weights that a run has written down for its groups, by task and sample; none of pairs and files."""
+    recipe, paths = recipe_of(data), RunPaths(data)
+    if recipe is None or recipe.groups is None:
+        return {}
+    name, _ = locate("perturn.policy.reference:named_credit")(view.loss, view.credit)
+    file = paths.credit(name, paths.mark)
+    if not file.is_file():
+        raise ConfigError(f"{file} is not there yet, so no turn has a weight; run: perturn credit {data}")
+    return {row.key: row for row in read_credits(file)}
 
 
 def _name(data: Path, refused: list[dict[str, Any]]) -> None:
@@ -125,7 +151,8 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
-    credit = locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
+    given = _given(data, view)
+    credit = None if given else locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
     rows = list(_encoded(data, view))
     examples = {number: row for number, row in rows if isinstance(row, Example)}
     refused = [{"row": number, "reason": str(row)} for number, row in rows if isinstance(row, PerturnError)]
@@ -157,10 +184,17 @@ def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer:
             confidence, weight = weights[turn]
             if turn != last:
                 text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}]", style="cyan")
-            kind = "one" if highest == lowest else "high" if weight == highest else "low"
+            kind = _kind(weight, lowest, highest)
             text.append(piece.replace("\n", "⏎\n"), style=_STYLES[kind])
         last = turn
     return text
+
+
+def _kind(weight: float, lowest: float, highest: float) -> str:
+    """How a weight is shown: advantages by their sign, others by whether they are the highest."""
+    if lowest < 0:
+        return "high" if weight > 0 else "low" if weight < 0 else "one"
+    return "one" if highest == lowest else "high" if weight == highest else "low"
 
 
 def _legend(console: Console) -> None:
@@ -168,11 +202,11 @@ def _legend(console: Console) -> None:
         Text.assemble(
             ("no loss", "dim"),
             "  ",
-            ("highest weight", _STYLES["high"]),
+            ("highest weight, or a positive advantage", _STYLES["high"]),
             "  ",
-            ("lower weight", _STYLES["low"]),
+            ("lower weight, or a negative advantage", _STYLES["low"]),
             "  ",
-            ("one weight for all", _STYLES["one"]),
+            ("one weight for all, or none", _STYLES["one"]),
             "  [turn: p=confidence w=weight]",
         )
     )

@@ -76,18 +76,26 @@ def recipe_of(data: Path) -> Recipe | None:
 def model_of(data: Path, model: str | None) -> str:
     """The model to inspect with: the one given, or else the reference of the run's newest iteration.
 
+    Where that was let go, as of an earlier iteration, it is the policy which that iteration made.
+
     Raises:
         ConfigError: If no model is given and the data is no run.
     """
     recipe = recipe_of(data)
     if recipe is not None:
         paths = RunPaths(data)
-        starts = {stage.mark: stage.start for stage in stages(recipe) if stage.name == f"align{stage.mark}"}
-        trained = paths.checkpoint(starts.get(paths.mark, "sft"))
-        return model or (str(trained) if (trained / "config.json").is_file() else recipe.model.name)
+        newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
+        policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
+        folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
+        trained = str(folders[0]) if folders and "base" not in policies[:1] else recipe.model.name
+        return model or trained
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
     return model
+
+
+def _is_there(policy: Path) -> bool:
+    return (policy / "config.json").is_file()
 
 
 def totals(examples: Sequence[Example]) -> dict[str, int]:

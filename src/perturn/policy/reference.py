@@ -276,6 +276,17 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
     return credit
 
 
+def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
+    """The credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong.
+    """
+    credit = choose_credit(build(LOSSES, loss, "loss"), loss, section)
+    kind = type(credit)
+    return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
+
+
 def needs_group(credit: Credit) -> bool:
     """Whether a credit compares the trajectories of a group."""
     return bool(getattr(credit, "needs_group", False))
@@ -287,7 +298,7 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
     Raises:
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
     """
-    credit = choose_credit(build(LOSSES, loss, "loss"), loss, section)
+    _, credit = named_credit(loss, section)
     if needs_group(credit):
         raise ConfigError(
             f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
@@ -370,17 +381,19 @@ def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
 
 
 def turn_weights(
-    model_name: str, examples: Sequence[Example], credit: Credit
+    model_name: str, examples: Sequence[Example], credit: Credit | None
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
     """(confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
 
-    The reference policy is loaded if there is a row.
+    Weights that a row has stay as they are, and need no credit. The reference policy is loaded if there is a row.
     """
     model = load_model(model_name) if examples else None
     return (_side_weights(model, example, credit) for example in examples)
 
 
-def _side_weights(model: Any, example: Example, credit: Credit) -> list[dict[int, tuple[float, float]]]:
+def _side_weights(
+    model: Any, example: Example, credit: Credit | None
+) -> list[dict[int, tuple[float, float]]]:
     known, largest = model.get_input_embeddings().num_embeddings, max(max(side.ids) for side in example.sides)
     if largest >= known:
         raise DataError(
@@ -389,7 +402,10 @@ def _side_weights(model: Any, example: Example, credit: Credit) -> list[dict[int
     with torch.no_grad():
         example = replace(example, reference=tuple(compute_logprobs(model, example.sides)))
     found = []
-    for index, (side, weight) in enumerate(zip(example.sides, weigh(example, credit).weight, strict=True)):
+    if not example.weight:
+        assert credit is not None
+        example = weigh(example, credit)
+    for index, (side, weight) in enumerate(zip(example.sides, example.weight, strict=True)):
         confidence = [float(turn.mean().exp()) for turn in turn_logprobs(example, index)]
         both = zip(confidence, weight.tolist(), strict=True)
         found.append(dict(zip(sorted(set(side.loss_turns)), both, strict=True)))

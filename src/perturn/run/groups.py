@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from perturn.credit import CREDITS, Credit
+from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.losses import LOSSES
-from perturn.policy.reference import choose_credit
+from perturn.policy.reference import named_credit
 from perturn.run.credit import compute_needed, credit_groups
 from perturn.run.progress import console
 from perturn.run.session import Session
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage
 from perturn.types import WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
-    """The credit of a recipe, and its name.
+    """The name of a recipe's credit, and the credit.
 
     Raises:
         ConfigError: If there is no such credit, a setting is wrong, or it cannot weigh groups here.
     """
     assert recipe.align is not None
-    loss = build(LOSSES, recipe.align.loss, "align.loss")
-    credit = choose_credit(loss, recipe.align.loss, recipe.credit)
-    kind = type(credit)
-    return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
+    return named_credit(recipe.align.loss, recipe.credit)
 
 
 def credit(session: Session, stage: Stage) -> None:
