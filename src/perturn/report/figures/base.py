@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,11 +36,6 @@ def theme(text: str, grid: str) -> dict[str, Any]:
 def number_turns(figure: go.Figure, last: int, most: int) -> go.Figure:
     """Number the turns, with at most so many numbers."""
     return figure.update_xaxes(tickformat="d", tickangle=0, dtick=max(1, -(-last // most)))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a logged value can be drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(text: str) -> str:

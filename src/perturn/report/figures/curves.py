@@ -10,7 +10,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perturn.report.figures.base import LINES, OTHERS, SIDES, is_number, lay_out, plain
+from perturn.data.iterations import is_number
+from perturn.report.figures.base import LINES, OTHERS, SIDES, lay_out, plain
 
 MOST_POINTS = 2000
 """Points of one curve; more cannot be told apart on a screen."""

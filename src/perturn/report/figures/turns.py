@@ -9,10 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from perturn.report.figures.base import DOTTED, SIDES, is_number, lay_out, number_turns, plain, solid
+from perturn.data.iterations import is_number
+from perturn.report.figures.base import DOTTED, SIDES, lay_out, number_turns, plain, solid
 from perturn.stats import cluster_interval
 
 _FADED = {"chosen": "rgba(59, 130, 196, 0.18)", "rejected": "rgba(207, 92, 54, 0.18)"}
+_SIGNED = [[0.0, SIDES["rejected"]], [0.5, "rgba(128, 138, 148, 0.25)"], [1.0, SIDES["chosen"]]]
+_UNSIGNED = [[0.0, "rgba(128, 138, 148, 0.25)"], [1.0, "#e0982c"]]
 _WEIGHTS = ["#9fb0c0", "#e0982c"]  # the lowest, the highest
 
 
@@ -153,3 +156,45 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
             if is_number(value):
                 found.setdefault(turn, []).append(min(value, 1.0) if key == "confidence" else value)
     return dict(sorted(found.items()))
+
+
+def group_map(samples: Sequence[Mapping[str, Any]]) -> go.Figure | None:
+    """Weight of each turn of the samples of one task, a row a sample; None if no turn has a weight.
+
+    Args:
+        samples: As `groups.shown_group` has them.
+    """
+    known = [value for one in samples for value in one["weights"] if value is not None]
+    if not known:
+        return None
+    most = max(map(abs, known)) or 1.0
+    longest = max(one["turns"] for one in samples)
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=[[*one["weights"], *[None] * (longest - len(one["weights"]))] for one in samples],
+        x=list(range(1, longest + 1)),
+        y=[f"#{one['sample']}, {one['score']:.2f}" for one in samples],
+        customdata=[
+            [
+                *(_said(*each) for each in zip(one["actions"], one["valid"], strict=True)),
+                *[""] * (longest - one["turns"]),
+            ]
+            for one in samples
+        ],
+        zmin=-most if min(known) < 0 else 0,
+        zmax=most,
+        colorscale=_SIGNED if min(known) < 0 else _UNSIGNED,
+        xgap=1,
+        ygap=2,
+        colorbar={"thickness": 10, "outlinewidth": 0},
+        hovertemplate="%{y}, turn %{x}: %{z:.3f}<br>%{customdata}<extra></extra>",
+        hoverongaps=False,
+    )
+    lay_out(figure, "turn", height=110 + 26 * len(samples))
+    figure.update_layout(margin_t=10).update_xaxes(showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return number_turns(figure, longest, most=10)
+
+
+def _said(action: str, valid: bool) -> str:
+    return plain(action[:90]) + ("" if valid else " (invalid)")
