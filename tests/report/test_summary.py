@@ -40,7 +40,7 @@ def test_comparison_by_hand(run):
 def test_summary_has_the_agreed_keys(run):
     summary = summarize(run)
 
-    assert list(summary) == ["policies", "comparison", "by_kind", "protocol", "seconds"]
+    assert list(summary) == ["policies", "comparison", "by_kind", "protocol", "seconds", "iterations"]
     assert set(summary["policies"][0]) == {
         "name", "n", "mean_score", "interval", "success_rate", "success_interval", "mean_turns",
         "invalid_rate", "failed",

@@ -9,11 +9,13 @@ WELL = Vitals(
     surprise={"explore": [0.5, 0.4] * 30},
     metrics={"align": [{"log_ratio/chosen": 0.1, "log_ratio/rejected": -3.0, "clamped": 0.0}] * 40},
     groups=[[0.0, 1.0], [0.5, 0.5]] * 10,
+    success=[0.5, 0.5, 0.5, 0.24, 0.26, 0.24],
     failed={"base": [False] * 95 + [True] * 5},
 )
 
 ILL = {
     "success collapsed": [Vitals(scores={"sft": [0.4] * 20, "dpo": [0.19] * 20})],
+    "success is falling": [Vitals(success=[0.5, 0.4, 0.6, 0.9, 0.24, 0.2, 0.24])],
     "entropy collapsed": [
         Vitals(surprise={"explore": [0.01] * 20}),
         Vitals(surprise={"explore": [1.0] * 20 + [0.19] * 20}),
@@ -23,7 +25,13 @@ ILL = {
         Vitals(metrics={"align": [{"log_ratio/chosen": 2.1}] * 3}, max_log_ratio=4.0),
     ],
     "pairs are clamped": [Vitals(metrics={"align": [{"clamped": 0.0}] * 50 + [{"clamped": 0.1}] * 10})],
-    "groups are all equal": [Vitals(groups=[[1.0, 1.0]] * 6 + [[0.0, 1.0]] * 4)],
+    "tokens are clipped": [
+        Vitals(metrics={"align-003": [{"clip_share": 0.1}] * 50 + [{"clip_share": 0.51}] * 10})
+    ],
+    "groups are all equal": [
+        Vitals(groups=[[1.0, 1.0]] * 6 + [[0.0, 1.0]] * 4),
+        Vitals(without_spread=(6, 10)),
+    ],
     "episodes fail": [
         Vitals(failed={"sft": [False] * 200 + [True] * 11}),
         Vitals(failed={"expert": [True] * 2}),
@@ -53,6 +61,11 @@ def test_a_healthy_run_raises_nothing():
     assert alarms(WELL) == alarms(Vitals()) == []
 
 
+def test_a_credit_says_better_than_scores_what_teaches():
+    """Samples of one score are no fault where the credit still tells their turns apart."""
+    assert alarms(Vitals(groups=[[1.0, 1.0]] * 10, without_spread=(0, 10))) == []
+
+
 @pytest.mark.parametrize(
     "vitals",
     [
@@ -62,6 +75,9 @@ def test_a_healthy_run_raises_nothing():
         Vitals(groups=[[1.0, 1.0]] * 9),
         Vitals(groups=[[1.0]] * 20),
         Vitals(failed={"sft": [True]}),
+        Vitals(success=[0.5, 0.5, 0.0, 0.0, 0.0]),
+        Vitals(success=[0.05, 0.05, 0.04, 0.0, 0.0, 0.0]),
+        Vitals(without_spread=(9, 9)),
         Vitals(failed={"sft": [True] * 8 + [False]}),
     ],
 )

@@ -108,11 +108,16 @@ class RunPaths:
         return {policy: files[policy] for policy in order if policy in files}
 
     @property
-    def mark(self) -> str:
-        """Mark of the newest iteration that has files, such as `-003`; empty where the loop is done once."""
+    def marks(self) -> list[str]:
+        """Marks of the iterations that have files, such as `-003`; one empty mark where the loop is done once."""
         files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]
-        numbers = [number for file in files if (number := file.stem.rpartition("-")[2]).isdecimal()]
-        return f"-{max(numbers, key=int)}" if numbers else ""
+        numbers = {number for file in files if (number := file.stem.rpartition("-")[2]).isdecimal()}
+        return [f"-{number}" for number in sorted(numbers, key=int)] or [""]
+
+    @property
+    def mark(self) -> str:
+        """Mark of the newest iteration that has files."""
+        return self.marks[-1]
 
     @property
     def is_run(self) -> bool:
@@ -137,6 +142,12 @@ class RunPaths:
     def label(self, file: Path) -> str:
         """A file as the report's links name it: without its ending."""
         return self.name(file.with_suffix(""))
+
+
+def iteration_of(name: str) -> int | None:
+    """The iteration that a stage or a policy is of, such as 3 of `explore-003`; None where the loop is done once."""
+    found = re.fullmatch(r".+-(\d{3,})", name)
+    return int(found[1]) if found else None
 
 
 def is_data(name: str) -> bool:

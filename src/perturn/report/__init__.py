@@ -23,8 +23,9 @@ def summarize(run: Path) -> dict[str, Any]:
         run: The run folder.
 
     Returns:
-        `policies`, `comparison` (the last policy against `sft`, or None), `by_kind` (kind, then policy),
-        `protocol` (or None) and `seconds` of all stages.
+        `policies`, `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
+        None), `by_kind` (kind, then policy), `protocol` (or None), `seconds` of all stages, and `iterations`, an
+        object each, as `report.iterations.iteration_rows` has it and docs/report.md says.
 
     Raises:
         RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.report.folder import RecordedRun
+from perturn.report.groups import credited
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.turns import body, clip, message_text, tokens
 from perturn.types import Trajectory, failed, score, succeeded
@@ -58,7 +59,7 @@ class Catalogue:
         """
         self._runs.append(name)
         self._texts.append(run.texts)
-        explored, expert = (run.paths.label(run.paths.trajectories(each)) for each in ("explore", "expert"))
+        expert, explored = map(run.paths.label, (run.paths.trajectories("expert"), run.explored_file))
         sets = {
             run.evaluated(policy): (f"{policy}, evaluated", run.evaluation[policy])
             for policy in reversed(run.evaluation)
@@ -66,14 +67,17 @@ class Catalogue:
         sets |= {explored: ("exploration", run.explored), expert: ("expert", run.expert)}
         homes = {"chosen": expert, "rejected": explored}
         stored = {(key, one.key): one for key, (_, items) in sets.items() for one in items}
-        noted: dict[Any, Any] = {}  # about the episodes that pairs were made of, by set and key
+        noted: dict[Any, Any] = {}  # about the episodes that were trained, by set and key
         found: dict[Any, Any] = {}  # where the sides of the pairs are, by side and number
-        for side, home in homes.items():
+        for side in homes:
             for index, pair in enumerate(run.pairs):
                 one = getattr(pair, side)
-                if stored.get((home, one.key)) == one:
-                    found[side, index] = home, one.key
-                    noted.setdefault((home, one.key), _noted(run, index, side))
+                for home in (homes[side], explored):  # within a group both sides were explored
+                    if (side, index) not in found and stored.get((home, one.key)) == one:
+                        found[side, index] = home, one.key
+                        noted.setdefault((home, one.key), _noted(run, index, side))
+        for episode, weighed in credited(run).items():
+            noted.setdefault((explored, episode), (weighed, {}))
         numbers: dict[Any, int] = {}
         for key, (label, items) in sets.items():
             if items:

@@ -24,6 +24,7 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.io.reading import read_text
+from perturn.report.iterations import Iteration, joined_metrics, read_iterations
 from perturn.types import PreferencePair, Trajectory
 
 Row = dict[str, Any]
@@ -61,6 +62,10 @@ class RecordedRun:
     """Text of each token id that occurs."""
     credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
     """Rows that each credit gave to the explored episodes, by its name, the run's own first."""
+    mark: str = ""
+    """Mark of the iteration whose episodes, pairs and credits are shown."""
+    iterations: Sequence[Iteration] = ()
+    """All iterations in numbers."""
 
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
@@ -69,10 +74,16 @@ class RecordedRun:
         return stages
 
     @property
+    def explored_file(self) -> Path:
+        """The file of the explored episodes that are shown."""
+        return self.paths.trajectories(f"explore{self.mark}")
+
+    @property
     def compared(self) -> tuple[str, str] | None:
-        """The last policy beyond base and SFT, and `sft`; None if either was not evaluated."""
+        """The last policy beyond base and SFT, and `sft`, or `base` in a recipe without SFT; None if not evaluated."""
         last = aligned_policy(self.evaluation)
-        return (last, "sft") if last is not None and "sft" in self.evaluation else None
+        start = "base" if self.settings.get("sft", "") is None else "sft"
+        return (last, start) if last is not None and start in self.evaluation else None
 
     def evaluated(self, policy: str) -> str:
         """The set of a policy's evaluated episodes, as the page's links name it."""
@@ -101,11 +112,12 @@ def read_run(path: Path) -> RecordedRun:
     paths = RunPaths(path)
     evaluated = paths.evaluated(manifest.get("stages") or {})
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
-    mark = paths.mark
+    mark = _shown(paths)
     pairs = read_pairs(paths.pairs(mark)) if paths.pairs(mark).exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
-    notes = _missing(paths, evaluation, settings)
+    notes = _missing(paths, mark, evaluation, settings)
+    iterations = read_iterations(paths, manifest.get("stages") or {}, files)
     loss = read_note(paths.loss(mark), Loss) or {}
     confidence = read_sides(paths.confidence(mark), Confidences)
     if confidence and len(confidence) != len(pairs):
@@ -131,12 +143,22 @@ def read_run(path: Path) -> RecordedRun:
         pairs=pairs,
         confidence=confidence,
         sft=read_notes(paths.metrics("sft"), Metrics),
-        align=read_notes(paths.metrics(f"align{mark}"), Metrics),
+        align=joined_metrics(iterations) or read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,
         notes=[*_mark_notes(mark), *notes, *strangers, *_panel_notes(evaluation)],
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
         credits=credits,
+        mark=mark,
+        iterations=iterations,
+    )
+
+
+def _shown(paths: RunPaths) -> str:
+    """Mark of the iteration whose episodes are shown: the newest that has pairs or a credit, or else the newest."""
+    marks = paths.marks
+    return next(
+        (mark for mark in reversed(marks) if paths.pairs(mark).exists() or paths.credits(mark)), marks[-1]
     )
 
 
@@ -163,14 +185,13 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
 
 
 def _missing(
-    paths: RunPaths, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
+    paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
     """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out.
 
     Raises:
         RunError: If it has none.
     """
-    mark = paths.mark
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),
@@ -184,6 +205,10 @@ def _missing(
         paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
         paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
+    if settings.get("groups") is not None:
+        del expected[paths.confidence(mark)]
+    if (settings.get("pair") or {}).get("within") == "group" and settings.get("sft") is None:
+        del expected[paths.trajectories("expert")]
     if aligned_policy(evaluation) is None:
         expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")
     missing = [file for file in expected if not file.exists() or file.stat().st_size == 0]
@@ -199,7 +224,9 @@ def _missing(
 def _mark_notes(mark: str) -> list[str]:
     if not mark:
         return []
-    return [f"Episodes, pairs and curves are those of iteration {int(mark[1:])}; scores are of all policies."]
+    return [
+        f"Explored episodes and pairs are those of iteration {int(mark[1:])}; curves and scores are of all."
+    ]
 
 
 def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:

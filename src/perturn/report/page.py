@@ -15,12 +15,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from perturn.data.iterations import is_number
 from perturn.report import figures, text
 from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue, Piece
 from perturn.report.folder import RecordedRun
-from perturn.report.sections import script_json, sections
+from perturn.report.groups import shown_group
+from perturn.report.iterations import unbalanced
+from perturn.report.sections import draw, script_json, sections
 from perturn.report.signals import meaning
+from perturn.report.stages import by_stem
 from perturn.report.summary import set_rows, signal_rows
 from perturn.report.versus import against_first, flat, names_of, settings_that_differ
 from perturn.stats import Estimate, cluster_interval
@@ -67,7 +71,10 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
         .get_template("report.html.j2")
         .render(
             title=" · ".join(names),
-            runs=[_run(run, name, row) for run, name, row in zip(runs, names, summaries, strict=True)],
+            runs=[
+                _run(run, name, number, row)
+                for number, (run, name, row) in enumerate(zip(runs, names, summaries, strict=True))
+            ],
             versus=versus,
             sections=sections(dict(zip(names, runs, strict=True)), dict(zip(names, summaries, strict=True))),
             differences=settings_that_differ([flat(_settings(run)) for run in runs]),
@@ -98,14 +105,15 @@ def _templates() -> Environment:
     return environment
 
 
-def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -> dict[str, Any]:
     """One run as the templates read it."""
     sets = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
+    stages = by_stem(run.stages)
     sets = {key: items for key, items in [*sets.items(), ("exploration", run.explored)] if items}
     return {
         "name": name,
         "recipe_name": run.manifest.get("recipe") or name,
-        "notes": run.notes,
+        "notes": [*run.notes, *unbalanced(summary["iterations"])],
         "policies": [
             row
             | {
@@ -124,18 +132,21 @@ def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, A
                 "stage": stage,
                 "counts": [(key.replace("_", " "), text.count(value)) for key, value in counts.items()],
             }
-            for stage, note in run.stages.items()
-            if (counts := note.get("counts"))
+            for stage, note in stages.items()
+            if (counts := note["counts"])
         ],
         "costs": [
             {
                 "stage": stage,
-                "seconds": note.get("seconds"),
-                "memory": note.get("peak_memory_gb"),
-                "tokens": _tokens(note.get("counts") or {}),
+                "seconds": note["seconds"],
+                "memory": note["peak_memory_gb"],
+                "tokens": _tokens(note["counts"]),
             }
-            for stage, note in run.stages.items()
+            for stage, note in stages.items()
         ],
+        "iterations": summary["iterations"],
+        "bins": _bins(summary["iterations"]),
+        "group": _group(run, name, number),
         "protocol": flat(run.protocol or {}),
         "protocol_line": text.protocol_line(run.protocol or {}),
         "provenance": flat({key: value for key, value in run.manifest.items() if key != "stages"}),
@@ -144,6 +155,21 @@ def _run(run: RecordedRun, name: str, summary: Mapping[str, Any]) -> dict[str, A
         "loss": flat(run.loss),
         "credits": against_own(run.explored, run.credits),
     }
+
+
+def _bins(iterations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The bins that hold an episode of any iteration, as the page names them."""
+    ledgers = [row["ledger"]["bins"] for row in iterations if row["ledger"]]
+    return list(dict.fromkeys(name.replace("_", " ") for bins in ledgers for name, n in bins.items() if n))
+
+
+def _group(run: RecordedRun, name: str, number: int) -> dict[str, Any] | None:
+    group = shown_group(run, name)
+    if group is None:
+        return None
+    caption = "Each row is a sample, each cell a turn, coloured by its weight."
+    drawn = draw(f"group-{number}", "Weight of each turn", caption, figures.group_map(group["samples"]))
+    return group | {"figure": drawn}
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
@@ -192,5 +218,5 @@ def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
 
 def _tokens(counts: Mapping[str, Any]) -> str:
     """Counts of tokens, as the stage named them."""
-    found = [(key, value) for key, value in counts.items() if "token" in key and figures.is_number(value)]
+    found = [(key, value) for key, value in counts.items() if "token" in key and is_number(value)]
     return ", ".join(f"{text.count(value)} {key.replace('_', ' ')}" for key, value in found) or "–"

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from plotly.io import to_json
 
 from perturn.report import figures
-from perturn.report.figures import Chart
+from perturn.report.figures import Chart, Curve, Line
 from perturn.report.folder import RecordedRun, Row
 from perturn.report.summary import scores_by_task
 from perturn.types import score, succeeded
@@ -62,6 +62,51 @@ _DENSITY = (
 )
 
 
+_ITERATIONS = (
+    Curve(
+        "Turns an episode",
+        (Line("explored", "mean_turns", "turns_interval"),),
+        "Mean of explored episodes, 95\u00a0% interval.",
+    ),
+    Curve(
+        "Invalid turns",
+        (Line("explored", "invalid_rate", "invalid_interval"),),
+        "Share of all turns that were explored, 95\u00a0% interval.",
+        is_share=True,
+    ),
+    Curve(
+        "Entropy",
+        (
+            Line("training", "entropy", name="in training"),
+            Line("explored", "surprise", name="of sampled tokens"),
+        ),
+        "Of the policy at the tokens it trains on, and the mean negative log-probability of those it sampled, which "
+        "estimates it at temperature 1; in nats a token.",
+    ),
+    Curve(
+        "KL to the reference",
+        (Line("training", "kl"),),
+        "k3, in nats a token: mean over trained turns.",
+    ),
+    Curve(
+        "Clip share",
+        (Line("training", "clip_share"),),
+        "Tokens whose gradient the clip took away.",
+        is_share=True,
+    ),
+    Curve(
+        "Engine against training",
+        (Line("training", "mismatch", name="k3"), Line("training", "agreement", name="absolute difference")),
+        "How far the log-probabilities that were sampled with are from those training computes for the same policy, "
+        "in nats a token. At rounding error there is nothing to correct.",
+    ),
+    Curve(
+        "Gradient norm", (Line("training", "grad_norm"),), "Before clipping, mean over the optimizer steps."
+    ),
+)
+"""Small curves by iteration."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One figure of the page."""
@@ -94,6 +139,9 @@ def sections(
             for each in _confidence(run, _of(name, runs), f"-{number}" if number else "")
         ],
         "length": _lengths(runs),
+        "learning": _learning(summaries),
+        "iterations": _by_iteration(summaries),
+        "ledger": _ledgers(summaries),
         "sft": _curves("sft", sft, (*_SFT, *_others(sft, *_SFT))),
         "margin": _curves("margin", align, (_MARGIN,), height=320),
         "align": _curves("align", align, (*_ALIGN, *_others(align, _MARGIN, *_ALIGN, *_DENSITY))),
@@ -120,18 +168,63 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
             for kind, row in summary["by_kind"].items():
                 if policy in row:
                     table.setdefault(kind, {})[label] = row[policy]
-    return _drawn("kind", "", "", figures.score_by_kind(table, names) if names else None)
+    return draw("kind", "", "", figures.score_by_kind(table, names) if names else None)
+
+
+def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Success and mean reward by iteration; reward in a sentence where it says the same."""
+    says = (
+        "Line: explored episodes, which the policy of that many iterations sampled on tasks of its own. "
+        "Diamonds: evaluations on the panel. 95\u00a0% intervals, those of the line clustered by task."
+    )
+    curve = figures.learning_curve(summaries, "success_rate", "success_interval")
+    drawn = draw("learning-0", "Success", says, curve)
+    explored = [
+        row["explored"] for each in summaries.values() for row in each["iterations"] if row["explored"]
+    ]
+    if drawn and all(abs(row["mean_score"] - row["success_rate"]) < 1e-9 for row in explored):
+        return [
+            *drawn,
+            *draw("learning-1", "Mean reward", "", "An episode's reward is 1 or 0 here: its success."),
+        ]
+    curve = figures.learning_curve(summaries, "mean_score", "interval")
+    return [*drawn, *draw("learning-1", "Mean reward", "As above, the total reward of an episode.", curve)]
+
+
+def _by_iteration(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    runs = {name: summary["iterations"] for name, summary in summaries.items() if summary["iterations"]}
+    return [
+        each
+        for i, curve in enumerate(_ITERATIONS)
+        for each in draw(f"iteration-{i}", curve.title, curve.caption, figures.iteration_curve(runs, curve))
+    ]
+
+
+def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Of each run with several iterations, where the episodes of each ended."""
+    caption = "Every episode that was asked for is in one bin; those of the lowest bin are what was trained."
+    return [
+        each
+        for i, (name, summary) in enumerate(summaries.items())
+        if len(summary["iterations"]) > 1
+        for each in draw(
+            f"ledger-{i}",
+            f"{_of(name, summaries)}Ledger",
+            caption,
+            figures.ledger_bars(summary["iterations"]),
+        )
+    ]
 
 
 def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
-    """Of each run, its last policy against SFT, task by task."""
+    """Of each run, its last policy against the one it began with, task by task."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
         if run.compared:
             a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
-            title = f"{_of(name, runs)}{run.compared[0]} less sft, task by task"
+            title = f"{_of(name, runs)}{run.compared[0]} less {run.compared[1]}, task by task"
             caption = "Each bar is a task; those without a bar tie."
-            drawn += _drawn(f"tasks-{index}", title, caption, figures.task_differences(a, b))
+            drawn += draw(f"tasks-{index}", title, caption, figures.task_differences(a, b))
     return drawn
 
 
@@ -150,13 +243,13 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)
         shown = f"Pair {index + 1}, task {one.task.id}, score {score(one):.2f}.{dotted}"
-        drawn += _drawn(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
+        drawn += draw(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
     figure = figures.values_by_turn(rows, "confidence", "mean confidence", pivot)
-    drawn += _drawn(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)
+    drawn += draw(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)
     figure, caption = figures.confidence_spread(rows, pivot), f"All turns of {len(rows)} pairs.{dotted}"
-    drawn += _drawn(f"confidence-spread{tail}", f"{of}Confidence of all turns", caption, figure)
+    drawn += draw(f"confidence-spread{tail}", f"{of}Confidence of all turns", caption, figure)
     figure = figures.values_by_turn(rows, "weight", "mean weight")
-    return drawn + _drawn(f"confidence-weight{tail}", f"{of}Weight by turn", mean, figure)
+    return drawn + draw(f"confidence-weight{tail}", f"{of}Weight by turn", mean, figure)
 
 
 def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
@@ -172,7 +265,7 @@ def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
         "Success of evaluated episodes by the turns they took, Wilson intervals. Where the environment ends "
         "an episode on success, short ones are short because they succeeded."
     )
-    return _drawn("length", "Length against success", caption, figures.success_by_length(found))
+    return draw("length", "Length against success", caption, figures.success_by_length(found))
 
 
 def _of(name: str, runs: Mapping[str, Any]) -> str:
@@ -185,7 +278,7 @@ def _curves(
     return [
         each
         for i, chart in enumerate(charts)
-        for each in _drawn(
+        for each in draw(
             f"{prefix}-{i}", chart.title, chart.caption, figures.metric_lines(runs, chart, height=height)
         )
     ]
@@ -202,7 +295,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
         yield Chart(name.replace("_", " ").capitalize(), tuple(keys))
 
 
-def _drawn(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
+def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
     """A figure for the page, or the sentence in its place; none if there is nothing to draw."""
     if figure is None:
         return []

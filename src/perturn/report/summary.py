@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.report.folder import RecordedRun
+from perturn.report.iterations import iteration_rows
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
 from perturn.types import Trajectory, failed, score, succeeded
@@ -15,14 +16,14 @@ from perturn.types import Trajectory, failed, score, succeeded
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
+    policies = [{"name": name, **policy_row(trajectories)} for name, trajectories in run.evaluation.items()]
     return {
-        "policies": [
-            {"name": name, **policy_row(trajectories)} for name, trajectories in run.evaluation.items()
-        ],
+        "policies": policies,
         "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
         "by_kind": _by_kind(run.evaluation),
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
+        "iterations": iteration_rows(run.iterations, policies),
     }
 
 

@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.report.figures import is_number
+from perturn.data.iterations import is_number
 
 
 def number(value: float | None, digits: int = 3) -> str:

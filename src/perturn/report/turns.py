@@ -36,7 +36,8 @@ def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[
     Args:
         trajectory: The episode.
         prompt: Number of its prompt among those the page has.
-        noted: `confidence` and `weight` of its turns, as the alignment wrote them; may be empty.
+        noted: `confidence` and `weight` of its turns, as the alignment wrote them, or `weight`, `bin` and name of a
+            `credit`; may be empty.
     """
     turns = len(trajectory.turns)
     confidence: Sequence[float | None] = by_turn(noted, "confidence", turns)
@@ -49,6 +50,8 @@ def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[
         "confidence": [None if value is None else round(min(value, 1.0), 4) for value in confidence],
         "by": "reference" if by_reference else "policy",
         "weight": [None if value is None else round(value, 4) for value in by_turn(noted, "weight", turns)],
+        "credit": noted.get("credit", ""),
+        "bin": noted.get("bin", ""),
         "error": clip(trajectory.error or ""),
     }
     kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}

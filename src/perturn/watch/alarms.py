@@ -8,6 +8,9 @@ from statistics import fmean
 
 EPISODES = 20
 """Episodes at an end of a series that are compared."""
+ITERATIONS = 3
+"""Iterations at an end of a run that are compared."""
+_REMEDY = "explore harder or easier tasks, or take a higher temperature."
 STEPS = 10
 """Optimizer steps at the end of a series that are looked at."""
 
@@ -25,6 +28,10 @@ class Vitals:
     """Training metrics of each stage, a row a step."""
     groups: Sequence[Sequence[float]] = ()
     """Scores of the samples of each task that was explored more than once."""
+    without_spread: tuple[int, int] | None = None
+    """Groups in which the newest credit is 0 at every turn, and all groups; None: no credit weighs groups."""
+    success: Sequence[float] = ()
+    """Success rate of the explored episodes of each iteration."""
     failed: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     """Whether each episode failed, by file."""
     max_log_ratio: float = 20.0
@@ -52,6 +59,17 @@ def _success(vitals: Vitals) -> Iterator[str]:
             yield f"{name} scores {mean:.3f} on {len(scores)} episodes, {best_name} scored {best:.3f}."
         if mean > best:
             best_name, best = name, mean
+
+
+def _falling(vitals: Vitals) -> Iterator[str]:
+    if len(vitals.success) < 2 * ITERATIONS:
+        return
+    began, last = fmean(vitals.success[:ITERATIONS]), vitals.success[-ITERATIONS:]
+    if began >= 0.05 and max(last) < began / 2:
+        yield (
+            f"the last {ITERATIONS} iterations explored with at most {max(last):.0%} success, the first {ITERATIONS} "
+            f"with {began:.0%}; lower the learning rate, or hold to the reference (align.loss.kl)."
+        )
 
 
 def _entropy(vitals: Vitals) -> Iterator[str]:
@@ -83,14 +101,26 @@ def _clamped(vitals: Vitals) -> Iterator[str]:
             )
 
 
+def _clipped(vitals: Vitals) -> Iterator[str]:
+    for stage in vitals.metrics:
+        found = _series(vitals, stage, "clip_share")[-STEPS:]
+        if found and fmean(found) > 0.5:
+            yield (
+                f"{stage}: the clip takes the gradient of {fmean(found):.0%} of the tokens; take fewer steps an "
+                "iteration (align.minibatches, align.epochs), or a lower learning rate."
+            )
+
+
 def _equal_groups(vitals: Vitals) -> Iterator[str]:
+    if vitals.without_spread is not None:
+        zero, of = vitals.without_spread
+        if of >= 10 and zero / of > 0.5:
+            yield f"in {zero} of {of} groups the credit is 0 at every turn; {_REMEDY}"
+        return
     groups = [group for group in vitals.groups if len(group) > 1]
     equal = sum(max(group) - min(group) <= 1e-9 for group in groups)
     if len(groups) >= 10 and equal / len(groups) > 0.5:
-        yield (
-            f"{equal} of {len(groups)} tasks had samples of one score, which teach nothing; "
-            "explore harder or easier tasks, or take a higher temperature."
-        )
+        yield (f"{equal} of {len(groups)} tasks had samples of one score, which teach nothing; {_REMEDY}")
 
 
 def _failed(vitals: Vitals) -> Iterator[str]:
@@ -112,9 +142,15 @@ RULES = (
         _success,
     ),
     Rule(
+        "success is falling",
+        f"Each of the last {ITERATIONS} iterations explored with less than half of the success of the first "
+        f"{ITERATIONS} (of {2 * ITERATIONS} iterations or more, the first at 5 % at least).",
+        _falling,
+    ),
+    Rule(
         "entropy collapsed",
         f"Sampled tokens of the last {EPISODES} explored episodes have less than 0.02 nats, or less than a fifth of "
-        f"the first {EPISODES}'s.",
+        f"the first {EPISODES}'s, which with several iterations are the first iteration's.",
         _entropy,
     ),
     Rule(
@@ -128,8 +164,14 @@ RULES = (
         _clamped,
     ),
     Rule(
+        "tokens are clipped",
+        f"Over the last {STEPS} steps of a training, the clip took the gradient of more than half of the tokens.",
+        _clipped,
+    ),
+    Rule(
         "groups are all equal",
-        "More than half of the tasks explored twice or more (10 tasks at least) have samples of one score.",
+        "More than half of the tasks explored twice or more (10 tasks at least) have samples of one score, or where a "
+        "credit weighs groups, it is 0 at every turn of more than half of them.",
         _equal_groups,
     ),
     Rule(

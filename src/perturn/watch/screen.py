@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,7 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from perturn.data.paths import iteration_of
 from perturn.watch.alarms import RULES
+from perturn.watch.iterations import LAST, Iteration
 from perturn.watch.state import Stage, State, Watcher
 
 _COLOURS = {
@@ -23,6 +27,15 @@ _COLOURS = {
     "died": "bold red",
     "failed": "bold red",
 }
+
+
+_TRAINED = ("trained", "kept")
+"""Bins of episodes that are trained."""
+_BARS = "▁▂▃▄▅▆▇█"
+_POINTS = 60
+"""Iterations of the line of bars, at most."""
+_SCORES = 4
+"""Scores beside those of the first two policies, at most: the last ones."""
 
 
 def watch_live(watcher: Watcher, console: Console, every: float) -> State:
@@ -48,7 +61,9 @@ def render(state: State) -> RenderableType:
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
         head.append(f"  (no sign of life for {_duration(state.silent)})", style="yellow")
-    parts: list[RenderableType] = [head, _stages(state.stages)]
+    parts: list[RenderableType] = [head, _stages(_shown(state))]
+    if state.planned > 1:
+        parts += _iterations(state)
     if state.scores:
         parts.append(_scores(state))
     for stage, last in state.metrics.items():
@@ -75,11 +90,58 @@ def _stages(stages: list[Stage]) -> Table:
     return table
 
 
+def _shown(state: State) -> list[Stage]:
+    """Stages that the table lists: of several iterations those of the one at work, or of the last."""
+    if state.planned == 1:
+        return state.stages
+    numbers = {stage.name: iteration_of(stage.name) for stage in state.stages}
+    busy = [number for stage in state.stages if stage.state != "done" and (number := numbers[stage.name])]
+    now = min(busy) if busy else max((number for number in numbers.values() if number), default=None)
+    return [stage for stage in state.stages if numbers[stage.name] in (None, now)]
+
+
+def _iterations(state: State) -> list[RenderableType]:
+    """The iteration at work, success of all, and the numbers of the last ones."""
+    done = state.iterations
+    numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
+    head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
+    whole = [one.seconds for one in done[:-1]]
+    if whole and state.state == "running":
+        head.append(f", about {_duration(fmean(whole) * (state.planned - len(whole)))} left", style="dim")
+    success = [one.success_rate for one in done if one.success_rate is not None][-_POINTS:]
+    if not success:
+        return [head]
+    line = Text.assemble(
+        "success ", (_bars(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("iteration", "success", "reward", "entropy", "KL", "clip", "episodes"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "episodes" else "right")
+    for one in done[-LAST:]:
+        numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
+        shown = ["" if value is None else f"{value:.3g}" for value in numbers_of]
+        share = "" if one.success_rate is None else f"{one.success_rate:.1%}"
+        table.add_row(str(one.number), share, *shown, _ledger(one))
+    return [head, line, table]
+
+
+def _bars(values: Sequence[float]) -> str:
+    """Shares as bars, of which the highest is 1."""
+    return "".join(_BARS[min(len(_BARS) - 1, int(value * len(_BARS)))] for value in values)
+
+
+def _ledger(one: Iteration) -> str:
+    """Where the episodes of an iteration ended, those that were trained first; and how many, if these are not all."""
+    bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
+    said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
+    return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
+
+
 def _scores(state: State) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("policy", "n", "average score", "success rate", "failed"):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    for row in state.scores:
+    for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
         table.add_row(
             row.policy, str(row.n), f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
         )

@@ -8,20 +8,22 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import psutil
 
+from perturn.data.outcomes import Outcome, parse_outcome
 from perturn.data.paths import begun
 from perturn.data.run_files import Manifest, Progress, parse_settings, read_note
 from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.errors import RunError
 from perturn.io.reading import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
-from perturn.watch.files import Episode, Tail, read_episode, read_metrics
+from perturn.watch.files import Tail, parse_metrics
+from perturn.watch.iterations import Iteration, is_done, look_at_iterations
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Without a sign of life for so long, a process on another machine counts as dead."""
@@ -32,6 +34,8 @@ _SHOWN = (
     "log_ratio/chosen",
     "log_ratio/rejected",
     "clamped",
+    "clip_share",
+    "grad_norm",
 )
 
 
@@ -80,6 +84,10 @@ class State:
     metrics: dict[str, dict[str, float]]
     """The last entry of each training stage, its most telling numbers."""
     alarms: list[Alarm]
+    iterations: list[Iteration] = field(default_factory=list)
+    """Those whose exploration is done; none where the loop is done once."""
+    planned: int = 1
+    """Iterations of the recipe."""
     silent: float | None = None
     """Seconds since the last sign of life, where somebody should be working."""
 
@@ -115,10 +123,12 @@ class Watcher:
         now = self._current(progress) if progress else None
         stages = _stages(done, progress, now)
         scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
+        marks = [mark for mark in reversed(self._paths.marks) if self._paths.metrics(f"align{mark}").exists()]
         logged = {
-            stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", f"align{self._paths.mark}")
+            stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", f"align{(marks or [''])[0]}")
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
+        iterations = look_at_iterations(self._paths, done, self._rows)
         state, says = _verdict(self._paths.folder, stages, now, progress)
         return State(
             run=str(self._paths.folder),
@@ -130,7 +140,9 @@ class Watcher:
                 stage: {key: rows[-1][key] for key in ("step", *_SHOWN) if key in rows[-1]}
                 for stage, rows in metrics.items()
             },
-            alarms=alarms(self._vitals(scores, metrics)),
+            alarms=alarms(self._vitals(scores, metrics, done, iterations)),
+            iterations=iterations,
+            planned=int(self._number(1, "iterations")),
             silent=self._silence() if now is not None and now.state in ("running", "died") else None,
         )
 
@@ -158,24 +170,36 @@ class Watcher:
     def _rows(self, file: Path) -> list[Any]:
         """Content of a file now: metrics as they are, or the numbers of episodes."""
         logged = file.parent == self._paths.metrics("").parent
-        tail: Tail[Any] = Tail(file, read_metrics if logged else read_episode)
+        tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
         return self._tails.setdefault(file, tail).look()
 
-    def _vitals(self, scores: dict[str, list[Episode]], metrics: dict[str, list[dict[str, float]]]) -> Vitals:
+    def _vitals(
+        self,
+        scores: dict[str, list[Outcome]],
+        metrics: dict[str, list[dict[str, float]]],
+        done: Mapping[str, Any],
+        iterations: list[Iteration],
+    ) -> Vitals:
+        first, *_, newest = marks if len(marks := self._paths.marks) > 1 else marks * 2
         expert, explored = (
-            self._rows(self._paths.trajectories(name)) for name in ("expert", f"explore{self._paths.mark}")
+            self._rows(self._paths.trajectories(name)) for name in ("expert", f"explore{newest}")
         )
         groups: dict[str, list[float]] = defaultdict(list)
-        for one in explored:
-            if not one.failed:
-                groups[one.task].append(one.score)
+        if not newest or is_done(done, f"explore{newest}"):  # the first samples to end are alike
+            for one in explored:
+                if not one.failed:
+                    groups[one.task].append(one.score)
         sampled = self._number(0.0, "explore", "sampling", "temperature") > 0
-        surprises = [one.surprise for one in explored if one.surprise is not None]
+        began = self._rows(self._paths.trajectories(f"explore{first}")) if first != newest else []
+        surprises = [one.surprise for one in [*began, *explored] if one.surprise is not None]
+        spreads = [one.without_spread for one in iterations if one.without_spread]
         return Vitals(
             scores={policy: [one.score for one in episodes] for policy, episodes in scores.items()},
             surprise={"explore": surprises} if sampled else {},
             metrics=metrics,
             groups=list(groups.values()),
+            without_spread=spreads[-1] if spreads else None,
+            success=[one.success_rate for one in iterations if one.success_rate is not None],
             failed={
                 name: [one.failed for one in rows]
                 for name, rows in [("expert", expert), *scores.items(), ("explore", explored)]
@@ -218,7 +242,7 @@ def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
     )
 
 
-def _score(policy: str, episodes: list[Episode]) -> Score:
+def _score(policy: str, episodes: list[Outcome]) -> Score:
     return Score(
         policy,
         len(episodes),

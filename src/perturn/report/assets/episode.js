@@ -9,7 +9,7 @@ function barsOf(body, turn, scale) {
     if (found !== null && found !== undefined) bars.push({ name, value: found, low, high });
   };
   add("confidence", body.confidence?.[turn], 0, 1);
-  add("weight", body.weight?.[turn], 0, scale.weight);
+  add("weight", body.weight?.[turn], scale.lightest < 0 ? -scale.weight : 0, scale.weight);
   const reward = body.turns[turn].r ?? 0;
   if (scale.reward) add("reward", reward, scale.least < 0 ? -scale.reward : 0, scale.reward);
   return bars;
@@ -22,6 +22,7 @@ function scaleOf(...bodies) {
   const most = (values) => values.reduce((high, found) => Math.max(high, Math.abs(found)), 0);
   return {
     weight: Math.max(most(all("weight")), 1e-9),
+    lightest: Math.min(0, ...all("weight")),
     reward: most(rewards),
     least: Math.min(0, ...rewards),
   };
@@ -120,6 +121,7 @@ function factsOf(number, body) {
     { class: "facts-line" },
     element("span", { class: `score ${value("success", number) ? "good" : ""}` }, `score ${show(value("score", number), 2)}`),
     element("span", { class: `chip ${value("success", number) ? "good" : ""}` }, value("success", number) ? "success" : "no success"),
+    body.bin ? element("span", { class: "chip", title: "where the credit's account of all episodes has it" }, body.bin.replace("_", " ")) : null,
     ...chips,
     element("span", { class: "soft" }, parts.join(" · ")),
   );
@@ -127,7 +129,7 @@ function factsOf(number, body) {
 
 const MEANINGS = {
   confidence: (body) => `confidence: geometric mean of the token probabilities, ${body.by === "reference" ? "under the reference" : "under the policy that acted"}`,
-  weight: () => "weight: what the loss gives the turn",
+  weight: (body) => (body.credit ? `weight: what the credit ${body.credit} gave the turn` : "weight: what the loss gives the turn"),
   reward: () => "reward: of the environment, for this action",
 };
 

@@ -1,0 +1,84 @@
+"""Numbers of an iteration: where its episodes ended, and what training logged of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from perturn.data.groups import BINS
+
+_GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
+"""Counts of groups beside the bins, as `data.groups.counts_of` has them."""
+_BESIDE = ("cut",)
+"""Counts of the pair stage that are of kept episodes, and no bin."""
+
+
+def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
+    """Where each episode that was asked for ended: by the account of a credit, or of pairs.
+
+    Args:
+        noted: Counts of the stage.
+        explored: Episodes that were explored, which pairs do not count.
+
+    Returns:
+        `asked`, `bins` (episodes by bin) and `groups` (counts of groups, for a credit); None if nothing was counted.
+    """
+    counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
+    if "asked" in counts:
+        groups = {name: counts[name] for name in _GROUPS if name in counts}
+        bins = {name: counts.get(name, 0) for name in BINS}
+        return {"asked": counts["asked"], "bins": bins, "groups": groups}
+    if "kept" not in counts:
+        return None
+    bins = {name: n for name, n in counts.items() if name not in _BESIDE}
+    return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}}
+
+
+def training_of(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
+    """Means over an iteration's optimizer steps of what was logged; None of what was not.
+
+    Args:
+        rows: What was logged, a row a step.
+        lengths: Turns of each episode that was trained.
+    """
+    entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
+    found = [value for value in entropies if value is not None]
+    return {
+        "steps": len(rows),
+        "loss": _mean(rows, "loss"),
+        "grad_norm": _mean(rows, "grad_norm"),
+        "entropy": fmean(found) if found else None,
+        "kl": _over_turns(rows, "kl", lengths),
+        "clip_share": _mean(rows, "clip_share"),
+        "mismatch": _mean(rows[:1], "behavior_kl"),  # nothing has moved yet
+    }
+
+
+def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    values = [float(row[key]) for row in rows if is_number(row.get(key))]
+    return fmean(values) if values else None
+
+
+def _over_turns(rows: Sequence[Mapping[str, Any]], name: str, lengths: Sequence[int]) -> float | None:
+    """Mean over trained turns of a value that was logged by the position of a turn, such as `kl/turn_3-4`."""
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(f"{name}/turn_"))
+    found = [(value, _turns_at(key, lengths)) for key in keys if (value := _mean(rows, key)) is not None]
+    turns = sum(count for _, count in found)
+    return sum(value * count for value, count in found) / turns if turns else None
+
+
+def _turns_at(key: str, lengths: Iterable[int]) -> int:
+    """How many turns of episodes of these lengths have the positions of a key: `1`, `3-4`, `33-`."""
+    first, to, last = key.rpartition("_")[2].partition("-")
+    if not first.isdecimal() or not (last.isdecimal() or not last):
+        return 0
+    low = int(first)
+    high = int(last) if last else math.inf if to else low
+    return sum(max(0, int(min(length, high)) - low + 1) for length in lengths)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,98 @@
+"""Outcomes of stored episodes, read without their texts: a run may hold thousands of which only numbers are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import REMEDY
+from perturn.errors import RunError
+from perturn.io.reading import complete_lines, explain
+
+_Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+
+
+class _Task(TypedDict):
+    id: str
+
+
+class _Action(TypedDict):
+    logprobs: NotRequired[list[_Finite] | None]
+
+
+class _Turn(TypedDict):
+    action: _Action
+    valid: NotRequired[bool]
+
+
+class _Line(TypedDict):
+    """What is read of a stored trajectory; `data.store` has all of it."""
+
+    task: _Task
+    turns: NotRequired[list[_Turn]]
+    total_reward: NotRequired[_Finite]
+    success: NotRequired[bool]
+    status: NotRequired[Literal["completed", "failed"]]
+    policy: NotRequired[str]
+
+
+_LINE = TypeAdapter(_Line)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of one episode."""
+
+    task: str
+    score: float
+    """Total reward; 0 of a FAILED episode."""
+    success: bool
+    failed: bool
+    turns: int
+    invalid: int
+    """Turns whose action broke the format, or that the environment did not understand."""
+    surprise: float | None
+    """Mean negative log-probability of its sampled tokens, in nats; None if none were recorded."""
+    policy: str
+    """The policy that played it, and a hash of its weights."""
+
+
+def read_outcomes(file: Path) -> list[Outcome]:
+    """The outcomes of a file of trajectories; none if it is not there.
+
+    Raises:
+        RunError: If a complete line is no trajectory.
+    """
+    if not file.exists():
+        return []
+    return [parse_outcome(raw, f"{file}:{number}") for number, raw in complete_lines(file, RunError, REMEDY)]
+
+
+def parse_outcome(raw: bytes, where: str) -> Outcome:
+    """The outcome of one line of a file of trajectories.
+
+    Raises:
+        RunError: If it is none.
+    """
+    try:
+        row = _LINE.validate_json(raw, strict=True)
+    except ValidationError as error:
+        said = explain(error.errors(include_url=False)[0])
+        raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
+    failed = row.get("status") == "failed"
+    turns = row.get("turns", [])
+    logprobs = [each for turn in turns for each in turn["action"].get("logprobs") or ()]
+    return Outcome(
+        task=row["task"]["id"],
+        score=0.0 if failed else row.get("total_reward", 0.0),
+        success=row.get("success", False) and not failed,
+        failed=failed,
+        turns=len(turns),
+        invalid=sum(not turn.get("valid", True) for turn in turns),
+        surprise=-sum(logprobs) / len(logprobs) if logprobs else None,
+        policy=row.get("policy", ""),
+    )

@@ -1,0 +1,78 @@
+"""What all figures have in common: colours, layout, intervals. Colours of text and grid come with the theme."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+SIDES = {"chosen": "#3b82c4", "rejected": "#cf5c36"}
+POLICIES = {"base": "#98a1ab", "sft": "#5fa8d3"}
+OTHERS = ["#e0982c", "#6a9f58", "#a06cb0", "#cf5c36"]
+LINES = [SIDES["chosen"], *OTHERS]
+GREY = "#7a828c"
+DOTTED = {"dash": "dot", "width": 1.4, "color": GREY}
+
+
+def theme(text: str, grid: str) -> dict[str, Any]:
+    """A plotly template of one text colour and one grid colour on whatever the page has behind it."""
+    font = {"family": "system-ui, sans-serif", "size": 12}
+    lines = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), grid)
+    axis = {**lines, "automargin": True, "title.standoff": 8}
+    clear = "rgba(0,0,0,0)"
+    layout = go.Layout(
+        font={"color": text, **font},
+        paper_bgcolor=clear,
+        plot_bgcolor=clear,
+        xaxis=axis,
+        yaxis=axis,
+        hoverlabel={"font": font},
+    )
+    return {"layout": layout.to_plotly_json()}
+
+
+def number_turns(figure: go.Figure, last: int, most: int) -> go.Figure:
+    """Number the turns, with at most so many numbers."""
+    return figure.update_xaxes(tickformat="d", tickangle=0, dtick=max(1, -(-last // most)))
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is, though it reads some elements in labels."""
+    return html.escape(text, quote=False)
+
+
+def policy_colors(policies: Iterable[str]) -> dict[str, str]:
+    """A colour for each policy; base and sft keep theirs."""
+    aligned = [policy for policy in policies if policy not in POLICIES]
+    return POLICIES | {policy: OTHERS[index % len(OTHERS)] for index, policy in enumerate(aligned)}
+
+
+def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:
+    """Size, margins, axis titles and legend that all figures have in common."""
+    figure.update_layout(
+        template=None,
+        height=height,
+        margin={"l": 8, "r": 12, "t": 34, "b": 8},
+        xaxis_title=x,
+        yaxis_title=y,
+        dragmode=False,
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "title": None},
+        **layout,
+    )
+
+
+def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """Error bars from intervals; of length 0 where there is none."""
+    both = list(zip(means, ends, strict=True))
+    return {
+        "array": [0.0 if high is None else max(0.0, high - mean) for mean, (_, high) in both],
+        "arrayminus": [0.0 if low is None else max(0.0, mean - low) for mean, (low, _) in both],
+        "width": 3,
+    }
+
+
+def solid(color: str) -> dict[str, Any]:
+    """A bar with an outline, which is seen where its value is 0."""
+    return {"color": color, "line": {"color": color, "width": 2}}

@@ -1,0 +1,116 @@
+"""Scores of policies: by kind of task, by length, and task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from perturn.report.figures.base import GREY, SIDES, lay_out, plain, policy_colors, reach, solid
+from perturn.stats import rate_interval
+
+_LENGTHS = 5
+"""Groups of lengths that success is given for, at most."""
+_TASKS = 400
+"""Tasks whose differences are drawn one by one; of more, every so-manieth."""
+
+
+def score_by_kind(
+    by_kind: Mapping[str, Mapping[str, Mapping[str, Any]]], policies: Sequence[str]
+) -> go.Figure:
+    """Average score of each policy on each kind of task: grouped bars with their intervals."""
+    figure = go.Figure()
+    for policy in policies:
+        cells = {kind: row[policy] for kind, row in by_kind.items() if policy in row}
+        means = [cell["mean_score"] for cell in cells.values()]
+        figure.add_bar(
+            name=plain(policy),
+            orientation="h",
+            x=means,
+            y=[plain(kind) or "(no kind)" for kind in cells],
+            customdata=[[cell["n"]] for cell in cells.values()],
+            hovertemplate="%{x:.3f}, n = %{customdata[0]}",
+            marker=solid(policy_colors(policies)[policy]),
+            error_x=reach(means, [cell["interval"] for cell in cells.values()])
+            | {"color": GREY, "thickness": 1.6},
+        )
+    height = max(220, 90 + len(by_kind) * (14 + 15 * len(policies)))
+    lay_out(figure, "average score", height=height, barmode="group", bargap=0.25)
+    return figure.update_yaxes(type="category", autorange="reversed")
+
+
+def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | str | None:
+    """Success rate of episodes of about equal length, with Wilson intervals.
+
+    Args:
+        lengths: By policy, the turns of each episode and whether it succeeded.
+
+    Returns:
+        The figure; a sentence if all lengths are equal, and None if there is no episode.
+    """
+    found = {turns for episodes in lengths.values() for turns, _ in episodes}
+    if len(found) == 1:
+        return f"All episodes took {found.pop()} turns, so their length says nothing of their success."
+    figure = go.Figure()
+    for policy, episodes in lengths.items():
+        groups = _length_groups(episodes)
+        rates = [rate_interval(sum(ok for _, ok in group), len(group)) for group in groups]
+        means = [rate.mean for rate in rates]
+        figure.add_scatter(
+            name=plain(policy),
+            x=[sum(turns for turns, _ in group) / len(group) for group in groups],
+            y=means,
+            error_y=reach(means, [(rate.low, rate.high) for rate in rates]) | {"thickness": 1.2},
+            customdata=[[_span(group), len(group)] for group in groups],
+            mode="lines+markers",
+            marker_size=8,
+            line={"color": policy_colors(lengths)[policy], "width": 1.2, "dash": "dot"},
+            hovertemplate="%{customdata[0]} turns: %{y:.1%} of %{customdata[1]}",
+        )
+    if not any(len(trace.x) for trace in figure.data):
+        return None
+    lay_out(figure, "turns of the episode", "success")
+    return figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+
+
+def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figure | str | None:
+    """Score of a less that of b on each task, from the largest loss to the largest gain; a sentence if all tie."""
+    rows = sorted((a[task] - b[task], task) for task in a.keys() & b.keys())
+    if not rows:
+        return None
+    if all(round(value, 6) == 0 for value, _ in rows):
+        return f"Both score the same on {'the one task' if len(rows) == 1 else f'each of {len(rows)} tasks'}."
+    step = -(-len(rows) // _TASKS)
+    rows = rows[::step]
+    figure = go.Figure()
+    figure.add_bar(
+        x=list(range(1, len(rows) + 1)),
+        y=[round(value, 6) for value, _ in rows],
+        marker_color=[SIDES["rejected" if value < 0 else "chosen"] for value, _ in rows],
+        marker_line_width=0,
+        customdata=[[plain(task)] for _, task in rows],
+        hovertemplate="%{customdata[0]}: %{y:+.3f}<extra></extra>",
+    )
+    named = "tasks, by difference" if step == 1 else f"every {step}th task, by difference"
+    lay_out(figure, named, "difference", height=240, showlegend=False, bargap=0.15)
+    return figure.update_layout(margin_t=10).update_xaxes(showticklabels=False, showgrid=False)
+
+
+def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int, bool]]]:
+    """Episodes by length: a group a length if there are few lengths, or else groups of about equal size."""
+    ordered = sorted(episodes)
+    turns = [length for length, _ in ordered]
+    edges = np.unique(turns)
+    if len(edges) > _LENGTHS:
+        edges = np.unique(np.quantile(turns, np.linspace(0, 1, _LENGTHS + 1)[1:-1]))
+    groups: dict[int, list[tuple[int, bool]]] = {}
+    for episode, group in zip(ordered, np.searchsorted(edges, turns, side="left").tolist(), strict=True):
+        groups.setdefault(group, []).append(episode)
+    return list(groups.values())
+
+
+def _span(group: Sequence[tuple[int, bool]]) -> str:
+    low, high = group[0][0], group[-1][0]
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,47 @@
+"""The stages of a run as the page lists them: those of several iterations together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perturn.data.iterations import is_number
+from perturn.data.paths import iteration_of
+
+
+def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Stages with one row for all iterations of each.
+
+    Args:
+        stages: As the manifest has them.
+
+    Returns:
+        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest.
+    """
+    together: dict[str, list[Mapping[str, Any]]] = {}
+    for name, note in stages.items():
+        stem = name if iteration_of(name) is None else name.rpartition("-")[0]
+        together.setdefault(stem, []).append(note)
+    return {
+        stem if len(notes) == 1 else f"{stem}, {len(notes)} times": _sum(notes)
+        for stem, notes in together.items()
+    }
+
+
+def _sum(notes: list[Mapping[str, Any]]) -> dict[str, Any]:
+    if len(notes) == 1:
+        return {
+            "seconds": notes[0].get("seconds"),
+            "peak_memory_gb": notes[0].get("peak_memory_gb"),
+            "counts": notes[0].get("counts") or {},
+        }
+    counts: dict[str, Any] = {}
+    for note in notes:
+        for key, value in (note.get("counts") or {}).items():
+            if is_number(value):
+                counts[key] = counts.get(key, 0) + value
+    return {
+        "seconds": sum(float(note.get("seconds") or 0) for note in notes),
+        "peak_memory_gb": max(float(note.get("peak_memory_gb") or 0) for note in notes),
+        "counts": counts,
+    }
