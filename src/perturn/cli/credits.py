@@ -80,11 +80,16 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
     shown = Table(
         title=f"{escape(str(found['credit']['name']))}: episodes, groups and weights of trained turns"
     )
-    for column in ("iteration", *counted, "mean", "spread"):
+    further = [
+        "mean",
+        "spread",
+        *(["explained_variance"] if "explained_variance" in found["iterations"][0] else []),
+    ]
+    for column in ("iteration", *counted, *further):
         shown.add_column(column.replace("_", " "))
     for one in found["iterations"]:
         counts = [str(one["counts"][key]) for key in counted]
-        shown.add_row(str(one["iteration"]), *counts, _number(one["mean"]), _number(one["spread"]))
+        shown.add_row(str(one["iteration"]), *counts, *(_number(one[key]) for key in further))
     results.print(shown)
 
 
