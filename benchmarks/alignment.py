@@ -24,7 +24,9 @@ import yaml
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.run.loop import run_stages
-from perturn.settings.recipe import Recipe, Train, parse, read_recipe
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.sections import Train
 from perturn.stats import paired_comparison
 
 

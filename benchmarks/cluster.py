@@ -24,7 +24,7 @@ from perturn.cluster import ClusterWorlds, Replicas
 from perturn.envs.process import ProcessWorlds
 from perturn.episodes.play import Job, play
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 48

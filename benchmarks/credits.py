@@ -17,7 +17,7 @@ from pathlib import Path
 from perturn.credit import CREDITS
 from perturn.credit.meter import Measurement, measure
 from perturn.credit.processes import PROCESSES
-from perturn.settings.recipe import apply_overrides, build
+from perturn.settings.parsing import apply_overrides, build
 from perturn.types import Action, Task, Trajectory, Turn
 
 PAGE = Path(__file__).parents[1] / "docs" / "credits.md"

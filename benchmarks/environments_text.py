@@ -27,7 +27,7 @@ import psutil
 
 from perturn.envs.hotpotqa.environment import HotpotQA
 from perturn.envs.webshop.environment import WebShop
-from perturn.settings.recipe import parse
+from perturn.settings.parsing import parse
 from perturn.types import Environment, Task
 
 STEPS = 2000

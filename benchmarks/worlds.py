@@ -23,7 +23,7 @@ import psutil
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds
 from perturn.episodes.play import Job, play
-from perturn.settings.recipe import Section, Worlds
+from perturn.settings.sections import Section, Worlds
 from perturn.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
 
 TURNS = 10

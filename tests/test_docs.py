@@ -27,7 +27,8 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
 from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
-from perturn.settings.recipe import Recipe, parse, read_recipe
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from perturn.data.run_folder import Run
-from perturn.settings.recipe import Recipe, parse
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
 
 HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets", "ray")
 

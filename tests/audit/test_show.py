@@ -13,7 +13,8 @@ from perturn.cli import main
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError, DataError
-from perturn.settings.recipe import Recipe, parse
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 

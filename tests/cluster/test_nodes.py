@@ -15,7 +15,7 @@ from perturn.episodes.play import play
 from perturn.errors import RunError
 from perturn.run.loop import open_run, run_stages
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Sampling, Status
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')

@@ -11,7 +11,8 @@ from perturn.cluster import ClusterWorlds, Replicas
 from perturn.cluster.connect import Connection
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Worlds, parse
+from perturn.settings.parsing import parse
+from perturn.settings.sections import Worlds
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
 pytestmark = WARNINGS

@@ -15,7 +15,7 @@ from perturn.credit import CREDITS
 from perturn.credit.group import returns_to_go
 from perturn.credit.meter import SIZES, check_credit, claims, measure, summary
 from perturn.credit.processes import PROCESSES
-from perturn.settings.recipe import apply_overrides, build
+from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
 PAGE = Path(__file__).parents[2] / "docs" / "credits.md"

@@ -7,7 +7,7 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.errors import ConfigError
-from perturn.settings.recipe import build
+from perturn.settings.parsing import build
 from perturn.types import Status
 
 

@@ -15,7 +15,8 @@ from perturn.cli import main
 from perturn.data.lock import RunLock
 from perturn.data.run_folder import Run
 from perturn.errors import InUseError, StorageError
-from perturn.settings.recipe import Recipe, parse, read_recipe, to_yaml
+from perturn.settings.parsing import parse, to_yaml
+from perturn.settings.recipe import Recipe, read_recipe
 
 HOLD = """
 import sys

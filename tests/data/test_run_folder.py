@@ -14,7 +14,9 @@ from perturn.engines import ENGINES
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import write_whole
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Recipe, Worlds, parse, to_yaml
+from perturn.settings.parsing import parse, to_yaml
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Worlds
 
 
 @pytest.fixture

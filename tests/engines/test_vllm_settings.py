@@ -4,7 +4,7 @@ from perturn.engines import ENGINES
 from perturn.engines.vllm.engine import check_vllm
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError
-from perturn.settings.recipe import build
+from perturn.settings.parsing import build
 
 
 @pytest.mark.parametrize(

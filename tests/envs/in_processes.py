@@ -8,7 +8,7 @@ import psutil
 
 from perturn.envs.process import ProcessWorlds
 from perturn.episodes.play import Job, play
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Sampling, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))

@@ -19,7 +19,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.collect import demonstrate
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Observation, Status, Task
 
 

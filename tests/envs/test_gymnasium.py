@@ -11,7 +11,7 @@ from perturn.envs.process import ProcessWorlds
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.collect import play_script
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Task
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/gymnasium_environment.py") + ":Maze"

@@ -8,7 +8,8 @@ import pytest
 from envs.in_processes import LIMITS, SHORT_START, assert_ends, played, section
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.settings.recipe import Worlds, parse
+from perturn.settings.parsing import parse
+from perturn.settings.sections import Worlds
 from perturn.types import Status, Task
 
 

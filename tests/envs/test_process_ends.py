@@ -75,7 +75,7 @@ def test_a_forgotten_world_ends():
 
 PARENT = """
 import sys, threading, time
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.envs.process import ProcessWorlds
 from perturn.types import Task
 world = ProcessWorlds({section}, Worlds())()

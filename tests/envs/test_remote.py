@@ -8,7 +8,7 @@ from perturn.envs.check import check_environment
 from perturn.envs.process import ProcessWorlds
 from perturn.envs.remote import told, value_of
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.settings.recipe import Worlds
+from perturn.settings.sections import Worlds
 from perturn.types import Observation, Task
 
 

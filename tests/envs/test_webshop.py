@@ -15,7 +15,7 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.envs.webshop.environment import WebShop
 from perturn.episodes.play import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.settings.recipe import parse
+from perturn.settings.parsing import parse
 from perturn.types import Sampling, Status, Task
 
 pytestmark = pytest.mark.usefixtures("index_cache")

@@ -9,7 +9,7 @@ import pytest
 from perturn.envs.webshop.data import Files
 from perturn.envs.webshop.environment import WebShop
 from perturn.errors import DataError
-from perturn.settings.recipe import parse
+from perturn.settings.parsing import parse
 
 DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 pytestmark = pytest.mark.usefixtures("index_cache")

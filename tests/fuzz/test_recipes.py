@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fuzz.mutations import answers, fuzzed, mutated, scrambled
 from perturn.cli import main
 from perturn.errors import ConfigError
-from perturn.settings.recipe import read_recipe, to_yaml
+from perturn.settings.parsing import to_yaml
+from perturn.settings.recipe import read_recipe
 from perturn.watch import Watcher
 
 RECIPES = Path(__file__).parents[2] / "recipes"

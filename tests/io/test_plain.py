@@ -20,7 +20,7 @@ from perturn.policy.tokens import Renderer
 from perturn.run.collect import demonstrate
 from perturn.run.panels import choose_tasks
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import ProtocolSettings, Tasks
+from perturn.settings.sections import ProtocolSettings, Tasks
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn
 
 HALF = "fine \ud800"

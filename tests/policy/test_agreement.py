@@ -32,7 +32,7 @@ def test_the_local_engine_agrees_with_training(played, tiny_model, renderer):
 
     assert found.tokens == sum(len(turn.action.token_ids) for one in played for turn in one.turns)
     assert found.tokens > 200
-    assert 0 < found.median <= found.p99 <= found.max < 1e-4
+    assert 0 <= found.median <= found.p99 <= found.max < 1e-4
     assert f"{found.tokens} tokens: median" in str(found)
 
 

@@ -26,7 +26,7 @@ from perturn.types import Action, WeightedTrajectory
 folder, output, cases = *sys.argv[1:3], json.loads(sys.argv[3])
 tokenizer = load_tokenizer(folder)
 BATCH = 4
-SAMPLED = {"name": "ppo-clip", "ratio": "turn", "aggregate": "turn_mean", "kl": 0.1}
+SAMPLED = {"name": "ppo-clip", "ratio": "turn", "aggregate": "turn_mean", "kl": 0.1, "importance": "turn"}
 
 
 def pair(i):
@@ -109,7 +109,13 @@ CASES = {
     "resumed": {"loss": COUPLED, "budgets": (4096, 120), "worlds": (1, 2), "resume": ("coupled", 3)},
     "sft": {"loss": "sft", "budgets": (4096, 60), "worlds": (1, 2), "pairs": 9, "evaluated": 1},
     "sampled": {
-        "loss": {"name": "ppo-clip", "ratio": "turn", "aggregate": "turn_mean", "kl": 0.1},
+        "loss": {
+            "name": "ppo-clip",
+            "ratio": "turn",
+            "aggregate": "turn_mean",
+            "kl": 0.1,
+            "importance": "turn",
+        },
         "budgets": (4096, 60),
         "worlds": (1, 2, 4),
         "pairs": 9,

@@ -109,6 +109,19 @@ def test_an_episode_is_recorded_once_and_seen_in_parts():
     assert played.turns[2].observation[0]["content"] == "Door 2.\nAdmissible commands:\nnorth\nopen 2"
 
 
+def test_a_turn_that_heard_nothing_is_told_what_was_left_out(renderer):
+    """A row of others, in which two actions follow each other: the user says what the task was."""
+    heard = [({"role": "user", "content": "Find the exit."},), (), ()]
+    played = Trajectory(Task("t"), tuple(Turn(each, Action("north")) for each in heard), history=0)
+
+    last = as_seen(played, 2)
+
+    assert last[0].observation == (
+        {"role": "user", "content": "Find the exit.\n\n(2 turns are left out here.)\n\n"},
+    )
+    assert renderer.encode(played).turns == 3
+
+
 def test_a_turn_that_does_not_fit_is_dropped_with_all_later_ones(renderer):
     """The third turn's sequence is the longest, since its answer is; the fourth one would fit by itself."""
     actions = [Action("Action: north"), Action("Action: north"), Action("Action: " + "open " * 60)]

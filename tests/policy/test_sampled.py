@@ -206,7 +206,7 @@ def test_the_third_policy_is_the_one_that_training_starts_with(train, groups, ti
         policy = action_logprobs(tiny_model, batch)
     behavior = torch.tensor([u for row in groups for turn in row.turns for u in turn.action.logprobs])
     weight = torch.tensor([w for row in rows for w in row.weight])
-    side = TurnLogprobs(policy, None, batch["turn"], batch["sequence"], weight, behavior, policy)
+    side = TurnLogprobs(policy, None, batch["turn"], batch["trajectory"], weight, behavior, policy)
     settings = {name: value for name, value in IMPORTANCE.items() if name != "name"}
     expected = LOSSES["ppo-clip"](**settings)(side)
     trainer.train()
@@ -389,7 +389,7 @@ def test_an_action_without_its_log_probabilities_is_refused_before_work(train, g
         (
             {"credit": "turn-gae"},
             ConfigError,
-            "credit 'turn-gae' needs values, which training does not compute",
+            "credit TurnGAE needs values, which training does not compute; give rows with weights",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else None,
@@ -404,3 +404,26 @@ def test_what_does_not_fit_is_refused_before_work(train, groups, settings, error
 
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("aggregate", ["token_mean", "turn_mean", "trajectory_mean", "token_sum"])
+def test_a_sequence_for_each_turn_trains_as_one_sequence_does(train, groups, aggregate):
+    """The same text in both forms, two epochs with a third policy: equal loss curve and weights."""
+    many = [
+        replace(
+            row,
+            history=len(row.turns),
+            turns=tuple(replace(turn, recalled=turn.observation) for turn in row.turns),
+        )
+        for row in groups
+    ]
+    found = []
+    for rows in (groups, many):
+        settings = {"name": "ppo-clip", "aggregate": aggregate, "ratio": "turn", "importance": "token"}
+        trainer = train(rows, loss=settings, credit="rloo", num_train_epochs=2)
+        trainer.train()
+        found.append(trainer)
+
+    assert [len(row.chosen.starts) for row in found[1].train_dataset.rows] == [1, 2, 3, 1, 2, 3]
+    assert history(found[1]) == pytest.approx(history(found[0]), abs=1e-5)
+    assert weights(found[1]).allclose(weights(found[0]), atol=1e-5)

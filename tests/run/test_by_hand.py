@@ -7,7 +7,7 @@ import pytest
 from perturn.errors import ConfigError
 from perturn.run.by_hand import play_by_hand
 from perturn.run.score import scoring_recipe
-from perturn.settings.recipe import ProtocolSettings
+from perturn.settings.sections import ProtocolSettings
 
 
 @pytest.fixture

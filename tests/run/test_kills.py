@@ -3,34 +3,28 @@
 import pytest
 
 from .kills import Forks, differing, kill_at_random
+from .online import GROUPS, recipe_of
 from .test_loop import place  # noqa: F401  a fixture
 
-FILES = ["trajectories/explore*.jsonl", "evaluation/*.jsonl", "pairs*.jsonl", "metrics/*.jsonl"]
+FILES = ["trajectories/explore*.jsonl", "evaluation/*.jsonl", "credits/*.jsonl", "metrics/*.jsonl"]
 FILES += ["checkpoints/*/model.safetensors"]
-TWICE = [
-    "tiny.yaml",
-    "iterations=2",
-    "align.loss.name=dpo",
-    "align.epochs=1",
-    "sft.epochs=1",
-    "worlds.processes=0",
-]
-TWICE += ["explore.concurrency=3", "evaluate.concurrency=4", "deterministic=true"]
-TWICE += ["evaluate.tasks.per_kind=2", "sft.save_steps=4", "align.save_steps=4"]
+WORDS = ["online.yaml", *GROUPS, "deterministic=true", "worlds.processes=0", "align.save_steps=1"]
 
 
 @pytest.fixture
 def forks(place):  # noqa: F811
-    """Starts `perturn` in the folder of the corridor."""
+    """Starts `perturn` in the folder of the world and its recipe."""
+    recipe_of(place)
     found = Forks(place)
     yield found
     found.close()
 
 
 @pytest.mark.slow
-def test_two_iterations_survive_twenty_kills(forks):
-    """One kill in each twentieth of the run; episodes with log-probabilities, pairs, metrics and weights."""
-    killed = kill_at_random(forks, "kills", TWICE, kills=20)
+@pytest.mark.timeout(1200)
+def test_three_iterations_survive_twenty_kills(forks):
+    """One kill in each twentieth of the run; episodes with log-probabilities, credits, metrics and weights."""
+    killed = kill_at_random(forks, "kills", WORDS, kills=20)
 
     runs = forks.place / "runs"
     assert len(killed) >= 18, "the uninterrupted run took longer than the others"

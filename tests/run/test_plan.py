@@ -18,7 +18,7 @@ from perturn.run.plan import (
     training_gb,
     training_seconds,
 )
-from perturn.settings.recipe import Lora, ModelSettings, Train
+from perturn.settings.sections import Lora, ModelSettings, Train
 
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):

@@ -11,7 +11,8 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
-from perturn.settings.recipe import Recipe, build, parse, read_recipe
+from perturn.settings.parsing import build, parse
+from perturn.settings.recipe import Recipe, read_recipe
 
 GUESS = "own_environment:GuessNumber"
 

@@ -17,7 +17,8 @@ from perturn.report import summarize
 from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import make_plan
 from perturn.run.verify import verify
-from perturn.settings.recipe import Recipe, parse
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
 from perturn.types import Action, Task, Trajectory, Turn
 
 

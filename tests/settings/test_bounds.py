@@ -14,7 +14,9 @@ from perturn.losses import LOSSES
 from perturn.policy.config import TurnConfig
 from perturn.run.loop import open_run
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import Recipe, Section, build, parse
+from perturn.settings.parsing import build, parse
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Section
 from perturn.types import Sampling
 from small import refusal, small
 

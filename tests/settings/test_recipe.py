@@ -14,7 +14,8 @@ from perturn.envs import ENVIRONMENTS
 from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import Recipe, build, parse, read_recipe, to_yaml
+from perturn.settings.parsing import build, parse, to_yaml
+from perturn.settings.recipe import Recipe, read_recipe
 from small import refusal, small
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

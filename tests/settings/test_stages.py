@@ -3,7 +3,8 @@
 import pytest
 
 from perturn.errors import ConfigError
-from perturn.settings.recipe import Recipe, parse
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import stages
 
 MODEL = {"name": "one", "model": {"name": "m"}}

@@ -15,7 +15,8 @@ from rich.console import Console
 from perturn.cli import main
 from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
-from perturn.settings.recipe import Recipe, parse, to_yaml
+from perturn.settings.parsing import parse, to_yaml
+from perturn.settings.recipe import Recipe
 from perturn.watch import Watcher, render
 
 RECIPE = {

@@ -19,7 +19,7 @@ from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
-from perturn.settings.recipe import Pair
+from perturn.settings.sections import Pair
 from perturn.types import Action, PreferencePair, Trajectory, succeeded
 
 Row = Trajectory | PreferencePair

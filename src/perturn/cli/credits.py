@@ -13,7 +13,7 @@ from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, result
 from perturn.cli.loop import do_stages
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
-from perturn.settings.recipe import apply_overrides, build
+from perturn.settings.parsing import apply_overrides, build
 from perturn.table import locate
 from perturn.tables import table
 
@@ -75,22 +75,23 @@ def credit(
 
 
 def _print_iterations(found: Mapping[str, Any]) -> None:
-    """Episodes by bin, groups and weights of each iteration."""
+    """Episodes by bin with the weights of trained turns, then groups, of each iteration."""
     counted = list(found["iterations"][0]["counts"])
-    shown = Table(
-        title=f"{escape(str(found['credit']['name']))}: episodes, groups and weights of trained turns"
+    groups = counted.index("groups")
+    name = escape(str(found["credit"]["name"]))
+    explained = ("explained_variance",) if "explained_variance" in found["iterations"][0] else ()
+    tables: tuple[tuple[str, list[str], tuple[str, ...]], ...] = (
+        ("episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
+        ("groups", counted[groups:], explained),
     )
-    further = [
-        "mean",
-        "spread",
-        *(["explained_variance"] if "explained_variance" in found["iterations"][0] else []),
-    ]
-    for column in ("iteration", *counted, *further):
-        shown.add_column(column.replace("_", " "))
-    for one in found["iterations"]:
-        counts = [str(one["counts"][key]) for key in counted]
-        shown.add_row(str(one["iteration"]), *counts, *(_number(one[key]) for key in further))
-    results.print(shown)
+    for title, keys, weights in tables:
+        shown = Table(title=f"{name}: {title}")
+        for column in ("iteration", *keys, *weights):
+            shown.add_column(column.replace("_", " "))
+        for one in found["iterations"]:
+            cells = [str(one["counts"][key]) for key in keys] + [_number(one[key]) for key in weights]
+            shown.add_row(str(one["iteration"]), *cells)
+        results.print(shown)
 
 
 def _print_turns(one: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from perturn.cluster.connect import identity
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here, world_count
 from perturn.envs.remote import PlainWorld, told
-from perturn.settings.recipe import Section, Worlds
+from perturn.settings.sections import Section, Worlds
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]

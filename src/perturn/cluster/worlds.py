@@ -17,7 +17,7 @@ from perturn.cluster.servers import WorldServer
 from perturn.envs.remote import RemoteWorld, value_of
 from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError
 from perturn.settings.cluster import Cluster
-from perturn.settings.recipe import Section, Worlds
+from perturn.settings.sections import Section, Worlds
 
 _logger = logging.getLogger(__name__)
 

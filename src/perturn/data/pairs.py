@@ -102,9 +102,9 @@ def pair_within_groups(
     for group in groups.values():
         ranked = sorted(group, key=lambda one: -one.total_reward)
         most = len(ranked) // 2
-        for place in range(most):
-            best, worst = ranked[place], ranked[-1 - place]
-            outcome = _outcome(best, worst, threshold) if per_group is None or place < per_group else "over"
+        for rank in range(most):
+            best, worst = ranked[rank], ranked[-1 - rank]
+            outcome = _outcome(best, worst, threshold) if per_group is None or rank < per_group else "over"
             counts[outcome] += 2
             if outcome == "kept":
                 pairs.append(PreferencePair(chosen=best, rejected=worst))

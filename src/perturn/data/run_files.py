@@ -132,7 +132,7 @@ class Reference(TypedDict):
 
 
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
-    """A file that is one JSON object; None if it is not there. NaN is no JSON, and reads as null.
+    """A file that is one JSON object; None if it is not there. NaN and 1e999 are no numbers of JSON, and read as null.
 
     Raises:
         RunError: If it cannot be read, or is not of its shape.

@@ -27,7 +27,8 @@ from perturn.io.plain import told
 from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, remove_strays, write_whole, writing
 from perturn.ranks import leads
-from perturn.settings.recipe import Recipe, read_recipe, to_yaml
+from perturn.settings.parsing import to_yaml
+from perturn.settings.recipe import Recipe, read_recipe
 from perturn.tables import table
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from perturn.envs import ENVIRONMENTS
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
 from perturn.faults import close_world
 from perturn.io.plain import fault, told
-from perturn.settings.recipe import Section, build
+from perturn.settings.parsing import build
+from perturn.settings.sections import Section
 from perturn.types import Environment
 
 

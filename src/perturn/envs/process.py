@@ -29,7 +29,7 @@ from perturn.envs.pipe import Garbled, Pipe
 from perturn.envs.remote import RAISED, RemoteWorld, value_of
 from perturn.envs.secrets import without_secrets
 from perturn.errors import EnvironmentFailure, WorldLost
-from perturn.settings.recipe import Section, Worlds
+from perturn.settings.sections import Section, Worlds
 
 _MEMORY = 512 * 2**20
 """Bytes of free memory that one world is reckoned to need."""

@@ -88,5 +88,6 @@ def _behind(first: tuple[Message, ...], heard: tuple[Message, ...], left_out: in
     """An observation that opens with the one that posed the task."""
     posed = "\n".join(str(message.get("content") or "") for message in first)
     turns = "1 turn is" if left_out == 1 else f"{left_out} turns are"
-    text = f"{posed}\n\n({turns} left out here.)\n\n{heard[0].get('content') or ''}"
-    return ({**heard[0], "content": text}, *heard[1:])
+    opening: Message = heard[0] if heard else {"role": "user"}
+    text = f"{posed}\n\n({turns} left out here.)\n\n{opening.get('content') or ''}"
+    return ({**opening, "content": text}, *heard[1:])

@@ -7,6 +7,7 @@ that code which walks it needs no guard of its own; what is not is one error of 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -138,7 +139,8 @@ def parse_json(
         PerturnError: Of the kind `refusal`, if it is no JSON, or nested deeper.
     """
     try:
-        data = json.loads(text, parse_constant=(lambda _: None) if nan_as_null else None)
+        hooks: Any = {"parse_constant": lambda _: None, "parse_float": _finite} if nan_as_null else {}
+        data = json.loads(text, **hooks)
     except (ValueError, RecursionError) as error:
         reason = error if isinstance(error, ValueError) else "it is nested too deeply"
         got = text[:40] if isinstance(text, str) else text[:40].decode("utf-8", "backslashreplace")
@@ -146,6 +148,12 @@ def parse_json(
     if is_too_deep(data):
         raise refusal(f"{where}: expected JSON of at most {DEEPEST} levels, got more. {remedy}")
     return data
+
+
+def _finite(digits: str) -> float | None:
+    """The number, or None where it is too large for one: 1e999 reads as infinity."""
+    value = float(digits)
+    return value if math.isfinite(value) else None
 
 
 def parse_object(

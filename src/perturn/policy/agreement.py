@@ -14,7 +14,7 @@ from torch import Tensor
 from perturn.errors import DataError
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import Encoded, Renderer
-from perturn.settings.recipe import TOKEN_BUDGET
+from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 

@@ -14,7 +14,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
 from perturn.policy.tokens import SHARED_PREFIX
-from perturn.settings.recipe import Train
+from perturn.settings.sections import Train
 
 _MANY_STEPS = 1_000_000
 """Steps for which a schedule is tried, before it is known how many there will be."""

@@ -32,7 +32,8 @@ from perturn.losses import LOSSES, Loss, TurnLogprobs
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
 from perturn.policy.tokens import NO_TURN, Encoded, Example
-from perturn.settings.recipe import TOKEN_BUDGET, build
+from perturn.settings.parsing import build
+from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 _logger = logging.getLogger(__name__)

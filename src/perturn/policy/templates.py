@@ -16,7 +16,7 @@ from typing import Any
 
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import read_text, user_path
-from perturn.settings.recipe import ModelSettings
+from perturn.settings.sections import ModelSettings
 from perturn.types import Message
 
 _logger = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ from perturn.policy.reference import (
 )
 from perturn.policy.sampled import Row, behavior_logprobs, weigh_groups, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
-from perturn.settings.recipe import build
+from perturn.settings.parsing import build
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 _logger = logging.getLogger(__name__)

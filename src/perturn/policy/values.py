@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perturn.policy.logprobs import hidden_states, pack_by_pack
 from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.settings.recipe import TOKEN_BUDGET
+from perturn.settings.sections import TOKEN_BUDGET
 
 FOLDS = 5
 """Parts of the episodes, each of which has a head that is fitted on the others."""

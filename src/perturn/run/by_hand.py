@@ -11,7 +11,8 @@ from perturn.errors import ConfigError, EngineFailure, did_you_mean
 from perturn.faults import closing_world
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import Recipe, Tasks
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Tasks
 from perturn.types import Action, EpisodeProtocol, Message, Prompt, Sampling, Task, Trajectory
 
 

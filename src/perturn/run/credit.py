@@ -27,7 +27,9 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
-from perturn.settings.recipe import TOKEN_BUDGET, Recipe, apply_overrides
+from perturn.settings.parsing import apply_overrides
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
@@ -221,7 +223,7 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
         one |= explained(credit, episodes, needed)
         if against is not None:
-            other = _other(paths, stage.mark, against, episodes)
+            other = _other(paths, recipe, policy, stage.mark, against, episodes)
             one["against"] = compare_credits(episodes, rows, other).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
@@ -343,7 +345,13 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
         )
 
 
-def _other(paths: RunPaths, mark: str, name: str, episodes: Sequence[Trajectory]) -> list[CreditRow]:
+def _other(
+    paths: RunPaths, recipe: Recipe, policy: str, mark: str, name: str, episodes: Sequence[Trajectory]
+) -> list[CreditRow]:
     """Rows of the credit to compare with: those of the run, else by its defaults."""
     file = paths.credit(_label({"name": name}), mark)
-    return read_credits(file) if file.is_file() else credit_groups(episodes, _make_credit({"name": name}))
+    if file.is_file():
+        return read_credits(file)
+    credit = _make_credit({"name": name})
+    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
+    return credit_groups(episodes, credit, needed)

@@ -40,7 +40,8 @@ from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
-from perturn.settings.recipe import Explore, ProtocolSettings, Section, Tasks, Worlds, build, parse
+from perturn.settings.parsing import build, parse
+from perturn.settings.sections import Explore, ProtocolSettings, Section, Tasks, Worlds
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, PreferencePair, Sampling, Task, Trajectory
 

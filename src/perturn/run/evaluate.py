@@ -12,7 +12,7 @@ from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.session import Session, evaluation_sampling
-from perturn.settings.recipe import Section
+from perturn.settings.sections import Section
 from perturn.settings.stages import Stage
 from perturn.types import EpisodeProtocol, Sampling, Task
 

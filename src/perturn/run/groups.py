@@ -11,7 +11,8 @@ from perturn.policy.reference import choose_credit
 from perturn.run.credit import compute_needed, credit_groups, explained
 from perturn.run.progress import console
 from perturn.run.session import Session
-from perturn.settings.recipe import Recipe, build
+from perturn.settings.parsing import build
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.types import WeightedTrajectory
 

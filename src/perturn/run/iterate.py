@@ -1,4 +1,4 @@
-"""What passes from one iteration to the next: optimizer and references; and what is not needed any more."""
+"""From one iteration to the next: its optimizer and references go on, and what nothing needs is removed."""
 
 from __future__ import annotations
 

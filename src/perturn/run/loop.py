@@ -29,7 +29,8 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.settings.recipe import Recipe, to_yaml
+from perturn.settings.parsing import to_yaml
+from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
 from perturn.types import PreferencePair, Trajectory
@@ -145,11 +146,11 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     """
     engine = engine_settings(recipe)
     if recipe.sft is not None or recipe.align is not None:
-        locate("perturn.run.train:check_training")(recipe)
+        locate("perturn.run.trainable:check_training")(recipe)
     engine.check(lambda: locate("perturn.policy.models:empty_model")(recipe.model.name), to_yaml(recipe))
     if engine.serves_checkpoints:
         make_renderer(recipe, recipe.model.name)
-        locate("perturn.run.train:check_model")(recipe, trains=command in (None, "train"))
+        locate("perturn.run.trainable:check_model")(recipe, trains=command in (None, "train"))
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from perturn.policy.models import compute_dtype, device, empty_model
-from perturn.settings.recipe import ModelSettings
+from perturn.settings.sections import ModelSettings
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
 from perturn.faults import task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
-from perturn.settings.recipe import Recipe, Tasks
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Tasks
 from perturn.types import Environment, Task
 
 
@@ -169,9 +170,9 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
     """
     if number is None:
         return list(tasks)
-    rounds, place = divmod(iteration - 1, len(tasks) // number)
+    rounds, hand = divmod(iteration - 1, len(tasks) // number)
     shuffled = random.Random(f"{seed}/{rounds}").sample(tasks, len(tasks))
-    return shuffled[place * number : (place + 1) * number]
+    return shuffled[hand * number : (hand + 1) * number]
 
 
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:

@@ -34,7 +34,8 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.settings.recipe import Recipe, Train
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed

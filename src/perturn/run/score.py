@@ -15,7 +15,9 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.run.panels import choose_tasks
-from perturn.settings.recipe import Recipe, Tasks, apply_overrides, parse
+from perturn.settings.parsing import apply_overrides, parse
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Tasks
 from perturn.types import Environment, Task
 
 EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")

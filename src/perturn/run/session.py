@@ -29,7 +29,9 @@ from perturn.policy.tokens import Renderer
 from perturn.run.failures import Failures
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
-from perturn.settings.recipe import ProtocolSettings, Recipe, build
+from perturn.settings.parsing import build
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import ProtocolSettings
 from perturn.table import locate
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory, failed, succeeded
 

@@ -19,7 +19,9 @@ from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.writing import write_whole
 from perturn.run.score import EVALUATION_SPLITS
-from perturn.settings.recipe import Lora, Recipe, apply_overrides, parse, read_recipe
+from perturn.settings.parsing import apply_overrides, parse
+from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.sections import Lora
 from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.tables import table
 

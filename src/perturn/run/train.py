@@ -1,12 +1,11 @@
-"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs; and whether they can be."""
+"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs or on groups."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -17,116 +16,31 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.run_files import note_tokens
-from perturn.data.run_folder import Run, run_folder
+from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
-from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
-from perturn.policy.config import TurnConfig
-from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model, load_model
+from perturn.policy.models import context_length, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Examples
-from perturn.policy.reference import choose_credit
-from perturn.policy.templates import chat_template
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
-from perturn.ranks import from_leader, leads, share_of
+from perturn.ranks import from_leader, leads
 from perturn.run.groups import read_groups
 from perturn.run.iterate import go_on, goes_on, keeps_average, let_go, move_average, stay
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
-from perturn.run.tracking import PROJECT, open_trackers
-from perturn.settings.recipe import Lora, Recipe, Train, build
+from perturn.run.tracking import open_trackers
+from perturn.run.trainable import lora_config, make_config
+from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, average_of
 from perturn.types import Trajectory, succeeded
 
-_ARGUMENTS = {
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "warmup_ratio": "warmup_steps",
-    "scheduler": "lr_scheduler_type",
-}
-"""Settings of `Train` that transformers has by other names."""
-if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
-    _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
-
-_OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
-"""Settings of `Align` that are not of one training."""
-
-_REMEDY = {
-    "groups": "such a loss goes into align, with the section `groups: {}`",
-    "pairs": "such a loss goes into align, without the section groups",
-    "single trajectories": "such a loss goes into sft",
-}
-"""Where a loss belongs, by its rows."""
-
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
-
-
-def check_training(recipe: Recipe) -> None:
-    """Make the losses, credits and the trainer's settings, before work.
-
-    Raises:
-        ConfigError: If a setting is wrong, or what it needs is not installed.
-    """
-    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
-        if settings is None:
-            continue
-        rows = "single trajectories" if name == "sft" else "groups" if recipe.groups else "pairs"
-        loss = build(LOSSES, settings.loss, f"{name}.loss")
-        if _rows_of(loss) != rows:
-            fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
-            raise ConfigError(
-                f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
-                f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
-            )
-        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
-        try:
-            make_config(recipe, settings, run_folder(recipe), limit=None)
-        except (ValueError, ConfigError) as error:  # of the trainer's own settings
-            raise ConfigError(f"{name}: {error}") from error
-        if settings.lora and name == "align" and goes_on(recipe):
-            raise ConfigError(
-                "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "
-                "align.minibatches out, or train all weights."
-            )
-        if settings.lora and importlib.util.find_spec("peft") is None:
-            raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
-
-
-def _rows_of(loss: Any) -> str:
-    """The rows that a loss learns from."""
-    if getattr(loss, "needs_behavior", False):
-        return "groups"
-    return "pairs" if loss.needs_rejected else "single trajectories"
-
-
-def check_model(recipe: Recipe, trains: bool) -> None:
-    """Build the model without its weights, and upon it what trains it.
-
-    Args:
-        recipe: Of the run.
-        trains: Whether it is to be trained.
-
-    Raises:
-        PerturnError: If it cannot be trained as the recipe says.
-    """
-    model = empty_model(recipe.model.name)
-    if trains:
-        check_architecture(model)
-    limit, most = context_length(model), recipe.model.max_length
-    if limit is not None and most is not None and most > limit:
-        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
-    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
-        if settings is not None and settings.lora is not None:
-            try:
-                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
-            except ConfigError as error:
-                raise ConfigError(f"{name}.lora: {error}") from error
 
 
 def train(session: Session, stage: Stage) -> None:
@@ -150,7 +64,7 @@ def train(session: Session, stage: Stage) -> None:
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """What the stage learns from, and of how many episodes that is what is left; None: of these."""
+    """The rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
     run, recipe = session.run, session.recipe
     if stage.name == "sft":
         return _taught(session), None
@@ -239,30 +153,6 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     return made + notes
 
 
-def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
-    """A stage's settings -> the trainer's."""
-    where = device()
-    own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
-    for name in ("tasks", "lora", *_OF_THE_LOOP):
-        own.pop(name, None)
-    own["per_device_train_batch_size"] = share_of(settings.batch_size)
-    return TurnConfig(
-        **own,
-        output_dir=str(output),
-        credit=None if settings is recipe.sft or recipe.credit is None else dict(recipe.credit),
-        max_length=recipe.model.max_length or limit,
-        chat_template=chat_template(recipe.model),
-        bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
-        use_cpu=where.type == "cpu",
-        logging_steps=1,
-        report_to=[],  # trackers are opened for each stage, in the run folder
-        run_name=f"{recipe.name}-{output.stem}",
-        project=PROJECT,
-        disable_tqdm=True,
-        seed=recipe.seed,
-    )
-
-
 def _save_steps(settings: Train, rows: int) -> int:
     """Steps between checkpoints: at most a quarter of the training."""
     steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
@@ -293,19 +183,6 @@ def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
         "turns": sum(side.turns for side in found),
         "dropped_turns": sum(side.dropped_turns for side in found),
     }
-
-
-def lora_config(settings: Lora) -> Any:
-    """A stage's adapters -> peft's settings."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=settings.target_modules,
-        task_type="CAUSAL_LM",
-    )
 
 
 def _write_reference(
@@ -388,6 +265,11 @@ def _save_whole(trainer: TurnTrainer, target: Path, with_optimizer: bool) -> Non
             trainer._save_optimizer_and_scheduler(str(fresh))
 
 
+def _logged(entry: Mapping[str, Any]) -> str:
+    """A line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
+    return json.dumps(entry, sort_keys=True)
+
+
 class _Progress(TrainerCallback):
     """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
 
@@ -409,7 +291,7 @@ class _Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
         if leads():
-            write_whole(self._file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
+            write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
 
@@ -430,7 +312,7 @@ class _Progress(TrainerCallback):
             return
         entry = {**logs, "step": state.global_step}
         if leads():
-            append_line(self._file, json.dumps(entry))
+            append_line(self._file, _logged(entry))
         if not math.isfinite(entry.get("loss", 0.0)):
             raise RunError(
                 f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."

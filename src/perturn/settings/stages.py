@@ -106,7 +106,7 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 
 def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterator[Stage]:
-    """What the alignment learns from: weighted groups, or pairs."""
+    """The stage that makes the rows of the alignment: weighted groups, or pairs."""
     if recipe.groups:
         does = "perturn.run.groups:credit"
         yield Stage(f"credit{end}", "credit", does, (explore,), reference=seen, **its)

@@ -9,7 +9,8 @@ from perturn.engines import ENGINES
 from perturn.engines.api.engine import ApiEngine
 from perturn.engines.api.settings import ApiSettings
 from perturn.errors import ConfigError
-from perturn.settings.recipe import build, read_recipe
+from perturn.settings.parsing import build
+from perturn.settings.recipe import read_recipe
 
 ROOT = Path(__file__).parents[3]
 

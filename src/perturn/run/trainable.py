@@ -1,0 +1,144 @@
+"""Whether the policies of a recipe can be trained, and a stage's settings as the trainer takes them."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perturn.data.run_folder import run_folder
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.policy.config import TurnConfig
+from perturn.policy.logprobs import check_architecture
+from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model
+from perturn.policy.reference import choose_credit
+from perturn.policy.templates import chat_template
+from perturn.ranks import share_of
+from perturn.run.iterate import goes_on
+from perturn.run.tracking import PROJECT
+from perturn.settings.parsing import build
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Lora, Train
+
+_ARGUMENTS = {
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "warmup_ratio": "warmup_steps",
+    "scheduler": "lr_scheduler_type",
+}
+"""Settings of `Train` that transformers has by other names."""
+if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
+    _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
+
+_OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
+"""Settings of `Align` that are not of one training."""
+
+_REMEDY = {
+    "groups": "such a loss goes into align, with the section `groups: {}`",
+    "pairs": "such a loss goes into align, without the section groups",
+    "single trajectories": "such a loss goes into sft",
+}
+"""Where a loss belongs, by its rows."""
+
+
+def check_training(recipe: Recipe) -> None:
+    """Make the losses, credits and the trainer's settings, before work.
+
+    Raises:
+        ConfigError: If a setting is wrong, or what it needs is not installed.
+    """
+    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+        if settings is None:
+            continue
+        rows = "single trajectories" if name == "sft" else "groups" if recipe.groups else "pairs"
+        loss = build(LOSSES, settings.loss, f"{name}.loss")
+        if _rows_of(loss) != rows:
+            fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
+            raise ConfigError(
+                f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
+                f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
+            )
+        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+        try:
+            make_config(recipe, settings, run_folder(recipe), limit=None)
+        except (ValueError, ConfigError) as error:  # of the trainer's own settings
+            raise ConfigError(f"{name}: {error}") from error
+        if settings.lora and name == "align" and goes_on(recipe):
+            raise ConfigError(
+                "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "
+                "align.minibatches out, or train all weights."
+            )
+        if settings.lora and importlib.util.find_spec("peft") is None:
+            raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def _rows_of(loss: Any) -> str:
+    """The rows that a loss learns from."""
+    if getattr(loss, "needs_behavior", False):
+        return "groups"
+    return "pairs" if loss.needs_rejected else "single trajectories"
+
+
+def check_model(recipe: Recipe, trains: bool) -> None:
+    """Build the model without its weights, and upon it what trains it.
+
+    Args:
+        recipe: Of the run.
+        trains: Whether it is to be trained.
+
+    Raises:
+        PerturnError: If it cannot be trained as the recipe says.
+    """
+    model = empty_model(recipe.model.name)
+    if trains:
+        check_architecture(model)
+    limit, most = context_length(model), recipe.model.max_length
+    if limit is not None and most is not None and most > limit:
+        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
+    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+        if settings is not None and settings.lora is not None:
+            try:
+                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.lora: {error}") from error
+
+
+def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
+    """A stage's settings -> the trainer's."""
+    where = device()
+    own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
+    for name in ("tasks", "lora", *_OF_THE_LOOP):
+        own.pop(name, None)
+    own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    return TurnConfig(
+        **own,
+        output_dir=str(output),
+        credit=None if settings is recipe.sft or recipe.credit is None else dict(recipe.credit),
+        max_length=recipe.model.max_length or limit,
+        chat_template=chat_template(recipe.model),
+        bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
+        use_cpu=where.type == "cpu",
+        logging_steps=1,
+        report_to=[],  # trackers are opened for each stage, in the run folder
+        run_name=f"{recipe.name}-{output.stem}",
+        project=PROJECT,
+        disable_tqdm=True,
+        seed=recipe.seed,
+    )
+
+
+def lora_config(settings: Lora) -> Any:
+    """A stage's adapters -> peft's settings."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        task_type="CAUSAL_LM",
+    )

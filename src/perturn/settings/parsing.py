@@ -1,0 +1,158 @@
+"""From YAML and key=value words to settings and back; an unknown key is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.reading import parse_yaml
+
+T = TypeVar("T")
+
+_DEEPEST_KEY = 20
+"""Parts of a key in an override."""
+_SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
+_SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
+
+
+def refuse_secrets(data: Any) -> None:
+    """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    for where, key, value in _leaves(data):
+        if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
+            raise ConfigError(
+                f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and "
+                "reports. Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+            )
+
+
+def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(path, name of the setting, value) of everything that is no mapping or list."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _leaves(value, _join(where, str(name)), str(name))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{where}[{index}]", key)
+    else:
+        yield where, key, data
+
+
+def to_yaml(recipe: Any) -> str:
+    """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False)
+
+
+def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
+    """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
+
+    Args:
+        kind: The class.
+        data: Its keys and values, as YAML gives them.
+        where: Dotted path of the mapping in the recipe, for messages.
+
+    Raises:
+        ConfigError: The first thing that is wrong, in one line.
+    """
+    settings = _settings(kind)
+    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
+    for key in map(str, data):
+        if key not in settings:
+            known = [_join(where, name) for name in settings]
+            unknown = _join(where, key)[:200]
+            raise ConfigError(f"unknown key {unknown!r}.{did_you_mean(unknown, known)}")
+    for name, item in settings.items():
+        if name not in data and item.default is item.empty:
+            raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
+    values = {key: _value(hints.get(key, Any), value, _join(where, key)) for key, value in data.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(_join(where, str(error))) from None
+
+
+def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> Any:
+    """Section -> the object its `name` picks from a table, made with its other keys.
+
+    Args:
+        table: Name -> class.
+        section: `name` and settings.
+        where: Dotted path of the section in the recipe.
+    """
+    name = str(section.get("name"))
+    if name not in table:
+        raise ConfigError(f"unknown {where}.name {name!r}.{did_you_mean(name, table)}")
+    settings = {key: value for key, value in section.items() if key != "name"}
+    return parse(table[name], settings, where)
+
+
+def _settings(kind: Any) -> dict[str, inspect.Parameter]:
+    """The keyword arguments a class is made with, by name."""
+    found = inspect.signature(kind).parameters
+    return {
+        name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    }
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """One value -> the type its field declares."""
+    _refuse_infinite(value, where)
+    for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part) and isinstance(part, type):
+            if isinstance(value, str) and hasattr(part, "shorthand"):
+                value = {part.shorthand: value}
+            if isinstance(value, Mapping):
+                return parse(part, value, where)
+    try:
+        found = TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
+    _refuse_infinite(found, where)  # a text may have become a number
+    if isinstance(value, bool) and not isinstance(found, bool):  # so may true
+        raise ConfigError(f"{where} must be a number, got {value}.")
+    return found
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    """Refuse numbers that are not finite, in lists and mappings too."""
+    for path, _, each in _leaves(value, where):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{path} must be a finite number, got {each}.")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
+    for word in words:
+        path, equals, text = word.partition("=")
+        if not equals or not path:
+            raise ConfigError(
+                f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            )
+        *parents, last = path.split(".")
+        if len(parents) > _DEEPEST_KEY:
+            raise ConfigError(
+                f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
+            )
+        section: Any = data
+        for parent in parents:
+            if isinstance(section, dict) and section.get(parent) is None:
+                section[parent] = {}
+            section = section.get(parent) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section."
+            )
+        section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)

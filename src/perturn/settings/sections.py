@@ -1,0 +1,250 @@
+"""The sections of a recipe, one dataclass each: default, help and bound of every setting stand here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from perturn.bounds import SECONDS, Bound, bounded, check_bounds
+from perturn.types import Message, Sampling
+
+TOKEN_BUDGET = 4096
+"""Tokens that go through a model together, unless a setting says otherwise."""
+
+COUNT = Bound(least=1, most=10**9)
+"""Numbers of things; lists and time have their end."""
+
+Section = dict[str, Any]
+"""A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse settings that do not go together, as `parse` reports it: a ValueError with the message."""
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+@bounded
+class ModelSettings:
+    """The pretrained policy."""
+
+    name: str
+    """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
+    dtype: str = "auto"
+    """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
+    max_length: Annotated[int, COUNT] | None = None
+    """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
+    that limit."""
+    chat_template: str | None = None
+    """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
+    its own, or ours in place of a stock one that does not serve many turns."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """A panel of tasks: a fixed choice from a split, of each kind or of all kinds together."""
+
+    split: str = "train"
+    per_kind: Annotated[int, COUNT] | None = None
+    """Tasks of each kind; None: all of them."""
+    n: Annotated[int, COUNT] | None = None
+    """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
+    skip: Annotated[int, Bound(least=0)] = 0
+    """Tasks to leave out first, of each kind or of all together, for panels of one split that must not overlap."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(
+            self.n is None or self.per_kind is None, "n and per_kind are both set; leave one of them out."
+        )
+
+
+@dataclass(frozen=True)
+class HeldOutTasks(Tasks):
+    """A panel of tasks that nobody trains on."""
+
+    split: str = "test"
+
+
+@dataclass(frozen=True)
+@bounded
+class ProtocolSettings:
+    """The rules of an episode: a named protocol, or your own under a name of yours."""
+
+    name: str
+    """A named protocol, or any name for your own rules."""
+    format: str | None = None
+    """How an action is written: react, action or tools. None: the named protocol's, else react."""
+    system: str | None = None
+    """System text; None: the named protocol's."""
+    max_turns: Annotated[int, COUNT] | None = None
+    """Turn limit of every task; None: the named protocol's."""
+    history: int | Literal["full"] | None = None
+    """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
+    list_admissible: bool | None = None
+    """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
+    example: list[Message] | None = None
+    """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
+
+
+@dataclass(frozen=True)
+class Expert:
+    """Episodes to learn from: the environment's expert plays the tasks that are taught or explored."""
+
+    file: str | None = None
+    """Episodes of your own instead: JSON lines of trajectories, or of TRL's `messages`. None: the expert plays."""
+
+
+@dataclass(frozen=True)
+@bounded
+class Explore:
+    """Let the policy play the tasks it will be corrected on."""
+
+    tasks: Tasks = field(default_factory=Tasks)
+    per_iteration: Annotated[int, COUNT] | None = None
+    """Tasks of one iteration: the panel is shuffled by the seed and dealt out, and again when too few are left. None:
+    all of the panel in each."""
+    samples: Annotated[int, COUNT] = 1
+    """Episodes of each task: the size of a group."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    concurrency: Annotated[int, COUNT] = 16
+    """Episodes played at the same time."""
+
+
+@dataclass(frozen=True)
+@bounded
+class Pair:
+    """Make preference pairs: the expert over the policy's own failure, or the best of a group over its worst."""
+
+    file: str | None = None
+    """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
+    within: Literal["expert", "group"] = "expert"
+    """Whose trajectory is chosen: the expert's, or the best of the policy's own of the same task."""
+    per_group: Annotated[int, COUNT] | None = 1
+    """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
+    as many as there are. Read where pairs are made within groups."""
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
+    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Learn from groups: a credit compares the samples of a task, and a loss on single trajectories reads it."""
+
+    drop_equal_outcomes: bool = False
+    """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
+    zero, as with a penalty on invalid actions. Groups without credit are always left out."""
+
+
+@dataclass(frozen=True)
+@bounded
+class Lora:
+    """Train low-rank adapters instead of all weights."""
+
+    distributions: ClassVar[tuple[str, ...]] = ("peft",)
+
+    rank: Annotated[int, COUNT] = 16
+    alpha: Annotated[int, COUNT] = 32
+    """The adapters' part is multiplied by this over the rank."""
+    dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
+    target_modules: str | list[str] = "all-linear"
+    """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
+    layer but the last."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """One training stage. `TurnConfig` takes what it shares with it from here."""
+
+    loss: Section
+    """`name` of a loss and its settings."""
+    tasks: Tasks | None = None
+    """Tasks whose expert episodes are trained on (SFT only)."""
+    epochs: Annotated[float, Bound(above=0, most=1e6)] = 1.0
+    """Passes over the data."""
+    batch_size: Annotated[int, COUNT] = 4
+    """Trajectories or pairs in one optimizer step."""
+    token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
+    """Tokens that go through the model together, counted after sharing. It bounds memory: the rows of a batch are
+    divided into as many passes as they need. It does not change the loss."""
+    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
+    """Peak learning rate of AdamW."""
+    warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
+    """Share of the steps in which the learning rate rises to its peak."""
+    scheduler: str = "cosine"
+    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
+    arguments."""
+    adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.999
+    """Decay of AdamW's mean of squared gradients."""
+    weight_decay: Annotated[float, Bound(least=0)] = 0.0
+    max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+    shared_prefix: str = "keep"
+    """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    lora: Lora | None = None
+    """Train low-rank adapters instead of all weights; None: all weights."""
+    save_steps: Annotated[int, COUNT] = 20
+    """Optimizer steps between checkpoints to resume from. In a short training they are fewer: there is one at least
+    every quarter of it, and one of the very step at Ctrl-C."""
+
+    def __post_init__(self) -> None:
+        require("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Align(Train):
+    """The training stage that is done in each iteration."""
+
+    minibatches: Annotated[int, COUNT] | None = None
+    """Optimizer steps of an epoch, each on an equal share of the iteration's rows, which must not be fewer. Optimizer
+    and learning rate then go on from iteration to iteration. None: steps of `batch_size` rows, and a fresh optimizer
+    and schedule in each iteration."""
+    reference: Literal["previous", "start", "average"] = "previous"
+    """Reference of an iteration: the policy it starts from, the one that the first iteration started from, or a moving
+    average of both and all between."""
+    reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
+    """Share of itself that the moving average keeps when an iteration ends."""
+
+
+@dataclass(frozen=True)
+@bounded
+class Evaluate:
+    """Score every policy of the run on one panel of held-out tasks."""
+
+    tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
+    sampling: Sampling | None = None
+    """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
+    protocol."""
+    concurrency: Annotated[int, COUNT] = 16
+    every: Annotated[int, COUNT] = 1
+    """Score the policy of every so many iterations, and of the last one."""
+
+
+@dataclass(frozen=True)
+@bounded
+class Worlds:
+    """Where environments run, and how long they may take; none of it changes what an episode is."""
+
+    processes: Annotated[int, Bound(least=0)] | None = None
+    """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
+    the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
+    0, worlds live in threads of this process, where the limits below cannot be kept."""
+    start_seconds: Annotated[float, SECONDS] = 120.0
+    """Limit for starting a world, and for posing, listing or solving a task."""
+    step_seconds: Annotated[float, SECONDS] = 60.0
+    """Limit for one step."""
+    episode_seconds: Annotated[float, SECONDS] = 1200.0
+    """Limit for all the time an episode spends in its world; the model's time does not count."""
+    retries: Annotated[int, Bound(least=0)] = 1
+    """How often an episode whose world died or hung is played again before it is stored as failed."""
+    pass_env: list[str] = field(default_factory=list)
+    """Environment variables that world processes get though they look like keys, which they else do not."""
+    max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
+    Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
