@@ -389,7 +389,7 @@ def test_an_action_without_its_log_probabilities_is_refused_before_work(train, g
         (
             {"credit": "turn-gae"},
             ConfigError,
-            "credit 'turn-gae' needs values, which training does not compute",
+            "credit TurnGAE needs values, which training does not compute; give rows with weights",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else None,

@@ -133,7 +133,7 @@ def test_the_runs_own_weights_are_not_written_over(explored, recipe):
 
 def test_a_credit_that_reads_a_reference_gets_it(explored, tiny_folder):
     """The policy that explored was never trained here, so the model itself is named."""
-    with pytest.raises(RunError, match=r"reads policy 'sft' as its reference, .* --reference base"):
+    with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
         credit_run(explored, ["credit.name=confidence"])
 
     episodes = list(read_trajectories(explored / "trajectories" / "explore-001.jsonl"))
@@ -163,8 +163,12 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
         (["credit.name=rlo"], r"unknown credit\.name 'rlo'\. Did you mean 'rloo'"),
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (
-            ["credit.name=turn-gae"],
-            r"credit 'turn-gae' reads values, which nothing computes for stored episodes",
+            [f"credit.name={__name__}:Needy"],
+            r"credit '.*:Needy' reads behavior, which nothing computes for stored episodes",
+        ),
+        (
+            [f"credit.name={__name__}:Vague"],
+            r"credit '.*:Vague' needs values and has no method value_targets",
         ),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
@@ -204,6 +208,18 @@ class Own:
         """Note who is weighed."""
         self.calls.append([one.key for one in group])
         return [torch.full((len(one.turns),), self.value + one.sample) for one in group]
+
+
+class Needy(Own):
+    """One that reads what is not there."""
+
+    needs = frozenset({"behavior"})
+
+
+class Vague(Own):
+    """One that reads values of nobody knows what."""
+
+    needs = frozenset({"values"})
 
 
 class Across(Own):
@@ -320,13 +336,12 @@ def test_weights_stay_in_their_folder(explored, name):
 
 
 def test_the_credits_of_groups_can_all_be_given(explored):
-    """Every one of the table but those that read values."""
+    """Every one of the table, with the model itself as the policy that they may read."""
     for name in CREDITS:
-        if "values" not in CREDITS[name].needs:
-            credit_run(explored, [f"credit.name={name}"], reference="base")
+        credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(CREDITS) - 2
+    assert len(list((explored / "credits").iterdir())) == len(CREDITS)
 
 
 def test_the_command_prints_tables_and_json(explored):

@@ -79,9 +79,10 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
     counted = list(found["iterations"][0]["counts"])
     groups = counted.index("groups")
     name = escape(str(found["credit"]["name"]))
-    tables = (
+    explained = ("explained_variance",) if "explained_variance" in found["iterations"][0] else ()
+    tables: tuple[tuple[str, list[str], tuple[str, ...]], ...] = (
         ("episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
-        ("groups", counted[groups:], ()),
+        ("groups", counted[groups:], explained),
     )
     for title, keys, weights in tables:
         shown = Table(title=f"{name}: {title}")

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import as_tensors, generalized_advantages
+from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
-from perturn.credit.turn_gae import Values, token_values
+from perturn.credit.turn_gae import Lengths, Values, token_values
 from perturn.types import Trajectory
 
 
@@ -77,6 +77,19 @@ class BiLevelGAE:
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one, whatever the values."""
         return self.gamma == self.lam == self.high_level_gamma == 1
+
+    def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
+        """Return the return that V stands for, at each token of each turn `[trajectories][turns][tokens]`.
+
+        It is what the turn's last token earns, the return from the turn on, discounted to the token.
+        """
+        return [
+            [
+                [each * self.gamma**left for left in reversed(range(length))]
+                for each, length in zip(returns_to_go(rewards, self.high_level_gamma), lengths, strict=True)
+            ]
+            for rewards, lengths in zip(self.returns(group), tokens, strict=True)
+        ]
 
     def __call__(
         self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any

@@ -15,6 +15,10 @@ class Credit(Protocol):
     get nothing from it. One whose statistics run over several tasks has `across_tasks = True` and is given all groups
     of an iteration in one call; any other, one group a call. One whose expected gradient is the true one, but for a
     positive factor, says so with `unbiased = True`, and `perturn check-credit` holds it to that.
+
+    One that needs `values` has a method `value_targets(group, tokens)`: from trajectories, and the number of tokens of
+    each of their turns `[trajectories][turns]`, to the return that V stands for `[trajectories][turns][tokens]`, at as
+    many of the first tokens of each turn as it reads V at.
     """
 
     needs: ClassVar[frozenset[str]]

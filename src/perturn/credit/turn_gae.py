@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import as_tensors, generalized_advantages
+from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
 from perturn.types import Trajectory
 
 Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
 """V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
+
+Lengths = Sequence[Sequence[int]]
+"""Tokens of each turn `[trajectories][turns]`."""
 
 
 def token_values(group: Sequence[Trajectory], values: Values | None) -> list[Numbers]:
@@ -65,6 +68,10 @@ class TurnGAE:
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one, whatever the values."""
         return self.gamma == 1 and self.lam == 1
+
+    def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
+        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
+        return [[[each] for each in returns_to_go(rewards, self.gamma)] for rewards in self.returns(group)]
 
     def __call__(
         self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -14,11 +15,14 @@ from torch.distributed.tensor import DTensor
 from perturn.errors import ModelError
 from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
 from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
-from perturn.policy.packing import Batch, lay_out
+from perturn.policy.packing import Batch, by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.rope import steady_length, too_long, usable_length
 
 _logger = logging.getLogger(__name__)
+
+Track = Callable[[Iterable[Any]], Iterable[Any]]
+"""Wraps an iterable to show progress."""
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Largest difference in nats between packed and plain that rounding explains, by dtype of the weights."""
@@ -50,6 +54,52 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     _check_length(_causal_model(model).config, batch)
     found = model(packed=batch)
     return found["logprobs"][batch["prediction"]], found["entropy"][batch["prediction"]]
+
+
+def hidden_states(model: Any, batch: Batch) -> Tensor:
+    """Last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
+
+    Args:
+        model: As `action_logprobs` has it.
+        batch: From `lay_out`, on the model's device.
+
+    Returns:
+        Hidden states, float32 [loss tokens, features], in the order of the batch.
+    """
+    prepare(model)
+    model = _causal_model(model)
+    _check_length(model.config, batch)
+    return _states(model, batch)[batch["prediction"]].float()
+
+
+def pack_by_pack(
+    compute: Callable[[Any, Batch], Tensor],
+    model: Any,
+    sequences: Sequence[Encoded],
+    token_budget: int,
+    track: Track = iter,
+) -> list[Tensor]:
+    """Something of every sequence's loss tokens, computed pack by pack.
+
+    Args:
+        compute: From a model and a batch to a row a loss token.
+        model: A causal language model on the device to compute on.
+        sequences: Trajectories as tokens.
+        token_budget: Tokens of one pass.
+        track: Wraps the work to show progress.
+
+    Returns:
+        One tensor a sequence, float32 on the CPU [loss tokens, ...].
+    """
+    found: dict[int, Tensor] = {}
+    for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):
+        batch = {
+            name: tensor.to(model.device) for name, tensor in lay_out([sequences[i] for i in pack]).items()
+        }
+        rows = compute(model, batch).float().cpu()
+        lengths = batch["trajectory"].bincount(minlength=len(pack)).tolist()
+        found |= zip(pack, rows.split(lengths), strict=True)
+    return [found[index] for index in range(len(sequences))]
 
 
 def prepare(model: Any) -> None:
@@ -95,14 +145,7 @@ def _forward_like(plain: Any) -> Any:
         if packed is None:
             want(model, None)
             return model.perturn_plain_forward(*args, **others)
-        want(model, packed["predictor"].unique())
-        states = model.get_decoder()(
-            input_ids=packed["ids"][None],
-            position_ids=packed["position"][None],
-            attention_mask=forest_mask(packed["segments"]),
-            use_cache=False,
-        ).last_hidden_state[0]
-        logprobs, entropy = token_logprobs(states[packed["predictor"]], packed["target"], _head(model))
+        logprobs, entropy = token_logprobs(_states(model, packed), packed["target"], _head(model))
         return {"logprobs": logprobs, "entropy": entropy}
 
     added = [
@@ -113,6 +156,18 @@ def _forward_like(plain: Any) -> Any:
     parameters = sorted([*added, *shown.parameters.values()], key=lambda one: one.kind)
     forward.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
     return forward
+
+
+def _states(model: Any, packed: Batch) -> Tensor:
+    """Last hidden states of a packed batch's predictors [predictions, features]."""
+    want(model, packed["predictor"].unique())
+    states: Tensor = model.get_decoder()(
+        input_ids=packed["ids"][None],
+        position_ids=packed["position"][None],
+        attention_mask=forest_mask(packed["segments"]),
+        use_cache=False,
+    ).last_hidden_state[0]
+    return states[packed["predictor"]]
 
 
 def _causal_model(model: Any) -> Any:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,18 +29,14 @@ from perturn.envs.load import load_object
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import LOSSES, Loss, TurnLogprobs
-from perturn.policy.logprobs import action_logprobs, exact_length
+from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
-from perturn.policy.packing import by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded, Example
 from perturn.settings.parsing import build
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 _logger = logging.getLogger(__name__)
-
-Track = Callable[[Iterable[Any]], Iterable[Any]]
-"""Wraps an iterable to show progress."""
 
 Precision = Callable[[], AbstractContextManager[Any]]
 """Makes a context that sets the precision, such as autocast."""
@@ -127,15 +123,7 @@ def compute_logprobs(
     Returns:
         One tensor a sequence, in nats, float32 on the CPU [loss tokens].
     """
-    found: dict[int, Tensor] = {}
-    for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):
-        batch = {
-            name: tensor.to(model.device) for name, tensor in lay_out([sequences[i] for i in pack]).items()
-        }
-        logprobs = action_logprobs(model, batch).float().cpu()
-        lengths = batch["trajectory"].bincount(minlength=len(pack)).tolist()
-        found |= zip(pack, logprobs.split(lengths), strict=True)
-    return [found[index] for index in range(len(sequences))]
+    return pack_by_pack(action_logprobs, model, sequences, token_budget, track)
 
 
 @contextmanager
@@ -229,11 +217,16 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
 
     Raises:
-        ConfigError: If there is no such credit, or a setting is wrong.
+        ConfigError: If there is no such credit, a setting is wrong, or it reads values and does not say what of.
     """
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
     credit: Credit = build(table, section, "credit")
+    if "values" in getattr(credit, "needs", ()) and not hasattr(credit, "value_targets"):
+        raise ConfigError(
+            f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
+            "see perturn.credit.Credit."
+        )
     return credit
 
 
@@ -267,6 +260,8 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "such as uniform."
         )
     computed = frozenset() if of_groups else _COMPUTED
+    if getattr(loss, "needs_behavior", False):  # of groups, before training
+        computed |= {"values"}
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(
@@ -326,8 +321,13 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it gives anything but one finite number a turn.
+        ConfigError: If it needs values, or gives anything but one finite number a turn.
     """
+    if "values" in credit.needs:
+        raise ConfigError(
+            f"credit {type(credit).__name__} needs values, which training does not compute; give rows with weights, "
+            "which the section `groups` of a recipe computes before it trains."
+        )
     found = credit(group, **needed)
     fits = isinstance(found, list | tuple) and len(found) == len(group)
     for index, trajectory in enumerate(group):

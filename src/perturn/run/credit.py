@@ -24,17 +24,19 @@ from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, make_credit, turn_logprobs
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Renderer, encode_example
+from perturn.policy.tokens import Example, Renderer, encode_example
+from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
+from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
 Needed = Mapping[str, Sequence[Any]]
 """Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
 
-_COMPUTED = frozenset({"reference"})
+_COMPUTED = frozenset({"reference", "values"})
 """Quantities that can be computed for stored episodes."""
 
 
@@ -115,12 +117,7 @@ def reference_of(
         tokenizer: Of the model; None: that of its name.
         template: Jinja chat template to use instead of the tokenizer's own.
     """
-    if isinstance(model, str | Path):
-        tokenizer = tokenizer or load_tokenizer(str(model))
-        model = load_model(str(model)).to(device())
-    renderer = Renderer(tokenizer, template)
-    rows = {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
-    prepare(model)
+    model, rows = _encoded(trajectories, model, tokenizer, template)
     with torch.no_grad():
         logprobs = compute_logprobs(model, [row.chosen for row in rows.values()])
     found = dict(zip(rows, logprobs, strict=True))
@@ -128,6 +125,57 @@ def reference_of(
         turn_logprobs(replace(rows[i], reference=(found[i],)), 0) if i in rows else []
         for i in range(len(trajectories))
     ]
+
+
+def values_of(
+    trajectories: Sequence[Trajectory],
+    credit: Any,
+    model: Any,
+    tokenizer: Any = None,
+    template: str | None = None,
+    token_budget: int = TOKEN_BUDGET,
+) -> list[list[list[float]]]:
+    """V at the turns of each episode, by a head on a policy's hidden states that is fitted on other episodes.
+
+    Args:
+        trajectories: Episodes, in any order, which changes nothing; one without turns has no values.
+        credit: What reads them; its `value_targets` says where V is wanted, and for what return it stands.
+        model: As `reference_of` has it.
+        tokenizer: As `reference_of` has it.
+        template: As `reference_of` has it.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        V, in units of reward `[trajectories][turns][tokens]`.
+    """
+    model, rows = _encoded(trajectories, model, tokenizer, template)
+    order = sorted(rows, key=lambda i: trajectories[i].key)
+    sequences = [rows[i].chosen for i in order]
+    tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
+    targets = credit.value_targets([trajectories[i] for i in order], tokens)
+    found = dict(zip(order, turn_values(model, sequences, targets, token_budget), strict=True))
+    return [found.get(i, []) for i in range(len(trajectories))]
+
+
+def _encoded(
+    trajectories: Sequence[Trajectory], model: Any, tokenizer: Any, template: str | None
+) -> tuple[Any, dict[int, Example]]:
+    """The model, loaded and prepared, and the trajectories that have turns as tokens, by index."""
+    if isinstance(model, str | Path):
+        tokenizer = tokenizer or load_tokenizer(str(model))
+        model = load_model(str(model)).to(device())
+    renderer = Renderer(tokenizer, template)
+    prepare(model)
+    return model, {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
+
+
+def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
+    """`explained_variance` of the values that a credit was given, if it was given any."""
+    if "values" not in needed:
+        return {}
+    values = needed["values"]
+    tokens = [[len(turn) for turn in of_one] for of_one in values]
+    return {"explained_variance": explained_variance(values, credit.value_targets(trajectories, tokens))}
 
 
 def credit_run(
@@ -147,7 +195,7 @@ def credit_run(
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
-        reference: Policy of the run that a credit may read; None: the one that explored.
+        reference: Policy of the run that a credit may read, for values too; None: the one that explored.
         drop_equal_outcomes: As `ledger` has it.
         writes: Whether the weights are written down.
 
@@ -166,14 +214,16 @@ def credit_run(
     found = []
     for stage in _explored(paths, recipe):
         episodes = list(read_trajectories(paths.trajectories(stage.name)))
-        needed = compute_needed(credit, episodes, paths, recipe, reference or stage.policy)
+        policy = reference or stage.policy
+        needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
             _write_beside(paths, file, rows)
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
+        one |= explained(credit, episodes, needed)
         if against is not None:
-            other = _other(paths, stage.mark, against, episodes)
+            other = _other(paths, recipe, policy, stage.mark, against, episodes)
             one["against"] = compare_credits(episodes, rows, other).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
@@ -235,19 +285,49 @@ def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
 
 
 def compute_needed(
-    credit: Credit, episodes: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, policy: str
+    credit: Credit,
+    episodes: Sequence[Trajectory],
+    paths: RunPaths,
+    recipe: Recipe,
+    *,
+    reference: str,
+    acted: str,
 ) -> Needed:
-    """Quantities that a credit reads of a policy of the run."""
-    if "reference" not in credit.needs:
-        return {}
-    folder = paths.checkpoint(policy)
-    if policy != "base" and not (folder / "config.json").is_file():
+    """Quantities that a credit reads of policies of the run.
+
+    Args:
+        credit: What reads them.
+        episodes: What it weighs.
+        paths: Of the run.
+        recipe: Of the run.
+        reference: Policy whose log-probabilities it may read.
+        acted: Policy on whose hidden states values are fitted.
+
+    Raises:
+        RunError: If the policy that it reads is not there.
+    """
+    found: dict[str, Sequence[Any]] = {}
+    template = chat_template(recipe.model)
+    if "reference" in credit.needs:
+        found["reference"] = reference_of(episodes, _policy(paths, recipe, reference), template=template)
+    if "values" in credit.needs:
+        budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
+        model = _policy(paths, recipe, acted)
+        found["values"] = values_of(episodes, credit, model, template=template, token_budget=budget)
+    return found
+
+
+def _policy(paths: RunPaths, recipe: Recipe, name: str) -> str:
+    """Model name or folder of a policy that a credit reads."""
+    folder = paths.checkpoint(name)
+    if name == "base":
+        return recipe.model.name
+    if not (folder / "config.json").is_file():
         raise RunError(
-            f"the credit reads policy {policy!r} as its reference, and {folder} is not there; name one that is, such "
-            "as --reference sft or --reference base."
+            f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as --reference sft "
+            "or --reference base."
         )
-    path = recipe.model.name if policy == "base" else str(folder)
-    return {"reference": reference_of(episodes, path, template=chat_template(recipe.model))}
+    return str(folder)
 
 
 def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
@@ -265,7 +345,13 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
         )
 
 
-def _other(paths: RunPaths, mark: str, name: str, episodes: Sequence[Trajectory]) -> list[CreditRow]:
+def _other(
+    paths: RunPaths, recipe: Recipe, policy: str, mark: str, name: str, episodes: Sequence[Trajectory]
+) -> list[CreditRow]:
     """Rows of the credit to compare with: those of the run, else by its defaults."""
     file = paths.credit(_label({"name": name}), mark)
-    return read_credits(file) if file.is_file() else credit_groups(episodes, _make_credit({"name": name}))
+    if file.is_file():
+        return read_credits(file)
+    credit = _make_credit({"name": name})
+    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
+    return credit_groups(episodes, credit, needed)

@@ -7,11 +7,11 @@ from perturn.data.groups import counts_of, groups_of, read_credits, write_credit
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.policy.reference import named_credit
-from perturn.run.credit import compute_needed, credit_groups
+from perturn.run.credit import compute_needed, credit_groups, explained
 from perturn.run.progress import console
 from perturn.run.session import Session
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage
+from perturn.settings.stages import Stage, policy_of
 from perturn.types import WeightedTrajectory
 
 
@@ -33,11 +33,20 @@ def credit(session: Session, stage: Stage) -> None:
     file = run.paths.credit(name, stage.mark)
     with run.stage(stage.name, file) as counts:
         episodes = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
-        needed = compute_needed(credit, episodes, run.paths, run.recipe, stage.reference)
+        acted = policy_of(run.recipe, stage.iteration - 1)
+        needed = compute_needed(
+            credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted
+        )
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=settings.drop_equal_outcomes)
         counts |= counts_of(groups_of(episodes), rows)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
         console.print("episodes:", ", ".join(said))
+        for key, share in explained(credit, episodes, needed).items():
+            if share is not None:
+                counts[key] = round(share, 4)
+                console.print(
+                    f"values: {key.replace('_', ' ')} {share:.3f} of returns, each by other episodes"
+                )
         write_credits(file, rows)
 
 

@@ -1,0 +1,185 @@
+"""Values of turns: a linear head on the last hidden states of a policy that does not move.
+
+V of a turn is read where its first token is predicted, so it has seen all that the policy had seen and nothing of what
+it then did. Heads are cross-fitted: that of an episode learns from other episodes alone, also how much to shrink. Such
+a V does not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from perturn.policy.logprobs import hidden_states, pack_by_pack
+from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.settings.sections import TOKEN_BUDGET
+
+FOLDS = 5
+"""Parts of the episodes, each of which has a head that is fitted on the others."""
+
+PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
+"""Ridge penalties to choose from, relative to the variance of all features together; 10 leaves little but the mean."""
+
+_CONSTANT = 1e-12
+"""Variance of a feature, relative to the largest, below which it is a constant."""
+
+ByToken = Sequence[Sequence[Sequence[float]]]
+"""Numbers at the first tokens of each turn, one or more a turn `[trajectories][turns][tokens]`."""
+
+
+def turn_values(
+    model: object, sequences: Sequence[Encoded], targets: ByToken, token_budget: int = TOKEN_BUDGET
+) -> list[list[list[float]]]:
+    """V at the first tokens of each turn, fitted to what it should be on other episodes.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
+        targets: The return from a token on, in units of reward, at each token where V is wanted.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        V, in units of reward, where targets are; 0 for an episode that is the only one.
+    """
+    wanted = [[len(turn) for turn in of_one] for of_one in targets]
+    features = turn_features(model, sequences, wanted, token_budget)
+    flat = [
+        torch.tensor([each for turn in of_one for each in turn], dtype=torch.float64) for of_one in targets
+    ]
+    found = cross_fit(features, flat)
+    return [
+        [turn.tolist() for turn in values.split(counts)] for values, counts in zip(found, wanted, strict=True)
+    ]
+
+
+def turn_features(
+    model: object,
+    sequences: Sequence[Encoded],
+    wanted: Sequence[Sequence[int]],
+    token_budget: int = TOKEN_BUDGET,
+) -> list[Tensor]:
+    """Last hidden states where the first tokens of each turn are predicted, computed pack by pack.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        sequences: Episodes as tokens.
+        wanted: How many of the first tokens of each turn `[trajectories][turns]`.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        One tensor an episode, float32 on the CPU [wanted tokens, features].
+    """
+    carrying = [_first_tokens(one, counts) for one, counts in zip(sequences, wanted, strict=True)]
+    with torch.no_grad():
+        return pack_by_pack(hidden_states, model, carrying, token_budget)
+
+
+def _first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
+    """The episode with loss on the first tokens of each turn alone."""
+    seen: Counter[int] = Counter()
+    kept = []
+    for turn in encoded.turn:
+        kept.append(turn if turn != NO_TURN and seen[turn] < counts[turn] else NO_TURN)
+        seen[turn] += 1
+    return Encoded(encoded.ids, tuple(kept), encoded.role, starts=encoded.starts)
+
+
+def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """Predictions for each episode by ridge regression on the episodes of the other folds.
+
+    Every statistic is of these others alone: the mean and deviation that standardize features, and the penalty, which
+    is chosen by leaving out one of their folds after the other.
+
+    Args:
+        features: Of each episode, at least one row [rows, features].
+        targets: Of each episode, float64 [rows].
+
+    Returns:
+        One tensor an episode, float64 [rows]; 0 where there is one episode alone.
+    """
+    count = min(FOLDS, len(features))
+    if count < 2:
+        return [torch.zeros_like(target) for target in targets]
+    center = torch.cat(list(features)).mean(0, dtype=torch.float64)  # changes no fit; it saves digits
+    rows = [_rows(own - center, target) for own, target in zip(features, targets, strict=True)]
+    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+    heads = []
+    for fold in range(count):
+        others = moments[:fold] + moments[fold + 1 :]
+        heads.append(_fit(_sum(others), _penalty(others)))
+    return [own[:, :-1] @ heads[index % count][:-1] for index, own in enumerate(rows)]
+
+
+def explained_variance(values: ByToken, targets: ByToken) -> float | None:
+    """Share 1 - var(G - V) / var(G) of the variance of returns that V explains, over the first tokens of all turns.
+
+    It is 1 for a perfect V, 0 for a constant and below 0 for a worse one.
+
+    Args:
+        values: V, in units of reward.
+        targets: G, the return from there on, in units of reward.
+
+    Returns:
+        The share, without unit; None where all returns are one number.
+    """
+    value, target = (
+        torch.tensor([turn[0] for of_one in each for turn in of_one], dtype=torch.float64)
+        for each in (values, targets)
+    )
+    if len(target) == 0 or bool((target == target[0]).all()):
+        return None
+    return 1 - float((target - value).var(correction=0) / target.var(correction=0))
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Sum of tensors of one shape, in their order."""
+    return torch.stack(list(tensors)).sum(0)
+
+
+def _rows(features: Tensor, targets: Tensor) -> Tensor:
+    """Features, a 1 and the target beside each other, float64 [rows, features + 2]."""
+    return torch.cat([features.double(), torch.ones_like(targets)[:, None], targets[:, None]], 1)
+
+
+def _penalty(moments: Sequence[Tensor]) -> float:
+    """The penalty whose heads predict each of these folds best from the others; of one fold alone, the largest."""
+    if len(moments) < 2:
+        return PENALTIES[0]
+    return min(PENALTIES, key=lambda penalty: _left_out(moments, penalty))
+
+
+def _left_out(moments: Sequence[Tensor], penalty: float) -> float:
+    """Sum of squared errors in each fold of a head that is fitted on the others."""
+    total = 0.0
+    for index, own in enumerate(moments):
+        head = _fit(_sum([*moments[:index], *moments[index + 1 :]]), penalty)
+        total += float(head @ own @ head)
+    return total
+
+
+def _fit(moments: Tensor, penalty: float) -> Tensor:
+    """Ridge regression on standardized features, with an intercept that is not shrunk.
+
+        min_w  mean((V - G)^2) + penalty d |s w|^2,   V = w x + b,   s the deviations of the d features
+
+    Args:
+        moments: Z'Z of rows Z = (x, 1, G), float64 [features + 2, features + 2].
+        penalty: One of PENALTIES.
+
+    Returns:
+        w, b and -1, whose product with a row is V - G [features + 2].
+    """
+    mean = moments[-2] / moments[-2, -2]
+    covariance = moments / moments[-2, -2] - torch.outer(mean, mean)
+    variance = covariance.diagonal()[:-2]
+    varies = variance > _CONSTANT * variance.max()
+    inverse = torch.where(varies, torch.where(varies, variance, 1.0).rsqrt(), 0.0)
+    scaled = covariance[:-2, :-2] * torch.outer(inverse, inverse)
+    scaled.diagonal().add_(penalty * len(inverse))
+    aim = (covariance[:-2, -1] * inverse)[:, None]
+    weight = torch.cholesky_solve(aim, torch.linalg.cholesky(scaled))[:, 0] * inverse
+    intercept = mean[-1] - weight @ mean[:-2]
+    return torch.cat([weight, torch.stack([intercept, -torch.ones_like(intercept)])])
