@@ -93,6 +93,11 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
     Every statistic is of these others alone: the mean and deviation that standardize features, and the penalty, which
     is chosen by leaving out one of their folds after the other.
 
+    Source: cross-fitting as in Chernozhukov et al. 2018, "Double/debiased machine learning", The Econometrics Journal
+    21(1).
+    Differs: what is predicted is a baseline of a policy gradient. Folds are of episodes, not of tasks: other samples of
+    a task are independent given it, and tell the most.
+
     Args:
         features: Of each episode, at least one row [rows, features].
         targets: Of each episode, float64 [rows].
