@@ -6,11 +6,15 @@ import json
 import os
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
+from perturn.data.groups import CreditRow, write_credits
+from perturn.data.paths import RunPaths
+from perturn.data.seals import seal
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.report import write_report
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
@@ -127,6 +131,66 @@ def whole_run(folder):
     return folder
 
 
+def online_run(folder, iterations=3):
+    """A run of several iterations: two tasks of two samples each, weighed by `rloo`; every second policy is scored.
+
+    Samples of task a score 1 and 0, those of task b both 0 in the first iteration and both 1 later.
+    """
+    folder.mkdir()
+    settings = {"iterations": iterations, "groups": {}, "sft": None, "expert": None, "pair": None}
+    put_json(folder / "recipe.yaml", settings)
+    paths, stages, files = RunPaths(folder), {}, {}
+    put(paths.evaluation("base"), [trajectory(f"t{i}", 0.0) for i in range(4)])
+    for number in range(1, iterations + 1):
+        mark = f"-{number:03d}"
+        solved = [1.0, 0.0, float(number > 1), float(number > 1)]
+        by = f"ppo-clip-{number - 1:03d}@ab" if number > 1 else "base@ab"
+        played = [
+            replace(
+                trajectory("ab"[i // 2], score, valid=(True, i > 0, True)[: 2 + i % 2], policy=by),
+                sample=i % 2,
+            )
+            for i, score in enumerate(solved)
+        ]
+        put(paths.trajectories(f"explore{mark}"), played)
+        rows = [
+            CreditRow(
+                *one.key,
+                "trained" if i < 2 else "no_spread",
+                tuple((0.5 - i) * (t + 1) * (i < 2) for t in range(len(one.turns))),
+            )
+            for i, one in enumerate(played)
+        ]
+        write_credits(paths.credit("rloo", mark), rows)
+        put_rows(
+            paths.metrics(f"align{mark}"),
+            [
+                {"step": step, "loss": 0.5, "grad_norm": float(step), "clip_share": 0.25 * (step - 1)}
+                | {"behavior_kl": 0.01 * step, "entropy/chosen": 1.0 / number}
+                | {"kl/turn_1": 0.1, "kl/turn_2": 0.2, "kl/turn_3-4": 0.6}
+                for step in (1, 2)
+            ],
+        )
+        counts = {"asked": 4, "trained": 2, "no_spread": 2, "failed": 0, "filtered": 0, "groups": 2, "alone": 0,
+                  "equal_outcomes": 1, "zero_credit": 1}  # fmt: skip
+        stages |= {
+            f"explore{mark}": {"seconds": 2.0, "counts": {"episodes": 4}, "done": True},
+            f"credit{mark}": {"seconds": 0.5, "counts": counts, "done": True},
+            f"align{mark}": {
+                "seconds": 1.5,
+                "peak_memory_gb": number,
+                "counts": {"tokens": 10},
+                "done": True,
+            },
+        }
+        files |= seal(folder, [paths.credit("rloo", mark)], f"credit{mark}")
+        if number % 2 == 0:
+            put(paths.evaluation(f"ppo-clip{mark}"), [trajectory(f"t{i}", float(i > 0)) for i in range(4)])
+            stages[f"evaluate-ppo-clip{mark}"] = {"seconds": 1.0, "done": True}
+    manifest(folder, stages=stages, files=files)
+    return folder
+
+
 def spoil(run):
     """Put hostile text wherever a run folder holds text."""
     bad = trajectory("t1", 1.0, kind=HOSTILE, text=HOSTILE, policy=HOSTILE)
@@ -220,7 +284,7 @@ def make():
     """Builders of run folders and readers of pages, by name."""
     return SimpleNamespace(
         HOSTILE=HOSTILE, trajectory=trajectory, put=put, put_rows=put_rows, put_json=put_json, evaluate=evaluate,
-        manifest=manifest, whole_run=whole_run, spoil=spoil, page_of=page_of, Page=Page,
+        manifest=manifest, whole_run=whole_run, online_run=online_run, spoil=spoil, page_of=page_of, Page=Page,
     )  # fmt: skip
 
 

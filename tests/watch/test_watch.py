@@ -343,6 +343,10 @@ def test_an_iteration_that_still_explores_is_not_counted(online):
     for number in range(10):
         with online.paths.trajectories("explore-009").open("a") as file:
             file.writelines(episode(f"u/{number}", 1.0, sample=i) for i in (0, 1))
+    manifest = json.loads(online.paths.manifest.read_text())
+    for number in range(1, 9):
+        manifest["stages"].pop(f"credit-{number:03d}", None)
+    online.paths.manifest.write_text(json.dumps(manifest))
     state = Watcher(online.folder).look()
 
     assert state.iterations[-1].number == 8

@@ -30,7 +30,7 @@ class _Turn(TypedDict):
 
 
 class _Line(TypedDict):
-    """What is read of a stored trajectory; `data.store` has all of it."""
+    """The part of a stored trajectory that is read; `data.store` has all of it."""
 
     task: _Task
     turns: NotRequired[list[_Turn]]
@@ -81,7 +81,8 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
     try:
         row = _LINE.validate_json(raw, strict=True)
     except ValidationError as error:
-        said = explain(error.errors(include_url=False)[0])
+        first = error.errors(include_url=False)[0]
+        said = first["msg"] if first["type"] == "json_invalid" else explain(first)
         raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
     failed = row.get("status") == "failed"
     turns = row.get("turns", [])

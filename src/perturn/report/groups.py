@@ -16,7 +16,7 @@ Key = tuple[str, int]
 
 
 def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
-    """What the run's own credit gave the shown episodes: `weight` of each turn, `bin`, and the name of the `credit`."""
+    """Weights of the shown episodes by the run's own credit: `weight` of each turn, `bin`, and `credit`, its name."""
     if run.settings.get("groups") is None or not run.credits:
         return {}
     name, rows = next(iter(run.credits.items()))
@@ -42,12 +42,12 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
         return None
     group = max(groups, key=lambda each: _telling(each, weighed))
     ranked = sorted(group, key=lambda one: (-score(one), len(one.turns), one.sample))
-    place = {"run": name, "set": run.paths.label(run.explored_file)}
+    where = {"run": name, "set": run.paths.label(run.explored_file)}
     return {
         "task": group[0].task.id,
         "credit": next((row["credit"] for row in credited(run).values()), None),
-        "samples": [_row(one, weighed.get(one.key, {}), place) for one in ranked],
-        "beside": _link(place, ranked[0], ranked[-1]),
+        "samples": [_row(one, weighed.get(one.key, {}), where) for one in ranked],
+        "beside": _link(where, ranked[0], ranked[-1]),
     }
 
 
@@ -72,7 +72,7 @@ def _telling(
     )
 
 
-def _row(one: Trajectory, noted: Mapping[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
+def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
     """One sample as the page has it."""
     weights = list(noted.get("weight") or ())
     known = [each for each in weights if each is not None]
@@ -87,15 +87,15 @@ def _row(one: Trajectory, noted: Mapping[str, Any], place: Mapping[str, str]) ->
         "range": (min(known), max(known)) if known else None,
         "actions": [turn.action.text.strip() for turn in one.turns],
         "valid": [turn.valid for turn in one.turns],
-        "link": _link(place, one),
+        "link": _link(where, one),
     }
 
 
-def _link(place: Mapping[str, str], one: Trajectory, other: Trajectory | None = None) -> str:
+def _link(where: Mapping[str, str], one: Trajectory, other: Trajectory | None = None) -> str:
     """The hash of an episode, or of two side by side, as `route.js` reads it."""
-    words = {**place, "task": one.task.id, "sample": one.sample}
+    words = {**where, "task": one.task.id, "sample": one.sample}
     if other is not None:
-        words |= {f"{key}2": value for key, value in place.items()} | {
+        words |= {f"{key}2": value for key, value in where.items()} | {
             "task2": other.task.id,
             "sample2": other.sample,
         }

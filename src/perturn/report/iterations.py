@@ -25,7 +25,7 @@ class Iteration:
     counts: Mapping[str, Any]
     """Counts of its credit, or of its pairs."""
     metrics: list[dict[str, Any]]
-    """What training logged, a row an optimizer step."""
+    """Entries of its training, a row an optimizer step."""
     trained_turns: list[int]
     """Turns of each episode that was trained; of all that were explored, where no credit says which."""
     agreement: float | None
@@ -77,7 +77,7 @@ def _read(
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
-    """What all iterations logged, with steps counted on from one to the next."""
+    """Entries of all iterations' training, with steps counted on from one to the next."""
     found: list[dict[str, Any]] = []
     before = 0.0
     for each in iterations:

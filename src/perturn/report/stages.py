@@ -18,13 +18,13 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
     Returns:
         Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest.
     """
-    together: dict[str, list[Mapping[str, Any]]] = {}
-    for name, note in stages.items():
+    together: dict[str, list[str]] = {}
+    for name in stages:
         stem = name if iteration_of(name) is None else name.rpartition("-")[0]
-        together.setdefault(stem, []).append(note)
+        together.setdefault(stem, []).append(name)
     return {
-        stem if len(notes) == 1 else f"{stem}, {len(notes)} times": _sum(notes)
-        for stem, notes in together.items()
+        names[0] if len(names) == 1 else f"{stem}, {len(names)} times": _sum([stages[name] for name in names])
+        for stem, names in together.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, layout, intervals. Colours of text and grid come with the theme."""
+"""Colours, layout and intervals, as all figures have them. Colours of text and grid come with the theme."""
 
 from __future__ import annotations
 
