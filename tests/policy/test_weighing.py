@@ -11,7 +11,8 @@ from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
-from perturn.policy.reference import choose_credit, credit_of, weigh
+from perturn.policy.credits import choose_credit, credit_of
+from perturn.policy.reference import weigh
 from perturn.policy.tokens import Example, encode_example
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 

@@ -93,7 +93,7 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
     recipe, paths = recipe_of(data), RunPaths(data)
     if recipe is None or recipe.groups is None:
         return {}
-    name, _ = locate("perturn.policy.reference:named_credit")(view.loss, view.credit)
+    name, _ = locate("perturn.policy.credits:named_credit")(view.loss, view.credit)
     file = paths.credit(name, paths.mark)
     if not file.is_file():
         raise ConfigError(f"{file} is not there yet, so no turn has a weight; run: perturn credit {data}")
@@ -152,7 +152,7 @@ def inspect(
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
     given = _given(data, view)
-    credit = None if given else locate("perturn.policy.reference:credit_of")(view.loss, view.credit)
+    credit = None if given else locate("perturn.policy.credits:credit_of")(view.loss, view.credit)
     rows = list(_encoded(data, view))
     examples = {number: row for number, row in rows if isinstance(row, Example)}
     refused = [{"row": number, "reason": str(row)} for number, row in rows if isinstance(row, PerturnError)]

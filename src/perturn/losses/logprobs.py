@@ -19,12 +19,12 @@ NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 class TurnLogprobs:
     """Log-probabilities of the tokens that carry loss, with the turn and trajectory of each.
 
-    Only tokens that carry loss are present, so there is no padding to mask. A turn ends wherever
-    (trajectory, turn) changes between neighbouring tokens: turn ids may restart in each trajectory
-    or count through the batch. The end-of-turn token belongs to its turn. T counts the turns given.
+    Only tokens that carry loss are present, so there is no padding to mask. A turn ends wherever (trajectory, turn)
+    changes between neighbouring tokens: turn ids may restart in each trajectory or count through the batch. The
+    end-of-turn token belongs to its turn. T counts the turns given.
 
-    Reductions compute in float32 at least: bfloat16 and float16 are raised, float64 is kept. All
-    counts are known after construction, so no later call waits for the device.
+    Reductions compute in float32 at least: bfloat16 and float16 are raised, float64 is kept. All counts are known
+    after construction, so no later call waits for the device.
     """
 
     policy: Tensor
@@ -65,11 +65,10 @@ class TurnLogprobs:
             self._check(name, len(self.policy))
         if not len(self.policy):
             raise ValueError("a batch must hold at least one token that carries loss, got none.")
-        turn_index, num_turns, num_trajectories = _segments(self.turn.long(), self.trajectory.long())
-        object.__setattr__(self, "turn_index", turn_index)
-        object.__setattr__(self, "num_turns", num_turns)
-        object.__setattr__(self, "num_trajectories", num_trajectories)
-        self._check("weight", num_turns, ", one for each turn")
+        found = _segments(self.turn.long(), self.trajectory.long())
+        for name, value in zip(("turn_index", "num_turns", "num_trajectories"), found, strict=True):
+            object.__setattr__(self, name, value)
+        self._check("weight", self.num_turns, ", one for each turn")
 
     def _check(self, name: str, count: int, what: str = "") -> None:
         tensor = getattr(self, name)
@@ -330,9 +329,7 @@ def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
             "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
         )
     if unsorted:
-        raise ValueError(
-            "turn ids must not decrease inside a trajectory: the tokens of a turn stand together."
-        )
+        raise ValueError("turn ids must not decrease: the tokens of a turn of a trajectory stand together.")
     return turn_index, num_turns, num_trajectories
 
 

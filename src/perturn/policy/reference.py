@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturn.credit import CREDITS, Credit
+from perturn.credit import Credit
 from perturn.data.cache import evict, reference_bytes, remove_abandoned
-from perturn.envs.load import load_object
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
-from perturn.losses import LOSSES, Loss, TurnLogprobs
+from perturn.losses import Loss, TurnLogprobs
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
 from perturn.policy.tokens import NO_TURN, Encoded, Example
-from perturn.settings.parsing import build
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
@@ -43,9 +41,6 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 _PROBE = 256
 """Tokens that every reference is asked for, to tell it from others."""
-
-_COMPUTED = frozenset({"reference"})
-"""Quantities that training computes for a credit that needs them."""
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
@@ -211,95 +206,6 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
         lengths = len(one.ids), len(one.starts)
         digest.update(torch.tensor([*lengths, *one.ids, *one.turn, *one.starts]).numpy().tobytes())
     return digest.hexdigest()
-
-
-def make_credit(section: Mapping[str, Any]) -> Credit:
-    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
-
-    Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it reads values and does not say what of.
-    """
-    name = str(section.get("name"))
-    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
-    credit: Credit = build(table, section, "credit")
-    if "values" in getattr(credit, "needs", ()) and not hasattr(credit, "value_targets"):
-        raise ConfigError(
-            f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
-            "see perturn.credit.Credit."
-        )
-    return credit
-
-
-def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """The credit that weighs the turns of a loss.
-
-    Args:
-        loss: The loss.
-        settings: The section that it was made from.
-        section: `name` of a credit and its settings; None: the loss's own.
-
-    Raises:
-        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, the loss
-            is on pairs and the credit on groups, or the loss's section sets the credit that this one replaces.
-    """
-    if section is None:
-        return loss.credit
-    replaced: Any = loss.credit
-    unread = sorted(settings.keys() & {each.name for each in fields(replaced)})
-    if unread:
-        raise ConfigError(
-            f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
-            "credit, or leave one of the two out."
-        )
-    credit = make_credit(section)
-    of_groups = needs_group(credit)
-    if of_groups and loss.needs_rejected:
-        raise ConfigError(
-            f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
-            "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
-            "such as uniform."
-        )
-    computed = frozenset() if of_groups else _COMPUTED
-    if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= {"values"}
-    unknown = sorted(credit.needs - computed)
-    if unknown:
-        raise ConfigError(
-            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute"
-            f"{' of a group' if of_groups else ''}; it computes {', '.join(sorted(computed)) or 'nothing'}."
-        )
-    return credit
-
-
-def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
-    """The credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
-
-    Raises:
-        ConfigError: If there is no such loss or credit, or a setting is wrong.
-    """
-    credit = choose_credit(build(LOSSES, loss, "loss"), loss, section)
-    kind = type(credit)
-    return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
-
-
-def needs_group(credit: Credit) -> bool:
-    """Whether a credit compares the trajectories of a group."""
-    return bool(getattr(credit, "needs_group", False))
-
-
-def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """The credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
-
-    Raises:
-        ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
-    """
-    _, credit = named_credit(loss, section)
-    if needs_group(credit):
-        raise ConfigError(
-            f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
-            "one that weighs turns alone, such as uniform."
-        )
-    return credit
 
 
 def weigh(example: Example, credit: Credit) -> Example:

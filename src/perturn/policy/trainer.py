@@ -28,18 +28,13 @@ from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.config import TurnConfig, refuse_data_parallel, section, share_kept
+from perturn.policy.credits import choose_credit, needs_group
 from perturn.policy.logprobs import Track, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, by_position
 from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
-from perturn.policy.reference import (
-    choose_credit,
-    needs_group,
-    reference_identity,
-    reference_logprobs,
-    weigh_all,
-)
+from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
 from perturn.policy.sampled import Row, behavior_logprobs, weigh_groups, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
 from perturn.settings.parsing import build

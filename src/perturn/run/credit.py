@@ -19,10 +19,11 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.io.plain import told
+from perturn.policy.credits import make_credit
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
-from perturn.policy.reference import compute_logprobs, make_credit, turn_logprobs
+from perturn.policy.reference import compute_logprobs, turn_logprobs
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values

@@ -28,9 +28,9 @@ from perturn.episodes.play import Job, play, play_alone
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.policy.config import TurnConfig
+from perturn.policy.credits import make_credit
 from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
-from perturn.policy.reference import make_credit
 from perturn.policy.tokens import Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row

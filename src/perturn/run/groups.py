@@ -6,7 +6,7 @@ from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.policy.reference import named_credit
+from perturn.policy.credits import named_credit
 from perturn.run.credit import compute_needed, credit_groups, explained
 from perturn.run.progress import console
 from perturn.run.session import Session

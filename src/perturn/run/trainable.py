@@ -13,9 +13,9 @@ from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.config import TurnConfig
+from perturn.policy.credits import choose_credit
 from perturn.policy.logprobs import check_architecture
 from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model
-from perturn.policy.reference import choose_credit
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
 from perturn.run.iterate import goes_on
