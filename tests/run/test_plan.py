@@ -1,10 +1,12 @@
 """`--dry-run`: what would be done, with estimates, and nothing written."""
 
+import io
 import json
 import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from perturn.cli import main
 from perturn.run.loop import open_run, run_stages
@@ -12,8 +14,11 @@ from perturn.run.machine import Machine, measure_machine
 from perturn.run.plan import (
     KEPT_BY_ALLOCATOR,
     Episodes,
+    Plan,
+    Planned,
     generation_seconds,
     make_plan,
+    print_plan,
     trained_tokens,
     training_gb,
     training_seconds,
@@ -144,3 +149,21 @@ def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_mod
     assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)
     assert machine.many > 0
     assert machine.few > 0
+
+
+def test_iterations_are_shown_together():
+    """150 iterations are not 600 lines: the work of one, the time of all, the memory of the largest."""
+    steps = [Planned("expert", "done", "4 episodes", 1.0, 0.5)]
+    steps += [
+        Planned(f"{name}-{n:03d}", "done" if n == 1 else "to do", "8 episodes", 2.0, float(n))
+        for n in (1, 2, 3)
+        for name in ("explore", "evaluate-ppo-clip")
+    ]
+    console = Console(record=True, width=200, file=io.StringIO())
+
+    print_plan(Plan("runs/one", steps, [], []), console)
+
+    rows = [line.split() for line in console.export_text().splitlines()[2:5]]
+    assert rows[0][:2] == ["expert", "done"]
+    assert rows[1] == ["explore", "x", "3", "1", "done", "8", "episodes", "each", "~6", "s", "3.0", "GB"]
+    assert rows[2][0] == "evaluate-ppo-clip"

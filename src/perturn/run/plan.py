@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -347,7 +348,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("step", "", "work", "time", "memory"):
         table.add_column(name, justify="right" if name in ("time", "memory") else "left")
-    for step in plan.steps:
+    for step in _together(plan.steps):
         about = "" if step.state == "done" else "~"
         seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
         memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
@@ -359,6 +360,26 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(line, style="red", markup=False, soft_wrap=True)
     for line in plan.how:
         console.print(line, style="dim", soft_wrap=True)
+
+
+def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
+    """The steps, those of several iterations as one: its work is one iteration's, its time that of all."""
+    kinds: dict[str, list[Planned]] = defaultdict(list)
+    for step in steps:
+        kinds[re.sub(r"-\d{3,}$", "", step.name)].append(step)
+    for kind, several in kinds.items():
+        if len(several) == 1:
+            yield several[0]
+            continue
+        done = sum(step.state == "done" for step in several)
+        seconds = [step.seconds for step in several if step.seconds is not None]
+        yield Planned(
+            f"{kind} x {len(several)}",
+            "done" if done == len(several) else f"{done} done" if done else "to do",
+            f"{several[0].work} each",
+            sum(seconds) if seconds else None,
+            max((step.memory_gb for step in several if step.memory_gb is not None), default=None),
+        )
 
 
 def _duration(seconds: float) -> str:
