@@ -125,7 +125,7 @@ def policy_path(run: Run, policy: str) -> str:
     folder = run.paths.checkpoint(policy)
     if not (folder / "config.json").is_file():
         raise RunError(
-            f"policy {policy!r} is not trained yet, or of an iteration whose policy was not kept ({folder} is missing); "
+            f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
             f"run: perturn train {run.folder}"
         )
     return str(folder)
