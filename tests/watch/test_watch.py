@@ -1,5 +1,6 @@
 """Watching a run from outside: finished, running in another process, dead, and never written to."""
 
+import dataclasses
 import io
 import json
 import os
@@ -360,6 +361,22 @@ def test_entropy_is_compared_with_the_first_iteration(online):
         online.paths.trajectories(f"explore-{number}").write_text(rows)
 
     assert [alarm.rule for alarm in Watcher(online.folder).look().alarms] == ["entropy collapsed"]
+
+
+@pytest.mark.parametrize("counts", [{"episodes": "x", "success": [1]}, {"episodes": 4, "success": -900}, {}])
+def test_odd_counts_of_a_manifest_stop_nothing(online, counts):
+    """It may come from anywhere, and so may the recipe."""
+    manifest = json.loads(online.paths.manifest.read_text())
+    manifest["stages"]["explore-008"]["counts"] = counts
+    manifest["stages"]["credit-008"]["counts"] = {"zero_credit": 1, "asked": "x"}
+    online.paths.manifest.write_text(json.dumps(manifest))
+    recipe = online.paths.recipe.read_text().replace("iterations: 60", "iterations: .inf")
+    online.paths.recipe.write_text(recipe)
+
+    state = Watcher(online.folder).look()
+
+    assert state.planned == 1
+    assert shown(dataclasses.replace(state, planned=60))
 
 
 def test_bins_that_do_not_sum_are_told(online):

@@ -58,7 +58,8 @@ def training_of(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> di
 
 def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
     values = [float(row[key]) for row in rows if is_number(row.get(key))]
-    return fmean(values) if values else None
+    mean = sum(values) / len(values) if values else None
+    return mean if is_number(mean) else None
 
 
 def _over_turns(rows: Sequence[Mapping[str, Any]], name: str, lengths: Sequence[int]) -> float | None:

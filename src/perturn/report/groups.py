@@ -34,7 +34,8 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
         name: What the page calls it.
 
     Returns:
-        `task`, `credit` (or None), `samples` (a row each), and `beside`, the hash of the best beside the worst.
+        `task`, `credit` (or None), `samples` (a row each), and the hashes `link` of the group and `beside`
+        of its best beside its worst.
     """
     weighed = _weighed(run)
     groups = [group for group in groups_of(run.explored) if len(group) > 1]
@@ -47,6 +48,7 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
         "task": group[0].task.id,
         "credit": next((row["credit"] for row in credited(run).values()), None),
         "samples": [_row(one, weighed.get(one.key, {}), where) for one in ranked],
+        "link": f"#group?{urlencode({**where, 'task': group[0].task.id})}",
         "beside": _link(where, ranked[0], ranked[-1]),
     }
 

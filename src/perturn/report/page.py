@@ -40,6 +40,7 @@ _CODE = [
     "tokens",
     "episode",
     "align",
+    "group",
     "list",
     "browser",
     "boot",

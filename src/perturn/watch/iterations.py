@@ -69,9 +69,9 @@ def _look(
 ) -> Iteration:
     notes = {name: stages.get(f"{name}{mark}") or {} for name in ("explore", "credit", "pair", "align")}
     played = notes["explore"].get("counts") or {}
-    ledger = ledger_of(
-        notes["credit"].get("counts") or notes["pair"].get("counts") or {}, int(played.get("episodes") or 0)
-    )
+    explored = played.get("episodes")
+    counts = notes["credit"].get("counts") or notes["pair"].get("counts") or {}
+    ledger = ledger_of(counts, explored if isinstance(explored, int) else 0)
     groups = ledger["groups"] if ledger else {}
     episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
     logged = rows_of(paths.metrics(f"align{mark}"))
@@ -87,7 +87,9 @@ def _look(
         clip_share=trained.get("clip_share"),
         asked=ledger["asked"] if ledger else None,
         bins=ledger["bins"] if ledger else {},
-        without_spread=(groups["zero_credit"], groups["groups"]) if "zero_credit" in groups else None,
+        without_spread=(groups["zero_credit"], groups["groups"])
+        if {"zero_credit", "groups"} <= groups.keys()
+        else None,
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
 

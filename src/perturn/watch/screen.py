@@ -32,7 +32,7 @@ _COLOURS = {
 _TRAINED = ("trained", "kept")
 """Bins of episodes that are trained."""
 _BARS = "▁▂▃▄▅▆▇█"
-_POINTS = 60
+_POINTS = 40
 """Iterations of the line of bars, at most."""
 _SCORES = 4
 """Scores beside those of the first two policies, at most: the last ones."""
@@ -127,7 +127,7 @@ def _iterations(state: State) -> list[RenderableType]:
 
 def _bars(values: Sequence[float]) -> str:
     """Shares as bars, of which the highest is 1."""
-    return "".join(_BARS[min(len(_BARS) - 1, int(value * len(_BARS)))] for value in values)
+    return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
 def _ledger(one: Iteration) -> str:

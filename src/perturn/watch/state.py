@@ -142,7 +142,7 @@ class Watcher:
             },
             alarms=alarms(self._vitals(scores, metrics, done, iterations)),
             iterations=iterations,
-            planned=int(self._number(1, "iterations")),
+            planned=_whole(self._number(1.0, "iterations")),
             silent=self._silence() if now is not None and now.state in ("running", "died") else None,
         )
 
@@ -213,6 +213,11 @@ class Watcher:
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else default
+
+
+def _whole(value: float) -> int:
+    """A number of iterations; 1 where a recorded recipe has no such number."""
+    return int(value) if math.isfinite(value) else 1
 
 
 def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:

@@ -6,15 +6,17 @@ let browser = null;
 async function openBrowser(view, params) {
   await loadCatalogue();
   browser ??= buildBrowser();
-  const isEpisode = view === "episode";
+  const isEpisode = view !== "episodes";
   document.body.dataset.open = isEpisode ? "episode" : "list";
   if (!isEpisode || !browser.filters) {
-    browser.filters = Object.fromEntries(FILTERS.map((name) => [name, (isEpisode ? {} : params)[name] ?? ""]));
+    const given = { episode: {}, group: { mode: "groups" } }[view] ?? params;
+    browser.filters = Object.fromEntries(FILTERS.map((name) => [name, given[name] ?? ""]));
     completeSides(browser.filters);
     fillForm(browser.form, browser.filters);
     await applyFilters();
   }
-  if (isEpisode) await openEpisode(episodeNamed(params), episodeNamed(params, "2"), params.turn ?? null);
+  if (view === "group") await openGroup(groupNamed(params));
+  else if (isEpisode) await openEpisode(episodeNamed(params), episodeNamed(params, "2"), params.turn ?? null);
   else if (browser.number === null) browser.detail.replaceChildren(hint());
 }
 
@@ -36,7 +38,7 @@ function buildBrowser() {
     element("section", { class: "side", "aria-label": "List of episodes" }, form, found, place),
     detail,
   );
-  const made = { form, detail, found, filters: null, number: null, other: null, rows: [], search: 0 };
+  const made = { form, detail, found, filters: null, number: null, other: null, isGroup: false, rows: [], search: 0 };
   made.list = new LongList(place, (row) => listRow(row));
   form.addEventListener("input", () => changeFilters(readForm(form)));
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -65,7 +67,7 @@ function buildForm() {
   const kinds = catalogue.kinds.map((kind) => [kind, kind || "(no kind)"]);
   const orders = [["", "as recorded"], ["-score", "highest score"], ["score", "lowest score"], ["-difference", "largest gain"], ["difference", "largest loss"],
     ["-turns", "most turns"], ["turns", "fewest turns"], ["-invalid", "most invalid actions"], ["-tokens", "most tokens"], ["task", "task"]];
-  const modes = [["", "one by one"], ...(catalogue.pairs.length ? [["pairs", "preference pairs"]] : []), ...(sets.length > 1 ? [["compare", "side by side"]] : [])];
+  const modes = [["", "one by one"], ...(catalogue.pairs.length ? [["pairs", "preference pairs"]] : []), ...(sets.length > 1 ? [["compare", "side by side"]] : []), ...(groupRows("").length ? [["groups", "groups"]] : [])];
   return element(
     "form",
     { class: "filters", role: "search", "aria-label": "Filter episodes" },
@@ -117,7 +119,7 @@ async function applyFilters() {
   const search = (browser.search += 1);
   const rows = rowsOf(browser.filters);
   const words = wordsOf(browser.filters.q);
-  const noun = browser.filters.mode ? "pair" : "episode";
+  const noun = { "": "episode", groups: "group" }[browser.filters.mode] ?? "pair";
   const whole = rowsOfMode({ ...browser.filters, set: "" }).length;
   const say = (found) => {
     browser.found.textContent = found.length === whole ? plural(whole, noun) : `${count(found.length)} of ${plural(whole, noun)}`;
@@ -134,7 +136,8 @@ async function applyFilters() {
 
 function listRow(row) {
   const { number, other } = row;
-  const isOpen = number === browser.number && other === browser.other;
+  const isOpen = isShown(row);
+  if (row.group) return listedGroup(row, isOpen);
   const labels = other === null ? [labelOfSet(setOf(number))] : [setOf(number).label, setOf(other).label].map((text) => text.replace(/, evaluated$/, ""));
   const numbers = other === null
     ? element("span", { class: "figure" }, show(value("score", number), 2))
@@ -152,17 +155,47 @@ function listRow(row) {
   );
 }
 
+/** A group in the list: how many of its samples succeeded. */
+function listedGroup({ number, group }, isOpen) {
+  const good = group.filter((one) => value("success", one) === 1).length;
+  return element(
+    "a",
+    { class: `row${isOpen ? " open" : ""}`, href: hashOfGroup(number), "aria-current": isOpen ? "true" : null },
+    element("span", { class: `dot ${good ? "good" : "none"}`, "aria-hidden": "true" }),
+    element("span", { class: "name" }, taskOf(number)),
+    element("span", { class: "figure" }, `${good} of ${group.length}`),
+    element("span", { class: "about" }, [labelOfSet(setOf(number)), plural(group.length, "sample")].join(" · ")),
+    element("span", { class: "hidden" }, "succeeded"),
+  );
+}
+
+const isShown = (row) => row.number === browser.number && row.other === browser.other && Boolean(row.group) === browser.isGroup;
+
+async function openGroup(row) {
+  Object.assign(browser, { number: row?.number ?? null, other: null, isGroup: true });
+  if (row === null) {
+    browser.detail.replaceChildren(element("p", { class: "error" }, "This report holds no such group. The link may belong to another report."));
+    return;
+  }
+  const view = await groupView(row);
+  if (!isShown(row)) return; // the reader went on meanwhile
+  browser.detail.replaceChildren(episodeHead(row.number, null), view);
+  browser.detail.scrollTop = 0;
+  browser.list.draw();
+  announce(`Group of task ${taskOf(row.number)} opened.`);
+  browser.detail.querySelector("h2").focus({ preventScroll: true });
+}
+
 async function openEpisode(number, other, turn) {
-  const isNew = number !== browser.number || other !== browser.other;
-  browser.number = number;
-  browser.other = other;
+  const isNew = number !== browser.number || other !== browser.other || browser.isGroup;
+  Object.assign(browser, { number, other, isGroup: false });
   if (number === null) {
     browser.detail.replaceChildren(element("p", { class: "error" }, "This report holds no such episode. The link may belong to another report."));
     return;
   }
   if (isNew) {
     const view = other === null ? await conversation(number) : await comparison(number, other);
-    if (browser.number !== number || browser.other !== other) return; // the reader went on meanwhile
+    if (browser.number !== number || browser.other !== other || browser.isGroup) return; // the reader went on meanwhile
     browser.detail.replaceChildren(episodeHead(number, other), view);
     browser.detail.scrollTop = 0;
     browser.list.draw();
@@ -217,11 +250,11 @@ async function copyLink(event) {
 
 /** Go on by some rows of the list. */
 function step(by) {
-  const place = browser.rows.findIndex((row) => row.number === browser.number && row.other === browser.other);
+  const place = browser.rows.findIndex(isShown);
   const row = browser.rows[Math.min(browser.rows.length - 1, Math.max(0, place + by))];
   if (!row) return;
   browser.list.reveal(browser.rows.indexOf(row));
-  location.hash = hashOfEpisode(row.number, { other: row.other });
+  location.hash = row.group ? hashOfGroup(row.number) : hashOfEpisode(row.number, { other: row.other });
 }
 
 function onKey(event) {

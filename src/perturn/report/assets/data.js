@@ -41,7 +41,7 @@ async function tokensOf(number) {
   return part[number % catalogue.piece];
 }
 
-/** The rows of the list under the filters: {number, other, difference}. */
+/** The rows of the list under the filters: {number, other, difference}, and of a group all its numbers. */
 function rowsOf(filters) {
   const rows = rowsOfMode(filters).filter((row) => matches(row, filters));
   return sortRows(rows, filters.sort ?? "");
@@ -52,6 +52,7 @@ function rowsOfMode({ mode, a, b, set }) {
     return catalogue.pairs.map(([, chosen, rejected]) => beside(chosen, rejected));
   }
   if (mode === "compare") return joined(a, b);
+  if (mode === "groups") return groupRows(set);
   const numbers = Array.from({ length: catalogue.size }, (_, number) => number);
   return numbers
     .filter((number) => !set || setKey(setOf(number)) === set)
@@ -86,7 +87,7 @@ function matches(row, { run, kind, outcome, signal, low, high, q, deep }) {
   return words.every((word) => text.includes(word));
 }
 
-const numbersOf = (row) => (row.other === null ? [row.number] : [row.number, row.other]);
+const numbersOf = (row) => row.group ?? (row.other === null ? [row.number] : [row.number, row.other]);
 const wordsOf = (q) => (q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
 
 /** The rows in whose conversations all words occur, found piece by piece; `tell` hears of each, and may stop it. */

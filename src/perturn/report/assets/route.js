@@ -1,6 +1,7 @@
 // Where the reader is stands after the # alone, so that a link still leads there on another machine.
 // #episodes?mode=…&set=…   the list, with its filters
 // #episode?run=…&set=…&task=…&sample=…&turn=…   an episode; run2, set2, task2, sample2: the one beside it
+// #group?run=…&set=…&task=…   the samples of a task
 // anything else is a section of the report.
 
 const FILTERS = ["mode", "run", "set", "a", "b", "kind", "outcome", "signal", "low", "high", "q", "deep", "sort"];
@@ -9,7 +10,7 @@ const FILTERS = ["mode", "run", "set", "a", "b", "kind", "outcome", "signal", "l
 function route(hash = location.hash) {
   const [name, query = ""] = hash.replace(/^#/, "").split("?", 2);
   const params = Object.fromEntries(new URLSearchParams(query));
-  if (name === "episodes" || name === "episode") return { view: name, params };
+  if (["episodes", "episode", "group"].includes(name)) return { view: name, params };
   return { view: "report", params: {}, section: name };
 }
 
