@@ -5,6 +5,7 @@ import math
 import pytest
 
 from perturn.audit.check import _run_facts
+from perturn.data.outcomes import parse_outcome
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.errors import DataError
@@ -22,7 +23,6 @@ from perturn.types import (
     score,
     succeeded,
 )
-from perturn.watch.files import read_episode
 
 TURN = Turn(({"role": "user", "content": "a room"},), Action("take lamp"), reward=1.0)
 SOLVED = Trajectory(Task("t/1"), (TURN,), total_reward=1.0, success=True)
@@ -51,8 +51,8 @@ def test_everybody_who_counts_counts_alike(tmp_path):
 
     played = outcomes([SOLVED, BROKEN])
     (shown,) = set_rows(read_run(tmp_path))
-    watched = read_episode(
-        {"version": 1, "task": {"id": "t/2"}, "turns": [], "status": "failed", "success": True}
+    watched = parse_outcome(
+        b'{"version": 1, "task": {"id": "t/2"}, "turns": [], "status": "failed", "success": true}', "one"
     )
 
     assert (played["episodes"], played["success"], played["failed"]) == (2, 1, 1)
