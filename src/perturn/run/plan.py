@@ -376,7 +376,7 @@ def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
         yield Planned(
             f"{kind} x {len(several)}",
             "done" if done == len(several) else f"{done} done" if done else "to do",
-            f"{several[0].work} each",
+            f"{several[0].work}, each time",
             sum(seconds) if seconds else None,
             max((step.memory_gb for step in several if step.memory_gb is not None), default=None),
         )
