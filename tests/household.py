@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.like import ALFWorldLike
@@ -81,7 +82,7 @@ class Flipped:
 
     def __call__(self, group, **_):
         """One tensor a trajectory [turns]."""
-        return [-weight for weight in RLOO()(group)]
+        return [-weight for weight in RLOO(returns=Return(invalid_penalty=0.05))(group)]
 
 
 def make_policy(folder, seed):
