@@ -85,6 +85,7 @@ def test_equal_outcomes_and_zero_credit_are_counted_separately():
         "trained": 2,
         "no_spread": 4,
         "failed": 1,
+        "cut": 0,
         "filtered": 2,
         "groups": 5,
         "alone": 1,
@@ -156,7 +157,7 @@ ROW = {"task": "a", "sample": 0, "bin": "trained", "weight": [1.0]}
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (json.dumps(ROW | {"bin": "cut"}), r"c:2: bin: expected one of trained, .*, got 'cut'"),
+        (json.dumps(ROW | {"bin": "lost"}), r"c:2: bin: expected one of trained, .*, got 'lost'"),
         (json.dumps(ROW | {"weight": [float("inf")]}), r"c:2: weight\[0\]: expected a finite number"),
         (json.dumps(ROW | {"weight": ["1"]}), r"c:2: weight\[0\]: expected a finite number, got '1'"),
         (json.dumps(ROW | {"wait": 1}), r"c:2: wait: unknown key\. Did you mean 'weight'\?"),
@@ -182,3 +183,15 @@ def test_a_row_that_could_not_be_read_back_is_not_written(tmp_path):
     with pytest.raises(DataError, match="expected a finite number"):
         write_credits(file, [CreditRow("a", 0, "trained", (float("nan"),))])
     assert read_credits(file) == [CreditRow("a", 0, "trained", ())]
+
+
+def test_an_episode_that_does_not_fit_is_cut_and_still_counts_in_its_group():
+    """Bins of a group with spread: the one that is too long is cut, the others are trained by the same weights."""
+    group = [episode("a", 0, 1.0), episode("a", 1), episode("a", 2)]
+    weights = [[0.5], [-0.25], [-0.25]]
+
+    rows = ledger([group], [weights], drop_equal_outcomes=True, too_long={group[1].key})
+
+    assert [row.bin for row in rows] == ["trained", "cut", "trained"]
+    assert [list(row.weight) for row in rows] == weights
+    assert counts_of([group], rows)["cut"] == 1

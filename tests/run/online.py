@@ -47,13 +47,13 @@ protocol: {name: tiny, format: action, system: Talk., max_turns: 3}
 iterations: 3
 sft:
   loss: {name: sft}
-  epochs: 10
-  batch_size: 4
-  learning_rate: 1.0e-2
+  epochs: 25
+  batch_size: 8
+  learning_rate: 2.0e-2
 explore:
   per_iteration: 3
   samples: 4
-  sampling: {temperature: 0.7, max_new_tokens: 4}
+  sampling: {temperature: 1.0, max_new_tokens: 4}
   concurrency: 6
 pair: {within: group, per_group: null, threshold: 0.0}
 align:

@@ -85,7 +85,14 @@ def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored)
         ("two", 0): ("trained", (1.0, 1.0)),
         ("two", 1): ("trained", (-1.0, -1.0)),
     }
-    assert one["counts"] == {"asked": 7, "trained": 4, "no_spread": 2, "failed": 1, "filtered": 0} | {
+    assert one["counts"] == {
+        "asked": 7,
+        "trained": 4,
+        "no_spread": 2,
+        "failed": 1,
+        "cut": 0,
+        "filtered": 0,
+    } | {
         "groups": 3,
         "alone": 0,
         "equal_outcomes": 1,

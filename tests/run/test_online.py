@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -14,8 +15,10 @@ from torch.testing import assert_close
 from perturn.audit import inspect, model_of
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
+from perturn.data.paths import OPTIMIZER
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
+from perturn.run.export import export_policy
 from perturn.run.loop import check
 from perturn.run.verify import verify
 
@@ -46,7 +49,8 @@ def test_every_episode_that_was_asked_for_is_in_one_bin(online):
 
         assert len(rows) == counts["asked"] == 12
         assert sum(counts[name] for name in ("trained", "no_spread", "failed", "filtered")) == 12
-        assert stages[f"align-00{iteration}"]["counts"]["examples"] == counts["trained"]
+        # Those without spread take part in the KL to the reference.
+        assert stages[f"align-00{iteration}"]["counts"]["examples"] == counts["trained"] + counts["no_spread"]
 
 
 def test_the_weights_are_those_of_the_credit(online):
@@ -102,6 +106,28 @@ def test_policies_that_nothing_needs_are_let_go(online):
     assert not verify(online).damaged
 
 
+def test_what_starts_from_a_policy_that_was_let_go_cannot_be_made_again(online, tmp_path):
+    """Damage in the second exploration, whose policy was not kept: nothing is said to be removed for it."""
+    copy = tmp_path / "online"
+    shutil.copytree(online, copy)
+    file = copy / "trajectories/explore-002.jsonl"
+    file.write_bytes(file.read_bytes()[:-2] + b" }")
+
+    (remedy,) = verify(copy).remedies
+
+    assert "was not kept" in remedy
+    assert "rm -r" not in remedy
+
+
+def test_a_policy_is_exported_without_its_optimizer(online, tmp_path):
+    """The newest one has an optimizer beside it, which is nobody's business but the run's."""
+    export_policy(online, tmp_path / "hub")
+
+    names = {file.name for file in (tmp_path / "hub").iterdir()}
+    assert "model.safetensors" in names
+    assert names.isdisjoint(OPTIMIZER)
+
+
 def test_inspect_shows_the_weights_that_were_written_down(online):
     """Rows are the newest groups, the model is the reference, and each turn has its number of the credit's file."""
     rows = {row.key: row for row in read_credits(online / "credits/anchor-rloo-003.jsonl")}
@@ -147,6 +173,12 @@ def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
         (["align.lora={}"], "align.lora: adapters are merged"),
+        ([*GROUPS, "explore.sampling.temperature=0.4"], "must have temperature 1 and top_p 1 with groups"),
+        ([*GROUPS, "explore.sampling.top_p=0.9"], "must have temperature 1 and top_p 1 with groups"),
+        (
+            [*GROUPS, "align.minibatches=13"],
+            "align.minibatches must be at most the 12 episodes of an iteration",
+        ),
         (["credit.name=turn-gae"], "credit 'turn-gae' needs values, which training does not compute"),
     ],
 )

@@ -165,5 +165,5 @@ def test_iterations_are_shown_together():
 
     rows = [line.split() for line in console.export_text().splitlines()[2:5]]
     assert rows[0][:2] == ["expert", "done"]
-    assert rows[1] == ["explore", "x", "3", "1", "done", "8", "episodes", "each", "~6", "s", "3.0", "GB"]
+    assert " ".join(rows[1]) == "explore x 3 1 done 8 episodes, each time ~6 s ~3.0 GB"
     assert rows[2][0] == "evaluate-ppo-clip"

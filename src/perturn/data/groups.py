@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.types import Trajectory, failed, score, succeeded
 
-BINS = ("trained", "no_spread", "failed", "filtered")
+BINS = ("trained", "no_spread", "failed", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
 
 ROUNDING = 1e-9
@@ -82,12 +82,17 @@ def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 
 def ledger(
-    groups: Sequence[Sequence[Trajectory]], weights: Sequence[Weights], *, drop_equal_outcomes: bool
+    groups: Sequence[Sequence[Trajectory]],
+    weights: Sequence[Weights],
+    *,
+    drop_equal_outcomes: bool,
+    too_long: Collection[tuple[str, int]] = (),
 ) -> list[CreditRow]:
     """Put each episode in exactly one of BINS: the first of these that holds.
 
     - failed: its status is FAILED. It counted in its group's statistics, with score 0.
     - no_spread: every weight of its group is 0, or it is alone in its group and has no baseline, or it has no turn.
+    - cut: not even its first turn fits the length limit of training.
     - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped.
     - trained.
 
@@ -95,6 +100,7 @@ def ledger(
         groups: Trajectories of a task each.
         weights: Of each group, as a credit gave them.
         drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
+        too_long: Keys of the trajectories that do not fit.
 
     Returns:
         One row a trajectory, in the order of the groups.
@@ -107,16 +113,18 @@ def ledger(
         spread = len(group) > 1 and not _is_zero(given)
         dropped = drop_equal_outcomes and has_equal_outcomes(group)
         for trajectory, weight in zip(group, given, strict=True):
-            where = _bin(trajectory, spread, dropped)
+            where = _bin(trajectory, spread, dropped, trajectory.key in too_long)
             rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight)))
     return rows
 
 
-def _bin(trajectory: Trajectory, spread: bool, dropped: bool) -> str:
+def _bin(trajectory: Trajectory, spread: bool, dropped: bool, is_too_long: bool) -> str:
     if failed(trajectory):
         return "failed"
     if not spread or not trajectory.turns:
         return "no_spread"
+    if is_too_long:
+        return "cut"
     return "filtered" if dropped else "trained"
 
 

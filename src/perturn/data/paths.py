@@ -9,6 +9,9 @@ from pathlib import Path, PurePath
 
 from perturn.errors import RunError
 
+OPTIMIZER = ("optimizer.pt", "scheduler.pt")
+"""Files of transformers, beside a policy, in which its optimizer and schedule go on."""
+
 
 class _File:
     """A file or folder of one name."""

@@ -320,6 +320,8 @@ class PPOClip:
         advantage = turn_weights(side, self.credit)[side.turn_index]
         ratio = self._log_ratio(side).clamp(-_MOST, _MOST).exp()
         clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
+        if self.dual_clip is not None:
+            clipped |= (advantage < 0) & (ratio > self.dual_clip)
         return ratio, clipped & (advantage != 0), advantage
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:

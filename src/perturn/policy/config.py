@@ -53,7 +53,7 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Episodes that were asked for, of which the training rows are what is left: means over "
-            "trajectories divide by these, so that rows without a gradient can be left out. None: the rows."
+            "trajectories divide by these, means over tokens or turns as if the others were as long. None: the rows."
         },
     )
     token_budget: int = _as_in_a_recipe("token_budget")

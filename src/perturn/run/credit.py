@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def credit_groups(
     needed: Needed | None = None,
     *,
     drop_equal_outcomes: bool = False,
+    too_long: Collection[tuple[str, int]] = (),
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
 
@@ -55,6 +56,7 @@ def credit_groups(
         credit: What weighs.
         needed: What it needs, by keyword, one entry a trajectory.
         drop_equal_outcomes: As `ledger` has it.
+        too_long: As `ledger` has it.
 
     Returns:
         One row an episode, by task and sample.
@@ -68,7 +70,7 @@ def credit_groups(
     order = [[position[one.key] for one in group] for group in groups]
     weights = weigh_groups(trajectories, order, credit, needed or {})
     listed = [[weights[index].tolist() for index in members] for members in order]
-    return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes)
+    return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
 
 
 def weigh_groups(

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.trl import to_trl
 from perturn.errors import RunError, did_you_mean
@@ -90,7 +91,8 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
     if chosen not in trained:
         raise RunError(f"{run} has no trained policy {chosen!r}.{did_you_mean(chosen, trained)}")
     with replacing(output) as fresh:
-        shutil.copytree(recorded.paths.checkpoint(chosen), fresh)
+        optimizer = shutil.ignore_patterns(*OPTIMIZER)
+        shutil.copytree(recorded.paths.checkpoint(chosen), fresh, ignore=optimizer)
         (fresh / "README.md").write_text(model_card(recorded, recipe, chosen), encoding="utf-8")
         for file in (recorded.paths.recipe, recorded.paths.summary):
             if file.is_file():

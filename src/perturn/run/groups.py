@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
+from perturn.errors import DataError
+from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
+from perturn.policy.models import context_length, empty_model
 from perturn.run.credit import compute_needed, credit_groups, explained
 from perturn.run.progress import console
-from perturn.run.session import Session
+from perturn.run.session import Session, make_renderer
+from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
-from perturn.types import WeightedTrajectory
+from perturn.types import Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
@@ -37,7 +44,13 @@ def credit(session: Session, stage: Stage) -> None:
         needed = compute_needed(
             credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted
         )
-        rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=settings.drop_equal_outcomes)
+        rows = credit_groups(
+            episodes,
+            credit,
+            needed,
+            drop_equal_outcomes=settings.drop_equal_outcomes,
+            too_long=_too_long(session.recipe, episodes),
+        )
         counts |= counts_of(groups_of(episodes), rows)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
         console.print("episodes:", ", ".join(said))
@@ -50,10 +63,32 @@ def credit(session: Session, stage: Stage) -> None:
         write_credits(file, rows)
 
 
+def _too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
+    """Keys of the episodes whose first turn does not fit the length limit of training."""
+    limit = recipe.model.max_length or context_length(empty_model(recipe.model.name))
+    if limit is None:
+        return set()
+    renderer, found = make_renderer(recipe, recipe.model.name), set()
+    for one in episodes:
+        try:
+            if one.turns:
+                renderer.encode(replace(one, turns=one.turns[:1]), limit)
+        except DataError:
+            found.add(one.key)
+    return found
+
+
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
-    """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for."""
+    """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for.
+
+    Where the loss keeps the policy near a reference, those without spread take part in that, with weights of 0.
+    """
     name, _ = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
     played = {one.key: one for one in read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))}
     trained = [WeightedTrajectory(played[row.key], row.weight) for row in credited if row.bin == "trained"]
+    assert run.recipe.align is not None
+    if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
+        still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
+        trained += [WeightedTrajectory(one, (0.0,) * len(one.turns)) for one in still]
     return trained, len(credited)

@@ -7,20 +7,18 @@ import shutil
 
 import torch
 
+from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
 from perturn.io.writing import replacing
 from perturn.policy.config import TurnConfig
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
-from perturn.ranks import share_of
+from perturn.ranks import world_size
 from perturn.run.panels import seed_of
 from perturn.run.progress import console
 from perturn.run.session import policy_path
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, average_of, is_scored, policy_of
-
-_OPTIMIZER = ("optimizer.pt", "scheduler.pt")
-"""Files of transformers in which the optimizer and its schedule go on."""
 
 
 def goes_on(recipe: Recipe) -> bool:
@@ -37,7 +35,8 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
         args.seed = seed_of(recipe.seed, "align", stage.iteration)
     if settings.minibatches is None:
         return
-    args.per_device_train_batch_size = share_of(math.ceil(rows / settings.minibatches))
+    share = math.ceil(rows / settings.minibatches)
+    args.per_device_train_batch_size = math.ceil(share / world_size())
     steps = math.ceil(settings.minibatches * settings.epochs)
     args.schedule_steps = steps * recipe.iterations
     if steps <= settings.save_steps:  # the iteration is saved as a whole
@@ -45,7 +44,7 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
     args.save_steps = settings.save_steps
     before = run.paths.checkpoint(stage.start)
     if (
-        before / _OPTIMIZER[0]
+        before / OPTIMIZER[0]
     ).is_file():  # there is none before the first iteration that had something to train on
         args.optimizer_from = str(before)
 
@@ -56,7 +55,7 @@ def stay(run: Run, stage: Stage) -> None:
     with replacing(target, foreign=(Exception,)) as fresh:
         load_model(path, say=console.print).save_pretrained(fresh)
         load_tokenizer(path).save_pretrained(fresh)
-        for file in (run.paths.checkpoint(stage.start) / name for name in _OPTIMIZER):
+        for file in (run.paths.checkpoint(stage.start) / name for name in OPTIMIZER):
             if file.is_file():
                 shutil.copy2(file, fresh)
     run.paths.metrics(stage.name).touch()
@@ -94,11 +93,7 @@ def let_go(run: Run, stage: Stage) -> None:
     files = []
     for iteration in range(1, stage.iteration):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
-        files += (
-            [policy / name for name in _OPTIMIZER]
-            if is_scored(recipe, iteration) or recipe.align is None or recipe.align.minibatches is None
-            else [policy]
-        )
+        files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
         if keeps_average(recipe):
             files.append(run.paths.checkpoint(average_of(recipe, iteration)))
     run.let_go([file for file in files if file.exists()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import Damage, find_damage, own_digest, read_manifest
 from perturn.errors import RunError
 from perturn.run.loop import made_from
+from perturn.settings.stages import Stage, stages
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,27 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
         return f"restore {folder / one.file} from a copy; without its recipe nothing of the run can be relied on."
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
-    paths = " ".join(made_from(folder, resolve_recipe(folder), seals, one.stage))
+    recipe = resolve_recipe(folder)
+    if not _can_be_redone(RunPaths(folder), stages(recipe), one.stage):
+        return (
+            f"restore what {one.stage} made from a copy; it cannot be made again, since the policy that it starts from "
+            "was not kept."
+        )
+    paths = " ".join(made_from(folder, recipe, seals, one.stage))
     removal = f"rm -r {paths} && " if paths else ""
     return (
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
         f"{removal}perturn run {folder}"
     )
+
+
+def _can_be_redone(paths: RunPaths, planned: Iterable[Stage], name: str) -> bool:
+    """Whether the policy that a stage begins with, or that acts in it, is still there."""
+    for stage in planned:
+        if stage.name == name:
+            policy = stage.start if stage.command == "train" else stage.policy
+            return policy in ("", "base") or paths.checkpoint(policy).is_dir()
+    return True
 
 
 def print_verified(found: Verified, console: Console) -> None:

@@ -108,6 +108,20 @@ class Recipe:
             self.explore is None or self.explore.samples > 1 or not (within or self.groups),
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
+        some = self.groups and self.explore and self.explore.per_iteration
+        steps = self.align.minibatches if self.align else None
+        if some and steps and self.explore:
+            require(
+                steps <= some * self.explore.samples,
+                f"align.minibatches must be at most the {some * self.explore.samples} episodes of an iteration, got "
+                f"{steps}.",
+            )
+        how = self.explore.sampling if self.explore else None
+        require(
+            not self.groups or how is None or how.temperature == how.top_p == 1,
+            "explore.sampling must have temperature 1 and top_p 1 with groups, whose gradient is that of the policy "
+            "itself and not of a sharper one that acts in its place.",
+        )
         if self.environment is not None:
             require(
                 self.protocol is not None, "protocol is missing and has no default; set it in the recipe."

@@ -202,9 +202,9 @@ class Align(Train):
     """The training stage that is done in each iteration."""
 
     minibatches: Annotated[int, COUNT] | None = None
-    """Optimizer steps of an epoch, each on an equal share of the iteration's rows, which must not be fewer. Optimizer
-    and learning rate then go on from iteration to iteration. None: steps of `batch_size` rows, and a fresh optimizer
-    and schedule in each iteration."""
+    """Optimizer steps of an epoch, at most: each is on the same number of the iteration's rows, but for the last.
+    Optimizer and learning rate then go on from iteration to iteration, and `batch_size` is not read. None: steps of
+    `batch_size` rows, and a fresh optimizer and schedule in each iteration."""
     reference: Literal["previous", "start", "average"] = "previous"
     """Reference of an iteration: the policy it starts from, the one that the first iteration started from, or a moving
     average of both and all between."""

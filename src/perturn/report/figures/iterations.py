@@ -25,7 +25,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 BINS = {
     "trained": SIDES["chosen"], "kept": SIDES["chosen"], "no_spread": "#98a1ab", "tie": "#98a1ab",
-    "filtered": OTHERS[0], "gap": OTHERS[0], "failed": SIDES["rejected"], "identical": OTHERS[1],
+    "cut": OTHERS[2], "filtered": OTHERS[0], "gap": OTHERS[0], "failed": SIDES["rejected"], "identical": OTHERS[1],
     "alone": OTHERS[2], "over": "#5fa8d3", "no_turns": "#6b4f3a", "no_expert": OTHERS[2],
     "better_than_expert": "#5fa8d3",
 }  # fmt: skip
