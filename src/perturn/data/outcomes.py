@@ -16,15 +16,12 @@ from perturn.io.reading import complete_lines, explain
 _Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 
 
-_Logprob = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
-
-
 class _Task(TypedDict):
     id: str
 
 
 class _Action(TypedDict):
-    logprobs: NotRequired[list[_Logprob] | None]
+    logprobs: NotRequired[list[_Finite] | None]
 
 
 class _Turn(TypedDict):
