@@ -19,8 +19,10 @@ from perturn.data.paths import OPTIMIZER
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.run.export import export_policy
+from perturn.run.groups import too_long
 from perturn.run.loop import check
 from perturn.run.verify import verify
+from perturn.types import Action, Task, Trajectory, Turn
 
 from .online import GROUPS, begin, recipe_of
 from .test_loop import finish, place  # noqa: F401  a fixture
@@ -164,6 +166,22 @@ def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place
     assert_close(
         *(load_file(policies / name / "model.safetensors") for name in ("sft", "dpo-002")), rtol=0, atol=0
     )
+
+
+def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place, monkeypatch):  # noqa: F811
+    """One that grows too long later is only cut there; nothing but the length decides."""
+    monkeypatch.chdir(place)
+    heard = [{"role": "user", "content": text} for text in ("Begin.", "a long story " * 50)]
+    short, long = (
+        Turn((message,), Action("Action: left", token_ids=(1, 2, 3), logprobs=(-1.0,) * 3)) for message in heard
+    )
+    episodes = [
+        Trajectory(Task(name), turns)
+        for name, turns in (("short", (short,)), ("later", (short, long)), ("long", (long,)), ("none", ()))
+    ]
+
+    assert too_long(recipe_of(place, "model.max_length=100"), episodes) == {("long", 0)}
+    assert too_long(recipe_of(place), episodes) == set()
 
 
 @pytest.mark.parametrize(

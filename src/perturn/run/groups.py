@@ -9,7 +9,6 @@ from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
 from perturn.policy.models import context_length, empty_model
@@ -49,7 +48,7 @@ def credit(session: Session, stage: Stage) -> None:
             credit,
             needed,
             drop_equal_outcomes=settings.drop_equal_outcomes,
-            too_long=_too_long(session.recipe, episodes),
+            too_long=too_long(session.recipe, episodes),
         )
         counts |= counts_of(groups_of(episodes), rows)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
@@ -63,19 +62,14 @@ def credit(session: Session, stage: Stage) -> None:
         write_credits(file, rows)
 
 
-def _too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
+def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
     """Keys of the episodes whose first turn does not fit the length limit of training."""
     limit = recipe.model.max_length or context_length(empty_model(recipe.model.name))
     if limit is None:
         return set()
-    renderer, found = make_renderer(recipe, recipe.model.name), set()
-    for one in episodes:
-        try:
-            if one.turns:
-                renderer.encode(replace(one, turns=one.turns[:1]), limit)
-        except DataError:
-            found.add(one.key)
-    return found
+    renderer = make_renderer(recipe, recipe.model.name)
+    begun = (replace(one, turns=one.turns[:1]) for one in episodes if one.turns)
+    return {one.key for one in begun if len(renderer.encode(one).ids) > limit}
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:

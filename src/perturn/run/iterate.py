@@ -43,9 +43,8 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
         args.save_strategy = "no"
     args.save_steps = settings.save_steps
     before = run.paths.checkpoint(stage.start)
-    if (
-        before / OPTIMIZER[0]
-    ).is_file():  # there is none before the first iteration that had something to train on
+    # There is none before the first iteration that had something to train on.
+    if (before / OPTIMIZER[0]).is_file():
         args.optimizer_from = str(before)
 
 

@@ -10,6 +10,7 @@ from perturn.io.reading import user_path
 from perturn.run.progress import console
 from perturn.run.session import Session
 from perturn.settings.stages import Stage
+from perturn.table import locate
 from perturn.types import PreferencePair, succeeded
 
 
@@ -27,7 +28,10 @@ def make_pairs(session: Session, stage: Stage) -> None:
     )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
         if settings.within == "group":
-            pairs, reasons = pair_within_groups(played, settings.threshold, per_group=settings.per_group)
+            cut = locate("perturn.run.groups:too_long")(session.recipe, played)
+            fitting = [one for one in played if one.key not in cut]
+            pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
+            reasons["too_long"] = len(cut)
         else:
             experts = [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
             pairs, reasons = pair_with_expert(
