@@ -173,7 +173,8 @@ def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place
     monkeypatch.chdir(place)
     heard = [{"role": "user", "content": text} for text in ("Begin.", "a long story " * 50)]
     short, long = (
-        Turn((message,), Action("Action: left", token_ids=(1, 2, 3), logprobs=(-1.0,) * 3)) for message in heard
+        Turn((message,), Action("Action: left", token_ids=(1, 2, 3), logprobs=(-1.0,) * 3))
+        for message in heard
     )
     episodes = [
         Trajectory(Task(name), turns)
