@@ -229,7 +229,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     Raises:
         ConfigError: If it needs values, or gives anything but one finite number a turn.
     """
-    if "values" in credit.needs:
+    if "values" in credit.needs and "values" not in needed:
         raise ConfigError(
             f"credit {type(credit).__name__} needs values, which training does not compute; give rows with weights, "
             "which the section `groups` of a recipe computes before it trains."

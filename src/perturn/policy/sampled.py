@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perturn.credit import Credit
-from perturn.errors import DataError
+from perturn.errors import ConfigError, DataError, PerturnError
+from perturn.io.plain import told
 from perturn.policy.reference import asked
 from perturn.policy.tokens import Encoded, Example
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 Row = Trajectory | WeightedTrajectory | PreferencePair
 """A row that training takes."""
+
+Needed = Mapping[str, Sequence[Any]]
+"""Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
@@ -52,35 +57,68 @@ def with_weight(example: Example, weight: Sequence[float]) -> Example:
     return replace(example, weight=(torch.tensor(kept, dtype=torch.float32),))
 
 
-def weigh_groups(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
+def weigh_groups(
+    trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]], credit: Credit, needed: Needed
+) -> dict[int, Tensor]:
+    """Ask a credit for the weights of each group; once for all of them if its statistics run across tasks.
+
+    Args:
+        trajectories: Episodes.
+        groups: Indices of the episodes of each group.
+        credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
+        needed: What it needs, by keyword, one entry a trajectory.
+
+    Returns:
+        Weights of each trajectory by its index, without unit [turns].
+
+    Raises:
+        ConfigError: If the credit raises, or gives anything but one finite number a turn.
+    """
+    if getattr(credit, "across_tasks", False):
+        groups = [[index for members in groups for index in members]]
+    found: dict[int, Tensor] = {}
+    for members in groups:
+        theirs = {name: [values[index] for index in members] for name, values in needed.items()}
+        group = [trajectories[index] for index in members]
+        try:
+            found |= zip(members, asked(credit, group, **theirs), strict=True)
+        except PerturnError:
+            raise
+        except Exception as error:  # a credit is code of others
+            raise ConfigError(
+                f"credit {type(credit).__name__} cannot weigh the {len(group)} trajectories of task "
+                f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
+            ) from error
+    return found
+
+
+def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
     """The examples with the weights of a credit that compares the episodes of a group.
 
-    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out; a
-    credit whose statistics run across tasks gets those of all tasks.
+    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
 
     Args:
         examples: As training sees the rows.
         rows: Each a trajectory; or all of them with weights, which stay as they are.
-        credit: It is asked once a group.
+        credit: See `weigh_groups`.
 
     Raises:
         DataError: If some rows have weights and others have none.
         ConfigError: If the credit gives anything but one finite number a turn.
     """
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    across = getattr(credit, "across_tasks", False)
-    played: dict[int, Trajectory] = {}
-    for index, row in enumerate(rows):
-        if isinstance(row, Trajectory):
-            groups[(row.policy,) if across else (row.task.id, row.policy)].append(index)
-            played[index] = row
-    if played and len(played) < len(rows):
+    played = [row for row in rows if isinstance(row, Trajectory)]
+    if not played:
+        return list(examples)
+    if len(played) < len(rows):
         raise DataError(
             f"{len(rows) - len(played)} of {len(rows)} rows have weights, and the others have none; the credit "
             f"{type(credit).__name__} compares whole groups, so give all rows weights, or none."
         )
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for index, row in enumerate(played):
+        groups[row.policy][row.task.id].append(index)
     found = list(examples)
-    for members in groups.values():
-        for index, weight in zip(members, asked(credit, [played[i] for i in members]), strict=True):
+    for of_policy in groups.values():
+        for index, weight in weigh_groups(played, of_policy.values(), credit, {}).items():
             found[index] = with_weight(examples[index], weight.tolist())
     return found

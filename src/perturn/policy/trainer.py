@@ -35,7 +35,7 @@ from perturn.policy.models import add_adapters, context_length, disable_dropout,
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
-from perturn.policy.sampled import Row, behavior_logprobs, weigh_groups, with_weight
+from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
 from perturn.settings.parsing import build
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
@@ -180,7 +180,7 @@ class TurnTrainer(Trainer):
                 len(dropped),
                 args.max_length,
             )
-        return Examples(weigh_groups(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+        return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
 
     def _example(self, row: Row) -> Example:
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""

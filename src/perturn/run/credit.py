@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from perturn.data.paths import RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
-from perturn.errors import ConfigError, PerturnError, RunError
-from perturn.io.plain import told
+from perturn.errors import ConfigError, RunError
 from perturn.policy.credits import make_credit
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, turn_logprobs
+from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values
@@ -33,9 +33,6 @@ from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
-
-Needed = Mapping[str, Sequence[Any]]
-"""Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
 
 _COMPUTED = frozenset({"reference", "values"})
 """Quantities that can be computed for stored episodes."""
@@ -62,8 +59,7 @@ def credit_groups(
         One row an episode, by task and sample.
 
     Raises:
-        ConfigError: If the credit raises.
-        DataError: If it does not give each turn a finite weight.
+        ConfigError: If the credit raises, or does not give each turn a finite weight.
     """
     position = {one.key: index for index, one in enumerate(trajectories)}
     groups = groups_of(trajectories)
@@ -71,42 +67,6 @@ def credit_groups(
     weights = weigh_groups(trajectories, order, credit, needed or {})
     listed = [[weights[index].tolist() for index in members] for members in order]
     return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
-
-
-def weigh_groups(
-    trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]], credit: Credit, needed: Needed
-) -> dict[int, Tensor]:
-    """Ask a credit for the weights of each group; once for all of them if its statistics run across tasks.
-
-    Args:
-        trajectories: Episodes.
-        groups: Indices of the episodes of each group.
-        credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
-        needed: What it needs, by keyword, one entry a trajectory.
-
-    Returns:
-        Weights of each trajectory by its index, without unit [turns].
-
-    Raises:
-        ConfigError: If the credit raises, or does not give one tensor a trajectory.
-    """
-    if getattr(credit, "across_tasks", False):
-        groups = [[index for members in groups for index in members]]
-    found: dict[int, Tensor] = {}
-    for members in groups:
-        theirs = {name: [values[index] for index in members] for name, values in needed.items()}
-        group = [trajectories[index] for index in members]
-        try:
-            weights = credit(group, **theirs)
-            found |= zip(members, weights, strict=True)
-        except PerturnError:
-            raise
-        except Exception as error:  # a credit is code of others
-            raise ConfigError(
-                f"credit {type(credit).__name__} cannot weigh the {len(group)} trajectories of task "
-                f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
-            ) from error
-    return found
 
 
 def reference_of(

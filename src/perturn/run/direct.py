@@ -31,11 +31,12 @@ from perturn.policy.config import TurnConfig
 from perturn.policy.credits import make_credit
 from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
+from perturn.policy.sampled import weigh_groups
 from perturn.policy.tokens import Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
-from perturn.run.credit import reference_of, weigh_groups
+from perturn.run.credit import reference_of
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import rules_for, scored_panel, turn_tokens
