@@ -20,7 +20,7 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.run.export import export_policy
 from perturn.run.groups import too_long
-from perturn.run.loop import check
+from perturn.run.loop import check, open_run, run_stages
 from perturn.run.verify import verify
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -106,6 +106,20 @@ def test_policies_that_nothing_needs_are_let_go(online):
     assert kept == {"sft", "ppo-clip-002", "ppo-clip-003"}
     assert not (online / "checkpoints/ppo-clip-002/optimizer.pt").exists()
     assert not verify(online).damaged
+
+
+def test_what_a_kill_left_of_earlier_policies_goes_with_the_next_call(online, tmp_path, monkeypatch):
+    """As if it had come after the last training was done, and before the policy before it was let go."""
+    copy = tmp_path / "online"
+    shutil.copytree(online, copy)
+    shutil.copytree(copy / "checkpoints/ppo-clip-003", copy / "checkpoints/ppo-clip-001")
+    monkeypatch.chdir(online.parent.parent)
+    monkeypatch.syspath_prepend(online.parent.parent)
+
+    with open_run(copy) as run:
+        run_stages(run)
+
+    assert {one.name for one in (copy / "checkpoints").iterdir()} == {"sft", "ppo-clip-002", "ppo-clip-003"}
 
 
 def test_what_starts_from_a_policy_that_was_let_go_cannot_be_made_again(online, tmp_path):

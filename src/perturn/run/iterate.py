@@ -1,4 +1,4 @@
-"""From one iteration to the next: its optimizer and references go on, and what nothing needs is removed."""
+"""From one iteration to the next: its policy, optimizer and moving average go on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from perturn.ranks import world_size
 from perturn.run.panels import seed_of
 from perturn.run.progress import console
 from perturn.run.session import policy_path
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, average_of, is_scored, policy_of
-
-
-def goes_on(recipe: Recipe) -> bool:
-    """Whether the optimizer of one iteration is that of the next."""
-    return recipe.iterations > 1 and recipe.align is not None and recipe.align.minibatches is not None
+from perturn.settings.stages import Stage, average_of
 
 
 def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
@@ -60,11 +54,6 @@ def stay(run: Run, stage: Stage) -> None:
     run.paths.metrics(stage.name).touch()
 
 
-def keeps_average(recipe: Recipe) -> bool:
-    """Whether a moving average of policies is some iteration's reference."""
-    return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
-
-
 def move_average(run: Run, stage: Stage) -> None:
     """Move the average of policies towards the one that the iteration made.
 
@@ -81,18 +70,3 @@ def move_average(run: Run, stage: Stage) -> None:
     with replacing(target, foreign=(Exception,)) as fresh:
         average.save_pretrained(fresh)
         load_tokenizer(before).save_pretrained(fresh)
-
-
-def let_go(run: Run, stage: Stage) -> None:
-    """Remove policies, averages and optimizers of earlier iterations that nothing needs any more.
-
-    The newest policy stays, and those that are scored.
-    """
-    recipe = run.recipe
-    files = []
-    for iteration in range(1, stage.iteration):
-        policy = run.paths.checkpoint(policy_of(recipe, iteration))
-        files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
-        if keeps_average(recipe):
-            files.append(run.paths.checkpoint(average_of(recipe, iteration)))
-    run.let_go([file for file in files if file.exists()])

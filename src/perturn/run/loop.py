@@ -20,6 +20,7 @@ from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
 from perturn.ranks import from_leader, leader_first, leads
+from perturn.run.kept import let_go
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
@@ -182,13 +183,16 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
     """
-    planned = []
+    planned, trained = [], None
     for stage in stages(run.recipe):
         if stage.command == "train" and leads() and run.is_done(stage.name):
             # A kill may have left what it was trained in.
             shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
+            trained = stage
         if command in (None, stage.command) and (names is None or stage.name in names):
             planned.append(stage)
+    if trained is not None:  # or policies that it followed
+        let_go(run, trained)
     run.planned = [stage.name for stage in planned]
     with Session(run) as session:
         for stage in planned:

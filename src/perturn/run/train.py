@@ -29,7 +29,8 @@ from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
 from perturn.ranks import from_leader, leads
 from perturn.run.groups import read_groups
-from perturn.run.iterate import go_on, goes_on, keeps_average, let_go, move_average, stay
+from perturn.run.iterate import go_on, move_average, stay
+from perturn.run.kept import goes_on, keeps_average, let_go
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping

@@ -18,7 +18,7 @@ from perturn.policy.logprobs import check_architecture
 from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
-from perturn.run.iterate import goes_on
+from perturn.run.kept import goes_on
 from perturn.run.tracking import PROJECT
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe

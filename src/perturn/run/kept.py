@@ -1,0 +1,33 @@
+"""Policies, averages and optimizers of a run of many iterations: which go on, and which nothing needs any more."""
+
+from __future__ import annotations
+
+from perturn.data.paths import OPTIMIZER
+from perturn.data.run_folder import Run
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage, average_of, is_scored, policy_of
+
+
+def goes_on(recipe: Recipe) -> bool:
+    """Whether the optimizer of one iteration is that of the next."""
+    return recipe.iterations > 1 and recipe.align is not None and recipe.align.minibatches is not None
+
+
+def keeps_average(recipe: Recipe) -> bool:
+    """Whether a moving average of policies is some iteration's reference."""
+    return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
+
+
+def let_go(run: Run, stage: Stage) -> None:
+    """Remove policies, averages and optimizers of earlier iterations that nothing needs any more.
+
+    The newest policy stays, and those that are scored.
+    """
+    recipe = run.recipe
+    files = []
+    for iteration in range(1, stage.iteration):
+        policy = run.paths.checkpoint(policy_of(recipe, iteration))
+        files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
+        if keeps_average(recipe):
+            files.append(run.paths.checkpoint(average_of(recipe, iteration)))
+    run.let_go([file for file in files if file.exists()])
