@@ -170,15 +170,8 @@ def paired_comparison(
     difference = first - second
     difference[np.isclose(first, second, rtol=1e-12, atol=1e-12)] = 0.0
     wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
-    mean, width = float(difference.mean()), None if bounds is None else bounds[1] - bounds[0]
-    binary = _at_bounds(first, bounds) and _at_bounds(second, bounds)
-    if width is not None and binary:
-        low, high = _interval_of_paired_rates(difference, confidence, width)
-    else:
-        estimate = mean_interval(
-            difference.tolist(), confidence, bounds=None if width is None else (-width, width)
-        )
-        low, high = estimate.low, estimate.high
+    mean, binary = float(difference.mean()), _at_bounds(first, bounds) and _at_bounds(second, bounds)
+    low, high = _interval_of_difference(difference, confidence, bounds, binary)
     return PairedComparison(
         n=len(shared),
         mean_difference=mean,
@@ -190,6 +183,20 @@ def paired_comparison(
         losses=losses,
         ties=len(shared) - wins - losses,
     )
+
+
+def _interval_of_difference(
+    difference: Floats, confidence: float, bounds: Bounds, binary: bool
+) -> tuple[float, float]:
+    """Interval of the mean of paired differences [tasks]; of paired rates, where scores are lowest or highest."""
+    if bounds is None:
+        estimate = mean_interval(difference.tolist(), confidence, bounds=None)
+        return estimate.low, estimate.high
+    width = bounds[1] - bounds[0]
+    if binary:
+        return _interval_of_paired_rates(difference, confidence, width)
+    estimate = mean_interval(difference.tolist(), confidence, bounds=(-width, width))
+    return estimate.low, estimate.high
 
 
 def cluster_interval(

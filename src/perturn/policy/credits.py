@@ -74,13 +74,25 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
     return credit
 
 
+def loss_and_credit(
+    loss: Mapping[str, Any], section: Mapping[str, Any] | None, where: str = "loss"
+) -> tuple[Loss, Credit]:
+    """The loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong; `where` is the loss's place.
+    """
+    built: Loss = build(LOSSES, loss, where)
+    return built, choose_credit(built, loss, section)
+
+
 def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
     """The credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong.
     """
-    credit = choose_credit(build(LOSSES, loss, "loss"), loss, section)
+    _, credit = loss_and_credit(loss, section)
     kind = type(credit)
     return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
 

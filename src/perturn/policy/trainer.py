@@ -26,9 +26,9 @@ from perturn.data.cache import cache_folder
 from perturn.data.trl import from_trl
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
-from perturn.losses import LOSSES, TurnLogprobs
+from perturn.losses import TurnLogprobs
 from perturn.policy.config import TurnConfig, refuse_data_parallel, section, share_kept
-from perturn.policy.credits import choose_credit, needs_group
+from perturn.policy.credits import loss_and_credit, needs_group
 from perturn.policy.logprobs import Track, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, by_position
 from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
@@ -37,7 +37,6 @@ from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
 from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
-from perturn.settings.parsing import build
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 _logger = logging.getLogger(__name__)
@@ -78,31 +77,20 @@ class TurnTrainer(Trainer):
             PerturnError: If a setting or a row is wrong, in one line, before any training.
         """
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
-        settings = section(args.loss, "loss")
-        self.loss = build(LOSSES, settings, "loss")
-        self.credit = choose_credit(
-            self.loss, settings, None if args.credit is None else section(args.credit, "credit")
+        named = None if args.credit is None else section(args.credit, "credit")
+        self.loss: Any
+        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), named)
+        tokenizer = processing_class or load_tokenizer(
+            model if isinstance(model, str) else model.config.name_or_path
         )
-        if isinstance(model, str):
-            processing_class = processing_class or load_tokenizer(model)
-            model = load_model(model)
-        self.renderer = Renderer(
-            processing_class or load_tokenizer(model.config.name_or_path), args.chat_template
-        )
+        model = load_model(model) if isinstance(model, str) else model
+        self.renderer = Renderer(tokenizer, args.chat_template)
         self._context = context_length(model)
         train = self._encode(train_dataset, "train")
         evaluation = self._encode(eval_dataset, "eval")
         self._kept = share_kept(args.episodes, train)
         parts = [part for part in (train, evaluation) if part is not None]
-        if args.disable_dropout:
-            disable_dropout(model)
-        prepare(model)
-        # Before adapters, which may change the weights they are added to.
-        self._weigh(parts, model if ref_model is None else ref_model, track)
-        if peft_config is not None:
-            model = add_adapters(model, peft_config, args.seed)
-        if getattr(self.loss, "needs_proximal", False):
-            self._compute(parts, "proximal", model, track)
+        model = self._compute_inputs(parts, model, ref_model, peft_config, track)
         super().__init__(
             model=model,
             args=args,
@@ -116,6 +104,21 @@ class TurnTrainer(Trainer):
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
+
+    def _compute_inputs(
+        self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
+    ) -> Any:
+        """Give the rows what policies that do not move say of them; the model to train, with its adapters."""
+        if self.turn_args.disable_dropout:
+            disable_dropout(model)
+        prepare(model)
+        # Before adapters, which may change the weights they are added to.
+        self._weigh(parts, model if reference is None else reference, track)
+        if peft_config is not None:
+            model = add_adapters(model, peft_config, self.turn_args.seed)
+        if getattr(self.loss, "needs_proximal", False):
+            self._compute(parts, "proximal", model, track)
+        return model
 
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""

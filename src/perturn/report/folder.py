@@ -119,14 +119,7 @@ def read_run(path: Path) -> RecordedRun:
     notes = _missing(paths, mark, evaluation, settings)
     iterations = read_iterations(paths, manifest.get("stages") or {}, files)
     loss = read_note(paths.loss(mark), Loss) or {}
-    confidence = read_sides(paths.confidence(mark), Confidences)
-    if confidence and len(confidence) != len(pairs):
-        name, of = paths.name(paths.confidence(mark)), paths.pairs(mark).name
-        notes.append(
-            f"{name} has {len(confidence)} rows and {of} {len(pairs)}; confidences are left out. Run the alignment "
-            "again to write them anew."
-        )
-        confidence = []
+    confidence, misfits = _confidence(paths, mark, len(pairs))
     reference = read_sides(paths.reference(mark), Reference)
     explored = _trajectories(paths.trajectories(f"explore{mark}"))
     credits, strangers = _credits(paths, mark, explored, files)
@@ -145,13 +138,25 @@ def read_run(path: Path) -> RecordedRun:
         sft=read_notes(paths.metrics("sft"), Metrics),
         align=joined_metrics(iterations) or read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,
-        notes=[*_mark_notes(mark), *notes, *strangers, *_panel_notes(evaluation)],
+        notes=[*_mark_notes(mark), *notes, *misfits, *strangers, *_panel_notes(evaluation)],
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
         credits=credits,
         mark=mark,
         iterations=iterations,
     )
+
+
+def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Confidence and weight of the turns of each pair; a note instead where there are not as many as pairs."""
+    file = paths.confidence(mark)
+    found = read_sides(file, Confidences)
+    if not found or len(found) == pairs:
+        return found, []
+    return [], [
+        f"{paths.name(file)} has {len(found)} rows and {paths.pairs(mark).name} {pairs}; confidences are left out. Run "
+        "the alignment again to write them anew."
+    ]
 
 
 def _shown(paths: RunPaths) -> str:

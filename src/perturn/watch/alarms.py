@@ -92,23 +92,27 @@ def _log_ratio(vitals: Vitals) -> Iterator[str]:
 
 
 def _clamped(vitals: Vitals) -> Iterator[str]:
-    for stage in vitals.metrics:
-        found = _series(vitals, stage, "clamped")[-STEPS:]
-        if found and fmean(found) > 0.05:
-            yield (
-                f"{stage}: {fmean(found):.0%} of the pairs are clamped and teach nothing on that side; "
-                "lower the learning rate, or take reduction token_mean."
-            )
+    for stage, share in _shares_above(vitals, "clamped", 0.05):
+        yield (
+            f"{stage}: {share:.0%} of the pairs are clamped and teach nothing on that side; lower the learning rate, "
+            "or take reduction token_mean."
+        )
 
 
 def _clipped(vitals: Vitals) -> Iterator[str]:
+    for stage, share in _shares_above(vitals, "clip_share", 0.5):
+        yield (
+            f"{stage}: the clip takes the gradient of {share:.0%} of the tokens; take fewer steps an iteration "
+            "(align.minibatches, align.epochs), or a lower learning rate."
+        )
+
+
+def _shares_above(vitals: Vitals, key: str, most: float) -> Iterator[tuple[str, float]]:
+    """Stages whose mean share over their last steps is larger, and that share."""
     for stage in vitals.metrics:
-        found = _series(vitals, stage, "clip_share")[-STEPS:]
-        if found and fmean(found) > 0.5:
-            yield (
-                f"{stage}: the clip takes the gradient of {fmean(found):.0%} of the tokens; take fewer steps an "
-                "iteration (align.minibatches, align.epochs), or a lower learning rate."
-            )
+        found = _series(vitals, stage, key)[-STEPS:]
+        if found and fmean(found) > most:
+            yield stage, fmean(found)
 
 
 def _equal_groups(vitals: Vitals) -> Iterator[str]:
