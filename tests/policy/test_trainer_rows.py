@@ -1,0 +1,221 @@
+"""What the trainer takes: rows, models, adapters, references."""
+
+import copy
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from torch.testing import assert_close
+
+from perturn import TurnTrainer
+from perturn.errors import ConfigError
+from perturn.policy.logprobs import action_logprobs
+from perturn.policy.models import add_adapters, load_model
+from perturn.policy.packing import lay_out
+
+from .training import PAIRS, as_implicit, history, scaled
+
+
+def test_sft_trains_on_trajectories(train):
+    """One side, no reference: the loss falls and the cache stays empty."""
+    rows = [pair.chosen for pair in PAIRS]
+    trainer = train(rows, loss="sft", num_train_epochs=3)
+    trainer.train()
+
+    assert history(trainer)[-1] < history(trainer)[0]
+    assert not Path(trainer.turn_args.reference_cache).exists()
+    assert "rewards/chosen" not in trainer.state.log_history[0]
+
+
+def test_sft_takes_the_chosen_side_of_a_pair(train):
+    """Pairs and their chosen sides give one curve, and the rejected sides are not computed."""
+    curves = []
+    for rows in (PAIRS, [pair.chosen for pair in PAIRS]):
+        trainer = train(rows, loss="sft")
+        trainer.train()
+        curves.append(history(trainer))
+        assert all(trainer.train_dataset[i].rejected is None for i in range(len(PAIRS)))
+
+    assert curves[0] == curves[1]
+
+
+def as_explicit(pair):
+    """A TRL row: what comes before the first action is the prompt."""
+    messages = [pair.chosen.messages, pair.rejected.messages]
+    return {"prompt": messages[0][:2], "chosen": messages[0][2:], "rejected": messages[1][2:]}
+
+
+@pytest.mark.parametrize("loss", ["dpo", "tlm-dre"])
+@pytest.mark.parametrize("form", [as_explicit, as_implicit])
+def test_trl_rows_train_as_the_pairs_they_are(train, loss, form):
+    """Lists of rows and a `datasets.Dataset` of them give the curve of the Perturn pairs."""
+    rows = [form(pair) for pair in PAIRS]
+    curves = []
+    for data in (PAIRS, rows, Dataset.from_list(rows)):
+        trainer = train(data, loss=loss)
+        trainer.train()
+        curves.append(history(trainer))
+
+    assert curves[0] == curves[1] == curves[2]
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}"
+    "{% for call in m['tool_calls'] or [] %}{{ '<tool_call>' + (call['function'] | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_trl_rows_with_tools_train_on_the_calls_alone(train, tokenizer):
+    """Schemas and tool results are read, not learned; calls are learned."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
+    row = {
+        "prompt": [{"role": "user", "content": "what is there?"}],
+        "chosen": [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "a red door"},
+            {"role": "assistant", "content": "A door."},
+        ],
+        "rejected": [{"role": "assistant", "content": "Nothing."}],
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+    }
+    trainer = train([row], loss="tlm-dre", chat_template=TOOLS_TEMPLATE)
+    side = trainer.train_dataset[0].chosen
+    learned = tokenizer.decode([i for i, t in zip(side.ids, side.turn, strict=True) if t >= 0])
+    trainer.train()
+
+    assert learned.startswith("<tool_call>")
+    assert learned.endswith("<|im_end|>A door.<|im_end|>")
+    assert "red" not in learned
+    assert '"parameters"' in tokenizer.decode(side.ids)
+    assert torch.isfinite(torch.tensor(history(trainer))).all()
+
+
+@pytest.mark.parametrize("modules", ["lm_head", ["q_proj", "lm_head"], ".*(lm_head|q_proj)"], ids=str)
+def test_an_adapter_of_the_output_layer_is_refused_when_adapters_are_added(tiny_model, modules):
+    """Which is what a dry run does, upon a model without weights; training would refuse it hours later."""
+    model = copy.deepcopy(tiny_model).to("meta")
+    with pytest.raises(ConfigError, match="the output layer gets an adapter"):
+        add_adapters(model, LoraConfig(r=2, target_modules=modules), seed=0)
+
+
+def test_adapters_alone_are_trained(train):
+    """Every weight that needs a gradient is LoRA's, the base is as it was, and rewards begin at 0."""
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = train(loss="dpo", peft_config=config)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+
+    assert moved
+    assert all("lora_" in name for name in moved)
+    assert all("lora_" in n for n, p in trainer.model.named_parameters() if p.requires_grad)
+    assert history(trainer, "rewards/chosen")[0] == pytest.approx(0, abs=1e-5)
+    assert history(trainer, "rewards/margins")[-1] != 0
+
+
+def test_the_reference_of_adapters_is_the_base(train, renderer, tiny_model):
+    """Adapters that do not begin at zero: the policy starts elsewhere, the reference is the model as given."""
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    trainer = train(peft_config=config)
+    side = trainer.train_dataset[0].chosen
+    with torch.no_grad():
+        base = action_logprobs(tiny_model, lay_out([side]))
+        started = action_logprobs(trainer.model, lay_out([side]))
+
+    assert_close(trainer.train_dataset[0].reference[0], base, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(started, base, atol=1e-3)
+
+
+def test_a_model_is_given_by_its_folder(train, tiny_folder):
+    """Also without a tokenizer, which is then the folder's own."""
+    trainer = train(model=str(tiny_folder))
+    trainer.train()
+    args = trainer.turn_args
+    bare = TurnTrainer(str(tiny_folder), args=args, train_dataset=PAIRS[:1])
+    by_object = TurnTrainer(load_model(str(tiny_folder)), args=args, train_dataset=PAIRS[:1])
+
+    assert len(history(trainer)) == 3
+    assert bare.train_dataset[0].chosen == trainer.train_dataset[0].chosen
+    assert by_object.train_dataset[0].chosen == bare.train_dataset[0].chosen
+
+
+def test_the_reference_model_is_not_kept(train, tiny_model):
+    """Once its log-probabilities are known, nothing refers to it."""
+    reference = scaled(tiny_model)
+    alive = weakref.ref(reference)
+    trainer = train(ref_model=reference)
+    del reference
+    gc.collect()
+
+    assert alive() is None
+    assert len(trainer.train_dataset[0].reference) == 2
+
+
+def test_a_reference_model_is_the_reference(train, tiny_model, renderer):
+    """Its log-probabilities, not the policy's, and rewards that do not begin at 0."""
+    reference = scaled(tiny_model)
+    trainer = train(ref_model=reference)
+    with torch.no_grad():
+        expected = action_logprobs(reference, lay_out([renderer.encode(PAIRS[0].chosen)]))
+    trainer.train()
+
+    assert_close(trainer.train_dataset[0].reference[0], expected, atol=1e-5, rtol=1e-5)
+    assert abs(history(trainer, "rewards/chosen")[0]) > 1e-4
+
+
+def test_a_second_trainer_reads_the_reference_back(train, monkeypatch):
+    """The same weights and rows: until training, one pass that tells which reference it is, over 256 fixed tokens."""
+    first, asked = train(), []
+
+    def ask(model, batch):
+        asked.append(len(batch["prediction"]))
+        return action_logprobs(model, batch)
+
+    monkeypatch.setattr("perturn.policy.reference.action_logprobs", ask)
+    second = train()
+
+    assert asked == [255]
+    assert torch.equal(first.train_dataset[3].reference[1], second.train_dataset[3].reference[1])
+
+
+def test_mixed_precision_starts_at_ratio_one(train):
+    """The reference runs under the same autocast as training, so the log-ratio is 0 to the last bit."""
+    trainer = train(loss="tlm-dre", bf16=True)
+    trainer.train()
+
+    assert history(trainer, "log_ratio/chosen")[0] == pytest.approx(0, abs=1e-6)
+    assert all(torch.isfinite(torch.tensor(history(trainer))))
+
+
+def test_mixed_precision_has_a_reference_of_its_own(train):
+    """float32's is not read back for bfloat16."""
+    exact, rounded = train(), train(bf16=True)
+
+    assert not torch.equal(exact.train_dataset[0].reference[0], rounded.train_dataset[0].reference[0])
+
+
+def test_mixed_precision_takes_a_reference_model(train, tiny_model):
+    """A model of its own is checked in the precision of its weights, as the policy is, and then rounded."""
+    trainer = train(bf16=True, ref_model=scaled(tiny_model))
+    trainer.train()
+
+    assert all(torch.isfinite(torch.tensor(history(trainer))))
+
+
+def test_dropout_is_disabled(train, tiny_model):
+    """Attention dropout of a Llama is a number in its layers, not a module: that is 0 too."""
+    tiny_model.config.attention_dropout = 0.5
+    model = type(tiny_model)(tiny_model.config)
+    model.add_module("extra", torch.nn.Dropout(0.5))
+    trainer = train(model=model)
+    trainer.train()
+
+    assert trainer.model.extra.p == 0
+    assert history(trainer, "rewards/chosen")[0] == pytest.approx(0, abs=1e-5)
