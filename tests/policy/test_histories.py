@@ -22,6 +22,8 @@ from perturn.policy.reference import compute_logprobs, weigh_all
 from perturn.policy.tokens import NO_TURN, Encoded, Example, Renderer, check_lengths, encode_example
 from perturn.types import Action, EpisodeProtocol, Observation, PreferencePair, Task, Trajectory, Turn
 
+from .training import turn_by_turn
+
 
 class Hall:
     """A hall of doors; each answer lists other commands, and another word than 'north' is not understood."""
@@ -343,14 +345,7 @@ def test_the_trainer_takes_many_sequences_as_it_takes_one(make_trainer):
         )
         for texts in said
     ]
-    many = [
-        replace(
-            each,
-            history=len(each.turns),
-            turns=tuple(replace(turn, recalled=turn.observation) for turn in each.turns),
-        )
-        for each in one
-    ]
+    many = [turn_by_turn(each) for each in one]
     trained = []
     for episodes in (one, many):
         trainer = make_trainer(

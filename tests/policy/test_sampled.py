@@ -18,6 +18,8 @@ from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
+from .training import turn_by_turn
+
 WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", "box"]
 
 
@@ -409,14 +411,7 @@ def test_what_does_not_fit_is_refused_before_work(train, groups, settings, error
 @pytest.mark.parametrize("aggregate", ["token_mean", "turn_mean", "trajectory_mean", "token_sum"])
 def test_a_sequence_for_each_turn_trains_as_one_sequence_does(train, groups, aggregate):
     """The same text in both forms, two epochs with a third policy: equal loss curve and weights."""
-    many = [
-        replace(
-            row,
-            history=len(row.turns),
-            turns=tuple(replace(turn, recalled=turn.observation) for turn in row.turns),
-        )
-        for row in groups
-    ]
+    many = [turn_by_turn(row) for row in groups]
     found = []
     for rows in (groups, many):
         settings = {"name": "ppo-clip", "aggregate": aggregate, "ratio": "turn", "importance": "token"}

@@ -1,6 +1,7 @@
 """Pairs, a trainer of them and its history: pieces that the tests of the trainer share."""
 
 import copy
+from dataclasses import replace
 
 import torch
 
@@ -50,6 +51,12 @@ def make_pairs(n=6):
 
 
 PAIRS = make_pairs()
+
+
+def turn_by_turn(trajectory):
+    """The same episode as a sequence for each turn, whose policy saw all earlier turns."""
+    turns = tuple(replace(turn, recalled=turn.observation) for turn in trajectory.turns)
+    return replace(trajectory, history=len(turns), turns=turns)
 
 
 def history(trainer, name="loss"):

@@ -8,6 +8,8 @@ from perturn.data.store import write_pairs
 from perturn.report import write_report
 from perturn.types import Action, PreferencePair, Turn
 
+from .views import faults, texts
+
 VIEWS = {
     "report": "",
     "list": "#episodes?sort=-turns&kind=melt",
@@ -50,27 +52,10 @@ def file(folder):
     return write_report(folder)
 
 
-def texts(tab, selector):
-    return [" ".join(text.split()) for text in tab.locator(selector).all_text_contents()]
-
-
 @pytest.mark.parametrize(("width", "theme"), [(390, "light"), (820, "dark"), (1440, "light"), (1440, "dark")])
 def test_every_view_opens_fits_and_is_accessible(visit, file, width, theme):
     """No error, nothing fetched, nothing wider than the screen, all figures drawn, and axe finds no fault."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    found = {}
-    for name, place in VIEWS.items():
-        with visit(file, place, width=width, theme=theme, bypass_csp=True) as tab:
-            if name == "report":
-                tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-                tab.wait_for_selector("[data-figure]:not([data-drawn])", state="detached")
-            faults = axe.Axe().run(tab).response["violations"]
-
-            wider = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
-        found[name] = [(one["id"], one["nodes"][0]["html"][:200]) for one in faults]
-        found[name] += [f"{wider} px wider than the screen"] if wider > 0 else []
-
-    assert found == {name: [] for name in VIEWS}
+    assert faults(visit, file, VIEWS, width, theme) == {name: [] for name in VIEWS}
 
 
 def test_a_click_on_a_head_sorts_the_table(visit, file):

@@ -4,6 +4,8 @@ import pytest
 
 from perturn.report import write_report
 
+from .views import faults, texts
+
 GROUP = "#group?run=online&set=trajectories%2Fexplore-003&task=a"
 VIEWS = {"report": "", "list": "#episodes?mode=groups", "group": GROUP, "nowhere": GROUP + "z"}
 
@@ -14,28 +16,10 @@ def file(tmp_path_factory, make):
     return write_report(make.online_run(tmp_path_factory.mktemp("groups") / "online"))
 
 
-def texts(tab, selector):
-    """Text of each element, in one line."""
-    return [" ".join(text.split()) for text in tab.locator(selector).all_text_contents()]
-
-
 @pytest.mark.parametrize(("width", "theme"), [(375, "light"), (1440, "dark")])
 def test_every_view_opens_fits_and_is_accessible(visit, file, width, theme):
     """As `test_browser` has it for a loop that is done once."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    found = {}
-    for name, hash in VIEWS.items():
-        with visit(file, hash, width=width, theme=theme, bypass_csp=True) as tab:
-            if name == "report":
-                tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-                tab.wait_for_selector("[data-figure]:not([data-drawn])", state="detached")
-            faults = axe.Axe().run(tab).response["violations"]
-
-            wider = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
-        found[name] = [(one["id"], one["nodes"][0]["html"][:200]) for one in faults]
-        found[name] += [f"{wider} px wider than the screen"] if wider > 0 else []
-
-    assert found == {name: [] for name in VIEWS}
+    assert faults(visit, file, VIEWS, width, theme) == {name: [] for name in VIEWS}
 
 
 def test_groups_are_listed_and_stand_side_by_side(visit, file):
