@@ -210,7 +210,9 @@ def re_encode(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
         ids[row, longest - len(each) :] = torch.tensor(each)
         mask[row, longest - len(each) :] = 1
     with torch.inference_mode():
-        found = model.generate(ids, attention_mask=mask, generation_config=_greedy(new))
+        found = model.generate(
+            ids.to(model.device), attention_mask=mask.to(model.device), generation_config=_greedy(new)
+        )
     return [row[longest:].tolist() for row in found]
 
 

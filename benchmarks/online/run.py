@@ -28,6 +28,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rloo-flipped": ("groups.yaml", ("credit.name=flipped:Flipped",)),
 }
 """Method -> its recipe beside this file, and the words laid over it."""
+SEEDS = [0, 1, 2]
 
 
 def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
@@ -41,18 +42,23 @@ def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
         run_stages(run)
 
 
+def find_games() -> None:
+    """Tell where ALFWorld's games are, if PERTURN_DATA says it."""
+    if "PERTURN_DATA" in os.environ:
+        os.environ.setdefault("ALFWORLD_DATA", f"{os.environ['PERTURN_DATA']}/alfworld")
+
+
 def main() -> None:
     """Run the methods, seed by seed, so that the first seed of all is there first."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("out", type=Path)
     words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     words.add_argument("--set", nargs="*", default=[], help="key=value settings laid over the recipe")
     args = words.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(HERE))  # where flipped:Flipped is
-    if "PERTURN_DATA" in os.environ:
-        os.environ.setdefault("ALFWORLD_DATA", f"{os.environ['PERTURN_DATA']}/alfworld")
+    find_games()
     for seed in args.seeds:
         for method in args.methods:
             began = time.monotonic()

@@ -3,9 +3,10 @@ r"""What online learning adds to the small ALFWorld policy: a table, its numbers
     python benchmarks/online/table.py runs/online --out benchmarks/online/results.json \
         --figure docs/figures/online_alfworld.svg
 
-For each method, success on valid_seen of the policy it started from (SFT, scored in the same run) and of the last one;
-the difference paired by game, for each seed and for all: there the seeds of a game are one cluster, and games vary. The
-second interval takes the seeds' differences as the sample (Student's t), so it says what another SFT seed would bring.
+For each method, success on valid_seen, or on the panels that `--panels` names, of the policy it started from and of the
+last one; the difference paired by game, for each seed and for all: there the seeds of a game are one cluster, and games
+vary. The second interval takes the seeds' differences as the sample (Student's t), so it says what another SFT seed
+would bring.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.stats import cluster_interval, mean_interval, paired_comparison
 from perturn.types import succeeded
-from run import METHODS
+from run import METHODS, SEEDS
 
 Scores = dict[str, float]
 """Success of each game, by its id."""
+OWN = "valid_seen"
+"""The panel that a run scores itself, greedily."""
 HEAD = "| method | seeds | n | SFT | after | difference | over games, 95 % | over seeds, 95 % | p | by seed |"
 
 
@@ -34,23 +37,38 @@ def scores(file: Path) -> Scores:
     return {one.task.id: float(succeeded(one)) for one in read_trajectories(file)}
 
 
-def evaluations(out: Path, method: str, seed: int) -> list[tuple[int, Scores]]:
-    """(iteration, scores) of what a run has scored: 0 is the policy it started from."""
+def evaluations(out: Path, method: str, seed: int, last: int) -> list[tuple[int, Scores]]:
+    """(iteration, scores) of what a run has scored up to an iteration: 0 is the policy it started from."""
     folder = RunPaths(out / f"{method}-{seed}").folder / "evaluation"
     found = {0 if file.stem == "base" else int(file.stem[-3:]): file for file in folder.glob("*.jsonl")}
-    return [(number, scores(found[number])) for number in sorted(found)]
+    return [(number, scores(found[number])) for number in sorted(found) if number <= last]
 
 
-def compare(curves: Mapping[int, Sequence[tuple[int, Scores]]]) -> dict[str, Any]:
+def ends(
+    out: Path, panels: Sequence[str], method: str, seed: int, curve: Sequence[tuple[int, Scores]]
+) -> tuple[Scores, Scores]:
+    """What the last policy of a run and the first one have scored: in the run itself (`OWN`), or by `score.py`."""
+
+    def everywhere(scored: Scores, name: str) -> Scores:
+        found = {} if OWN not in panels else dict(scored)
+        for panel in panels:
+            if panel != OWN:
+                folder = RunPaths(out / "scores" / panel / name).folder
+                found |= scores(folder / "evaluation" / "base.jsonl")
+        return found
+
+    return everywhere(curve[-1][1], f"{method}-{seed}"), everywhere(curve[0][1], f"sft-{seed}")
+
+
+def compare(pairs: Mapping[int, tuple[Scores, Scores]]) -> dict[str, Any]:
     """One method: its last policy against the one it started from, over seeds.
 
     Args:
-        curves: The evaluations of each seed.
+        pairs: Of each seed, from `ends`.
     """
-    pairs = {seed: (curve[-1][1], curve[0][1]) for seed, curve in curves.items()}
     tasks = sorted(next(iter(pairs.values()))[0])
     if any(set(side) != set(tasks) for pair in pairs.values() for side in pair):
-        raise SystemExit("the evaluations are not of the same games; let run.py finish.")
+        raise SystemExit("the evaluations are not of the same games; let run.py and score.py finish.")
     differences = [(task, after[task] - before[task]) for after, before in pairs.values() for task in tasks]
     averaged = [
         {task: mean(pair[side][task] for pair in pairs.values()) for task in tasks} for side in (0, 1)
@@ -68,9 +86,6 @@ def compare(curves: Mapping[int, Sequence[tuple[int, Scores]]]) -> dict[str, Any
         "pooled": asdict(pooled),
         "over_seeds": asdict(over_seeds) if len(by_seed) > 1 else None,
         "p_value": paired_comparison(*averaged).p_value,
-        "curves": {
-            seed: [[number, mean(each.values())] for number, each in curve] for seed, curve in curves.items()
-        },
     }
 
 
@@ -135,21 +150,31 @@ def smoothed(values: Sequence[float], width: int = 5) -> list[float]:
 
 
 def main() -> None:
-    """Compare all runs that have ended."""
+    """Compare all runs that are so far."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("runs", type=Path)
-    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--iterations", type=int, default=60, help="of a run that has ended")
+    words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    words.add_argument(
+        "--panels", nargs="*", default=[], help="splits that score.py has scored, to add to valid_seen"
+    )
+    words.add_argument("--iterations", type=int, default=60, help="compare the policies after so many")
     words.add_argument("--out", type=Path, help="write the numbers here as JSON")
     words.add_argument("--figure", type=Path, help="draw the curves here as SVG")
     args = words.parse_args()
     rows: dict[str, Any] = {}
-    for method in METHODS:
-        curves = {seed: evaluations(args.runs, method, seed) for seed in args.seeds}
-        ended = {seed: curve for seed, curve in curves.items() if curve and curve[-1][0] == args.iterations}
-        if ended:
-            rows[method] = compare(ended)
-            rows[method]["explored"] = {seed: explored(args.runs, method, seed) for seed in ended}
+    for method in args.methods:
+        curves = {seed: evaluations(args.runs, method, seed, args.iterations) for seed in args.seeds}
+        there = {seed: curve for seed, curve in curves.items() if curve and curve[-1][0] == args.iterations}
+        if there:
+            rows[method] = {
+                **compare({seed: ends(args.runs, args.panels, method, seed, there[seed]) for seed in there}),
+                "curves": {
+                    seed: [[number, mean(each.values())] for number, each in curve]
+                    for seed, curve in there.items()
+                },
+                "explored": {seed: explored(args.runs, method, seed)[: args.iterations] for seed in there},
+            }
     print("\n".join([HEAD, "|---" * (HEAD.count("|") - 1) + "|", *(row(*each) for each in rows.items())]))
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1) + "\n")

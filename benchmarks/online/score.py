@@ -1,0 +1,57 @@
+"""Score the policies that learned online, and those they started from, on one more panel of games.
+
+    PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_train
+    PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_seen --sampled
+
+writes the run OUT/scores/PANEL/POLICY for each, where PANEL is `valid_train`, or `valid_seen-sampled` of actions that
+are drawn at temperature 1, as in training; `table.py --panels` reads it. Some ten seconds each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from perturn.run.loop import open_run, run_stages
+from run import HERE, METHODS, SEEDS, find_games
+
+
+def score(out: Path, panel: str, name: str, policy: Path, seed: int) -> None:
+    """Play a panel with one policy, if that was not done."""
+    split, _, sampled = panel.partition("-")
+    words = [
+        f"output={out / 'scores' / panel}",
+        f"name={name}",
+        f"seed={seed}",
+        f"model.name={policy}",
+        f"evaluate.tasks.split={split}",
+        f"evaluate.sampling.temperature={float(bool(sampled))}",
+    ]
+    with open_run(HERE / "score.yaml", words) as run:
+        run_stages(run)
+
+
+def main() -> None:
+    """Score what is there."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("out", type=Path)
+    words.add_argument("--split", default="valid_train")
+    words.add_argument("--sampled", action="store_true", help="draw actions at temperature 1")
+    words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    words.add_argument("--iterations", type=int, default=60, help="score the policies after so many")
+    args = words.parse_args()
+    torch.set_num_threads(1)
+    find_games()
+    out, panel = args.out.resolve(), args.split + ("-sampled" if args.sampled else "")
+    for seed in args.seeds:
+        score(out, panel, f"sft-{seed}", out / f"sft-{seed}" / "checkpoints" / "sft", seed)
+        for method in args.methods:
+            for policy in (out / f"{method}-{seed}" / "checkpoints").glob(f"*-{args.iterations:03d}"):
+                score(out, panel, f"{method}-{seed}", policy, seed)
+
+
+if __name__ == "__main__":
+    main()
