@@ -22,7 +22,11 @@ REMEMBERS = (
 """Append-only, but once a lamp is seen the user's messages are written otherwise."""
 
 
-EXAMPLE = tuple({"role": role, "content": f"{role} {k}"} for k in range(20) for role in ("user", "assistant"))
+EXAMPLE = tuple(
+    {"role": role, "content": f"{role} {k}" + " with a lamp" * (k == 9)}
+    for k in range(20)
+    for role in ("user", "assistant")
+)
 
 
 SECOND = REMEMBERS.replace("m['role'] == 'user'", "'lamp' in m['content']")
