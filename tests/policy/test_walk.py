@@ -22,17 +22,28 @@ REMEMBERS = (
 """Append-only, but once a lamp is seen the user's messages are written otherwise."""
 
 
-def played(turns, lamp=-1, **action):
+EXAMPLE = tuple(
+    {"role": role, "content": f"{role} {k}" + " with a lamp" * (k == 9)}
+    for k in range(20)
+    for role in ("user", "assistant")
+)
+
+
+SECOND = REMEMBERS.replace("m['role'] == 'user'", "'lamp' in m['content']")
+"""Append-only, but every lamp after the first is written otherwise, which shows in its own message alone."""
+
+
+def played(turns, lamp=(), prompt=SYSTEM, **action):
     return Trajectory(
         Task("t/1"),
         tuple(
             Turn(
-                ({"role": "user", "content": f"room {k}" + " with a lamp" * (k == lamp)},),
+                ({"role": "user", "content": f"room {k}" + " with a lamp" * (k in lamp)},),
                 Action(f"go to door {k}", **action),
             )
             for k in range(turns)
         ),
-        prompt=SYSTEM,
+        prompt=prompt,
     )
 
 
@@ -107,11 +118,26 @@ def test_a_prompt_after_100_turns_costs_its_new_messages(tokenizer):
     assert costs[99] == costs[10] == (2, 13)
 
 
-@pytest.mark.parametrize("template", [NUMBERED, REMEMBERS])
-def test_a_template_that_looks_far_back_is_rendered_whole(tokenizer, template):
-    """The lamp is seen in turn 4 of 9, so that no walk through the newest messages knows of it in turn 6."""
+def test_a_prompt_behind_a_worked_example_costs_its_new_messages(tokenizer):
+    """Three messages up to the first answer, two of the last turn and one or two new ones; the example once."""
+    counting = Counting(tokenizer)
+    renderer = Renderer(counting)
+    costs = []
+    for prompt in prompts(played(12, prompt=SYSTEM + EXAMPLE)):
+        counting.forget()
+        renderer.prompt_ids(prompt)
+        costs.append((counting.renders, counting.rendered))
+
+    assert costs[0] == (1, 42)
+    assert costs[11] == costs[10] == costs[5] == (2, 13)
+
+
+@pytest.mark.parametrize("prompt", [SYSTEM, SYSTEM + EXAMPLE, (), EXAMPLE], ids=len)
+@pytest.mark.parametrize("template", [NUMBERED, REMEMBERS, SECOND, None])
+def test_a_template_that_looks_far_back_is_rendered_whole(tokenizer, template, prompt):
+    """Lamps are seen in turns 2 and 7 of 9: no walk through the newest messages knows in turn 7 of turn 2."""
     renderer = Renderer(tokenizer, template)
-    episode = played(9, lamp=4)
+    episode = played(9, lamp=(2, 7), prompt=prompt)
     text = tokenizer.apply_chat_template(episode.messages, chat_template=template, tokenize=False)
     whole = tuple(tokenizer(text.rstrip("\n"), add_special_tokens=False)["input_ids"])
 
@@ -124,7 +150,7 @@ def test_a_template_that_looks_far_back_is_rendered_whole(tokenizer, template):
 def test_prompts_of_many_conversations_do_not_mix(tokenizer):
     """Two conversations in turn, one of which begins again under its old name; only so many are kept."""
     renderer = Renderer(tokenizer)
-    one, other = played(4), played(4, lamp=0)
+    one, other = played(4), played(4, lamp=(0,))
     fresh = [Renderer(tokenizer).prompt_ids(prompt) for prompt in [*prompts(one), *prompts(other)]]
 
     woven = [

@@ -1,7 +1,8 @@
 """Messages -> text -> tokens: a chat template with its tokenizer, and a conversation on its way through them.
 
-A chat template takes whole conversations. A walk gives it the newest messages behind the first turn and the last one
-alone, and takes what it adds, at the price of its newest messages. Most templates write a message alike whatever stands
+A chat template takes whole conversations. A walk gives it the newest messages behind the first answer, with all before
+it, and the last turn alone, and takes what it adds, at the price of its newest messages; a worked example's first
+answer is the first one. Most templates write a message alike whatever stands
 far before it, but nothing says so: whether the texts of a walk are those of the whole conversation is compared with one
 rendering of the whole, and a walk that cannot be compared, or differs, is done again with all messages at each step
 (`whole`).
@@ -181,18 +182,20 @@ class Walk:
     ) -> None:
         """Begin with the messages before the first turn.
 
-        With `whole`, all messages are rendered at each step, not the first turn, the last and the newest alone.
+        With `whole`, all messages are rendered at each step, not the first answer's, the last and the newest alone.
         """
         self.turns = 0
         """Turns said so far."""
         self.whole = whole
+        self.partial = False
+        """Whether anything was rendered behind less than all that came before it."""
         self.remembers = "namespace" in template.text
         """Whether the template has means to carry something from one message to those after it."""
         self._template, self._tools = template, tools
         self._messages = list(prompt)  # all of them
         self._first: list[Message] = []
         self._context: list[Message] = []  # what the newest messages are rendered behind
-        # Rendered: the first turn, the context, the context and the newest.
+        # Rendered: up to the first answer, the context, the context and the newest.
         self._first_text = self._closed = self._opened = ""
         self._new: list[Message] = []
         self._heard = self._before = ""
@@ -203,6 +206,7 @@ class Walk:
         """Messages the policy reads, and the opening of its own turn."""
         self._new = [*([] if self._added else self._messages), *observation]
         self._messages += observation
+        self.partial |= len(self._context) + len(self._new) < len(self._messages)
         what = f"a {self._new[-1]['role']} message" if self._new else "an assistant message"
         self._opened = self._template.render([*self._context, *self._new], self._tools, generate=True)
         added = self._template.added(self._closed, self._opened, what)
@@ -258,7 +262,7 @@ class Walk:
         Raises:
             ModelError: If they differ.
         """
-        if self.whole or self.turns + open_turn <= 3:  # at first all messages are first, last or newest
+        if not self.partial:
             return
         text = "".join(self._added)
         whole = self._template.render(self._messages, self._tools, generate=open_turn)
@@ -268,13 +272,22 @@ class Walk:
     def _close(self, said: list[Message], text: str) -> None:
         """Choose what the next messages are rendered behind."""
         if self.turns == 0:
-            self._first, self._first_text = said, text
+            self._first, self._first_text = self._beginning(said, text)
             self._context, self._closed = said, text
         elif self.whole:
             self._context, self._closed = [*self._context, *said], text
         else:  # the next rendering says whether it begins so
             self._closed = self._first_text + text[len(self._closed) :]
             self._context = [*self._first, *said]
+
+    def _beginning(self, said: list[Message], text: str) -> tuple[list[Message], str]:
+        """The messages up to the first answer, and their text; all where the text does not begin with it."""
+        count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
+        if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
+            begun, end, _ = alone.rpartition(self._template.end_text)
+            if end and text.startswith(begun + end):
+                return said[:count], begun + end
+        return said, text
 
     def _check_tool_calls(self, messages: Sequence[Message], written: str) -> None:
         """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.
@@ -306,7 +319,7 @@ class Asked:
         self._begun = prompt.messages, prompt.tools
         self._turns: tuple[Turn, ...] = ()
         self._heard: tuple[Message, ...] | None = None
-        self._next_look = 3
+        self._next_look = 0
 
     def leads_to(self, prompt: Prompt) -> bool:
         """Whether the prompt asks for a later turn of the same conversation."""
@@ -327,6 +340,6 @@ class Asked:
             self._heard = None
         self.ids.extend(self.walk.hear(prompt.observation).ids)
         self._turns, self._heard = prompt.turns, prompt.observation
-        if self.walk.turns >= self._next_look or self.walk.remembers:
+        if self.walk.partial and (self.walk.turns >= self._next_look or self.walk.remembers):
             self.walk.confirm(open_turn=True)
             self._next_look = 2 * self.walk.turns
