@@ -33,6 +33,7 @@ SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without 
     "5M": (256, 6, 688, 4, 4),
     "15M": (384, 8, 1024, 6, 6),
     "135M": (576, 30, 1536, 9, 3),
+    "360M": (960, 32, 2560, 15, 5),
 }
 
 TEMPLATE = (
