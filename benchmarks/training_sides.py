@@ -153,7 +153,14 @@ class Perturn(Side):
         self.reference_seconds = time.perf_counter() - start
 
     def collate(self, batch: list[Pair]) -> Any:
-        examples = [Example(*pair.example.sides, self.reference[id(pair)]) for pair in batch]
+        examples = [
+            Example(
+                *pair.example.sides,
+                self.reference[id(pair)],
+                weight=tuple(torch.ones(side.turns) for side in pair.example.sides),  # of no use to DPO
+            )
+            for pair in batch
+        ]
         return Collator(self.trainer.args.token_budget)(examples)
 
     def tokens(self, inputs: Any) -> int:
