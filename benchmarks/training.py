@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from training_data import Shape, make_pairs
 from training_sides import SIDES, achieved_flops, matmul_ceiling, threads
+from worker import Worker, held, peak
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ CASES += [
 
 def compare(case: Case) -> dict[str, Any]:
     """Run both trainers step by step, taking turns; the first step of each is not counted."""
-    with Worker(case, case.peer) as peer, Worker(case, "perturn") as ours:
+    with _worker(case, case.peer) as peer, _worker(case, "perturn") as ours:
         before = [side.ask("reference") / (case.steps + 1) for side in (peer, ours)]
         steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
         memory = [side.ask("peak") for side in (peer, ours)]
@@ -106,35 +106,13 @@ def compare(case: Case) -> dict[str, Any]:
     }
 
 
+def _worker(case: Case, side: str) -> Worker:
+    return Worker(__file__, {**asdict(case), "side": side})
+
+
 def _differs(case: Case) -> bool:
     """Whether the peer sums over other tokens than we do."""
     return case.loss_tokens == "assistant" and case.peer != "trl-tuned"
-
-
-class Worker:
-    """One trainer in a process of its own, which does what it is asked and waits meanwhile."""
-
-    def __init__(self, case: Case, side: str) -> None:
-        """Start it."""
-        command = [sys.executable, __file__, "--worker", json.dumps({**asdict(case), "side": side})]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Worker:
-        """It was started already."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """It ends with its input."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def ask(self, question: str) -> Any:
-        """What it answers."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(question, file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
 
 
 def work(settings: dict[str, Any]) -> None:
@@ -143,7 +121,7 @@ def work(settings: dict[str, Any]) -> None:
     case = Case(**{**settings, "shape": Shape(**settings["shape"])})
     batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
     left = iter(batches)
-    before = _status("VmRSS")
+    before = held()
     settings_of_ours = case.ours if side is SIDES["perturn"] else {}
     trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens, **settings_of_ours)
 
@@ -164,17 +142,10 @@ def work(settings: dict[str, Any]) -> None:
         "ceiling": lambda: matmul_ceiling(
             case.size, case.dtype, trainer.tokens(trainer.collate(batches[-1]))
         ),
-        "peak": lambda: _status("VmHWM") - before,
+        "peak": lambda: peak() - before,
     }
     for line in sys.stdin:
         print(json.dumps(answers[line.strip()]()), flush=True)
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"/proc/self/status has no {name}; memory is measured on Linux only")
 
 
 COLUMNS = {

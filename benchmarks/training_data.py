@@ -1,4 +1,4 @@
-"""Preference pairs of the shape of agents' episodes, as token ids."""
+"""Preference pairs, and groups of episodes of one task, of the shape of agents' episodes, as token ids."""
 
 from __future__ import annotations
 
@@ -48,6 +48,46 @@ def make_pairs(
     mean = sum(shape.prompt) / 2 + sum(shape.turns) / 2 * (sum(shape.observation) + sum(shape.action)) / 2
     worked = _words(draw, vocab, int(mean * shape.one_shot / (1 - shape.one_shot)))
     return [[_pair(draw, shape, vocab, worked, loss_tokens) for _ in range(pairs)] for _ in range(batches)]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One sample of a group: what both trainers get."""
+
+    encoded: Encoded
+    prompt: int
+    """Tokens of the prompt, the first observation among them."""
+    reward: float
+
+
+def make_groups(
+    shape: Shape, vocab: int, worked: int, tasks: int, samples: int, steps: int, seed: int = 0
+) -> list[list[Episode]]:
+    """Episodes of each step, those of a task side by side.
+
+    Args:
+        shape: Sizes.
+        vocab: Ids are drawn below this.
+        worked: Tokens of the worked example, the same in every prompt.
+        tasks: Of a step.
+        samples: Of a task.
+        steps: Number of steps.
+        seed: Of all draws.
+    """
+    draw = random.Random(seed)
+    example = _words(draw, vocab, worked)
+
+    def group() -> list[Episode]:
+        prompt = example + _words(draw, vocab, draw.randint(*shape.prompt))
+        return [_episode(draw, shape, vocab, prompt) for _ in range(samples)]
+
+    return [[episode for _ in range(tasks) for episode in group()] for _ in range(steps)]
+
+
+def _episode(draw: random.Random, shape: Shape, vocab: int, prompt: list[int]) -> Episode:
+    first = _words(draw, vocab, draw.randint(*shape.action))
+    turns = [([], first)] + [_turn(draw, shape, vocab) for _ in range(draw.randint(*shape.turns) - 1)]
+    return Episode(_encode(prompt, turns, "assistant"), len(prompt), draw.random())
 
 
 def _pair(draw: random.Random, shape: Shape, vocab: int, worked: list[int], loss_tokens: str) -> Pair:

@@ -33,6 +33,7 @@ SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without 
     "5M": (256, 6, 688, 4, 4),
     "15M": (384, 8, 1024, 6, 6),
     "135M": (576, 30, 1536, 9, 3),
+    "360M": (960, 32, 2560, 15, 5),
 }
 
 TEMPLATE = (
@@ -152,7 +153,14 @@ class Perturn(Side):
         self.reference_seconds = time.perf_counter() - start
 
     def collate(self, batch: list[Pair]) -> Any:
-        examples = [Example(*pair.example.sides, self.reference[id(pair)]) for pair in batch]
+        examples = [
+            Example(
+                *pair.example.sides,
+                self.reference[id(pair)],
+                weight=tuple(torch.ones(side.turns) for side in pair.example.sides),  # of no use to DPO
+            )
+            for pair in batch
+        ]
         return Collator(self.trainer.args.token_budget)(examples)
 
     def tokens(self, inputs: Any) -> int:

@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from perturn.errors import ModelError
+from perturn.policy.beginning import behind_beginning
 
 NAME = "perturn"
 """Name of our attention among transformers' implementations."""
@@ -48,33 +49,35 @@ def kernel(device: torch.device) -> str:
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
-def forest_mask(segments: Tensor) -> Tensor | BlockMask:
+def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
     """Attention mask of a packed batch; every layer hands it to `forest_attention`.
 
     Args:
         segments: From `lay_out`, on the device to compute on [segments, 3].
+        ahead: Tokens of the beginning that the batch continues; all see all of it.
 
     Returns:
         For `PIECES` the segments themselves [1, 1, segments, 3]; for `FLEX` a block mask; for `MASK` True where a
-        token sees another [1, 1, tokens, tokens].
+        token sees another [1, 1, tokens, ahead + tokens].
     """
     how = kernel(segments.device)
     if how is PIECES:
         return segments[None, None]
-    tokens, sees = int(segments[-1, 1]), _sees(segments)
+    tokens, sees = int(segments[-1, 1]), _sees(segments, ahead)
     if how is FLEX:
-        return create_block_mask(sees, None, None, tokens, tokens, device=segments.device)
-    position = torch.arange(tokens, device=segments.device)
-    return sees(position, position, position[:, None], position)[None, None]
+        return create_block_mask(sees, None, None, tokens, ahead + tokens, device=segments.device)
+    query, key = (torch.arange(size, device=segments.device) for size in (tokens, ahead + tokens))
+    return sees(query, query, query[:, None], key)[None, None]
 
 
-def _sees(segments: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether a query sees a key, as FlexAttention asks."""
+def _sees(segments: Tensor, ahead: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a query sees a key, as FlexAttention asks; keys count from the beginning that is ahead of the queries."""
     # The end of what descends from each token's segment: a later token sees it if it comes before that end.
-    reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0])
+    reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
+    reach = torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < reach[key])
+        return (key <= query + ahead) & (query + ahead < reach[key])
 
     return sees
 
@@ -111,6 +114,8 @@ def forest_attention(
         isinstance(attention_mask, BlockMask) or attention_mask.dtype == torch.long
     )
     _refuse(module, dropout if packed else 0.0, others)
+    own = key.shape[2]
+    key, value = behind_beginning(module, key, value)
     if not packed:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
@@ -131,6 +136,7 @@ def forest_attention(
     if wanted is not None:
         query = query.index_select(2, wanted)
     pieces = _pieces(segments) if wanted is None else _wanted_pieces(segments, wanted.tolist())
+    pieces = _behind(pieces, key.shape[2] - own, query.shape[2])
     found: Tensor = _ForestAttention.apply(query, key, value, pieces, scaling)  # type: ignore[no-untyped-call]
     if wanted is not None:
         found = found.new_zeros(1, tokens, *found.shape[2:]).index_copy(1, wanted, found)
@@ -249,6 +255,14 @@ def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
         if far > last:
             pieces.append((slice(last, far), slice(start, end), False))
     return pieces
+
+
+def _behind(pieces: list[Piece], ahead: int, rows: int) -> list[Piece]:
+    """The same, where keys of a beginning are ahead of all others and every row sees them."""
+    if not ahead:
+        return pieces
+    moved = [(own, slice(keys.start + ahead, keys.stop + ahead), causal) for own, keys, causal in pieces]
+    return [*moved, (slice(0, rows), slice(0, ahead), False)] if rows else moved
 
 
 def _runs(positions: list[int], first: int, last: int) -> list[tuple[int, int]]:

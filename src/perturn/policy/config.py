@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import torch
+from accelerate.utils import DistributedType
 from transformers import TrainingArguments, get_scheduler
 from transformers.trainer import OPTIMIZER_NAME
 
@@ -199,3 +200,14 @@ def refuse_data_parallel(gpus: int) -> None:
             f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, or show it "
             "one with CUDA_VISIBLE_DEVICES=0."
         )
+
+
+def may_begin(args: TurnConfig, distributed: DistributedType) -> bool:
+    """Whether the packs of a step may continue a pass of their own.
+
+    Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
+    reentrant kind, do not keep what a layer attended to.
+    """
+    how: Any = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs or {}
+    reentrant = how.get("use_reentrant")
+    return distributed == DistributedType.NO and not (args.torch_compile or reentrant)

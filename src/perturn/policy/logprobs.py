@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from perturn.errors import ModelError
 from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
+from perturn.policy.beginning import Beginning, tokens_ahead
 from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -70,6 +72,33 @@ def hidden_states(model: Any, batch: Batch) -> Tensor:
     model = _causal_model(model)
     _check_length(model.config, batch)
     return _states(model, batch)[batch["prediction"]].float()
+
+
+@contextmanager
+def continuing(
+    model: Any, ids: Tensor | None, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Iterator[None]:
+    """Let packed passes inside, forward and backward, continue tokens that are computed once for all of them.
+
+    Args:
+        model: As `action_logprobs` has it.
+        ids: Tokens that all the packs begin with [tokens]; the packs are laid out from behind them. None: none.
+        precision: Makes the context to compute them in, that of the passes inside.
+    """
+    if ids is None:
+        yield
+        return
+    prepare(model)
+    inner, beginning = _causal_model(model), Beginning()
+    place = torch.arange(len(ids), device=ids.device)
+    with precision(), beginning.within():
+        # Of the last layer, keys and values alone.
+        _decode(inner, ids, place, torch.tensor([[0, len(ids), len(ids)]], device=ids.device), place[:0])
+    with beginning.behind():
+        yield
+    if torch.is_grad_enabled():
+        want(inner, place[:0])
+        beginning.backward()
 
 
 def pack_by_pack(
@@ -160,14 +189,23 @@ def _forward_like(plain: Any) -> Any:
 
 def _states(model: Any, packed: Batch) -> Tensor:
     """Last hidden states of a packed batch's predictors [predictions, features]."""
-    want(model, packed["predictor"].unique())
+    predictor = packed["predictor"]
+    assert int(packed["position"][0]) == tokens_ahead()
+    return _decode(model, packed["ids"], packed["position"], packed["segments"], predictor.unique())[
+        predictor
+    ]
+
+
+def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted: Tensor) -> Tensor:
+    """Last hidden states of a forest, right at the wanted tokens [tokens, features]."""
+    want(model, wanted)
     states: Tensor = model.get_decoder()(
-        input_ids=packed["ids"][None],
-        position_ids=packed["position"][None],
-        attention_mask=forest_mask(packed["segments"]),
+        input_ids=ids[None],
+        position_ids=position[None],
+        attention_mask=forest_mask(segments, tokens_ahead()),
         use_cache=False,
     ).last_hidden_state[0]
-    return states[packed["predictor"]]
+    return states
 
 
 def _causal_model(model: Any) -> Any:

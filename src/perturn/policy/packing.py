@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,17 +30,21 @@ Ids = NDArray[np.int64]
 OTHERS = ("reference", "behavior", "proximal")
 """Log-probabilities beside the policy's, of an example and of a batch."""
 
+WORTH_A_PASS = 256
+"""Tokens saved below which each pack computes what all of them begin with: a pass of its own costs about as much."""
+
 WORTH_SHARING = 32
 """Tokens saved below which a shared beginning is computed twice instead: an attention call costs about as much."""
 
 
-def lay_out(trajectories: Sequence[Encoded], *, share: bool = True) -> Batch:
+def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int = 0) -> Batch:
     """Trajectories -> one flat batch without padding.
 
     Args:
         trajectories: As tokens; sequences without loss, and tokens after the last one that carries loss in a sequence,
             are left out.
         share: Compute once what several sequences begin with; False lays each out on its own.
+        start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
 
     Returns:
         `ids` and `position` [tokens]; `segments` [segments, 3]: start, end, and the end of what descends from it;
@@ -52,8 +57,8 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True) -> Batch:
     parts = [list(_parts(encoded)) for encoded in trajectories]
     inputs, targets, words, turns = zip(*(part for own in parts for part in own), strict=True)
     forest = _Forest(inputs)
-    for rows in forest.by_token(range(len(inputs)), 0) if share else ([i] for i in range(len(inputs))):
-        forest.add(rows, 0)
+    for rows in forest.by_token(range(len(inputs)), start) if share else ([i] for i in range(len(inputs))):
+        forest.add(rows, start)
     predictors = np.concatenate([forest.where[i][at - 1] for i, at in enumerate(targets)])
     asked = np.stack([predictors, np.concatenate(words)])
     distinct, prediction = np.unique(asked, axis=1, return_inverse=True)
@@ -100,6 +105,15 @@ def count_tokens(trajectories: Sequence[Encoded]) -> int:
     """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
     ordered = sorted(encoded.ids[span] for encoded in trajectories for span in encoded.sequences)
     return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
+
+
+def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
+    """The tokens that all sequences begin with and that predict no loss token; `lay_out` may start behind them."""
+    parts = [part for encoded in trajectories for part in _parts(encoded)]
+    ordered = sorted(ids.tolist() for ids, _, _, _ in parts)
+    silent = min(int(at[0]) - 1 for _, at, _, _ in parts)
+    common: list[int] = ordered[0][: min(silent, first_difference(ordered[0], ordered[-1]))]
+    return common
 
 
 def _parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
@@ -222,11 +236,27 @@ class Collator:
     token_budget: int
     """Tokens of a pack, counted after sharing; an example with more is a pack of its own."""
 
-    def __call__(self, examples: Sequence[Example | None]) -> dict[str, list[Batch]]:
-        """Pack the examples there are; which pack holds which changes memory and speed, not the loss."""
+    begins: bool = False
+    """Whether what all packs begin with may be a pass of its own, and they continue it."""
+
+    def __call__(self, examples: Sequence[Example | None]) -> dict[str, Any]:
+        """Pack the examples there are; which pack holds which changes memory and speed, not the loss.
+
+        Returns:
+            `packs`, and where all begin with many tokens and are laid out from behind them, those as `beginning`.
+        """
         present = [example for example in examples if example is not None]
         packs = by_budget([example.sides for example in present], self.token_budget)
-        return {"packs": [collate([present[index] for index in pack]) for pack in packs]}
+        ahead = self._beginning(present, len(packs))
+        found = {"packs": [collate([present[index] for index in pack], len(ahead)) for pack in packs]}
+        return found | ({"beginning": torch.tensor(ahead)} if ahead else {})
+
+    def _beginning(self, examples: Sequence[Example], packs: int) -> list[int]:
+        """Tokens of the pass that all packs continue; none where it saves less than it costs."""
+        if not self.begins or packs < 2:
+            return []
+        ahead = common_beginning([side for example in examples for side in example.sides])
+        return ahead if (packs - 1) * len(ahead) >= WORTH_A_PASS else []
 
 
 def empty_pack() -> Batch:
@@ -235,15 +265,15 @@ def empty_pack() -> Batch:
     return lay_out([token]) | {"pairs": torch.tensor([0])}
 
 
-def collate(examples: Sequence[Example]) -> Batch:
-    """Examples -> one packed batch: all chosen sides, then all rejected sides.
+def collate(examples: Sequence[Example], start: int = 0) -> Batch:
+    """Examples -> one packed batch: all chosen sides, then all rejected sides, from behind a common beginning.
 
     Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
     [loss tokens], `weight` [turns] and `statistic` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
-    batch = lay_out([example.sides[side] for example, side in order])
+    batch = lay_out([example.sides[side] for example, side in order], start=start)
     batch["pairs"] = torch.tensor([len(examples)])
     for name in (*OTHERS, "weight"):
         if getattr(examples[0], name):

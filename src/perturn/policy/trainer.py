@@ -27,9 +27,9 @@ from perturn.data.trl import from_trl
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.losses import TurnLogprobs
-from perturn.policy.config import TurnConfig, refuse_data_parallel, section, share_kept
+from perturn.policy.config import TurnConfig, may_begin, refuse_data_parallel, section, share_kept
 from perturn.policy.credits import loss_and_credit, needs_group
-from perturn.policy.logprobs import Track, logprobs_and_entropy, prepare
+from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, by_position
 from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
 from perturn.policy.names import load_tokenizer
@@ -101,6 +101,7 @@ class TurnTrainer(Trainer):
             **trainer,
         )
         refuse_data_parallel(self.args.n_gpu)
+        self.data_collator = Collator(args.token_budget, may_begin(args, self.accelerator.distributed_type))
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
@@ -254,14 +255,15 @@ class TurnTrainer(Trainer):
         exchange = state.sync_gradients
         total = torch.zeros((), device=self.args.device)
         packs = self._as_many_as_others(inputs["packs"])
-        for index, pack in enumerate(packs):
-            waits = index < len(packs) - 1
-            state._set_sync_gradients(exchange and not waits)
-            deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
-            with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
-                total += super().training_step(model, pack, num_items_in_batch)
-        mean: Tensor = self.accelerator.reduce(total, "mean")  # or `train_loss` would be one process's
-        return mean
+        model.train()
+        with continuing(model, inputs.get("beginning"), self._autocast):
+            for index, pack in enumerate(packs):
+                waits = index < len(packs) - 1
+                state._set_sync_gradients(exchange and not waits)
+                deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
+                with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
+                    total += super().training_step(model, pack, num_items_in_batch)
+        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
         """Packs of this process after empty ones, so that all processes make equally many passes."""
@@ -336,10 +338,7 @@ class TurnTrainer(Trainer):
         super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule; where an earlier training goes on in this one, from the place of that one.
-
-        The Trainer asks for it last, so the optimizer is there too.
-        """
+        """Make the schedule, asked for after the optimizer; both go on where an earlier training stopped."""
         args = self.turn_args
         super().create_scheduler(args.schedule_steps or num_training_steps, optimizer)
         if args.optimizer_from is not None:
@@ -393,8 +392,9 @@ class TurnTrainer(Trainer):
                 for pack in self._as_many_as_others(inputs["packs"])
             ]
             pairs = int(sum(pack["pairs"].sum() for pack in packs))
-            losses = [
-                self.compute_loss(model, pack, num_items_in_batch=pairs * self.args.world_size)
-                for pack in packs
-            ]
+            with continuing(model, inputs.get("beginning"), self._autocast):
+                losses = [
+                    self.compute_loss(model, pack, num_items_in_batch=pairs * self.args.world_size)
+                    for pack in packs
+                ]
         return torch.stack(losses).sum(), None, None

@@ -1,0 +1,181 @@
+"""The trainers that are compared on groups of episodes; each trains by its own `train`, one step when it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from datasets import Dataset
+from training_data import Episode
+from training_sides import achieved_flops, make_model, make_tokenizer, matmul_ceiling
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from worker import held, peak
+
+from perturn import TurnConfig, TurnTrainer
+from perturn.losses import LOSSES
+from perturn.policy.logprobs import action_logprobs, pack_by_pack
+from perturn.policy.packing import Examples
+from perturn.policy.reference import weigh_all
+from perturn.policy.tokens import Example
+from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+TRL_BATCH = 8
+"""Episodes of a pass, by default."""
+
+
+def settings(dtype: str, device: str, steps: int) -> dict[str, Any]:
+    """What both trainers are told; a rate so low that every step has the same weights, and gradients compare."""
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "learning_rate": 1e-12,
+        "lr_scheduler_type": "constant",
+        "max_steps": steps,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "bf16": dtype == "bfloat16",
+        "use_cpu": device == "cpu",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+class Clock(TrainerCallback):
+    """Waits before each step until one is asked for, and answers with what the step took and gave."""
+
+    def __init__(self, device: str) -> None:
+        self._device, before = device, held() if device == "cpu" else 0
+        self.others: dict[str, Callable[[], Any]] = {"peak": lambda: peak(device) - before}
+        self._start = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._wait()
+
+    def on_log(self, _: Any, __: Any, ___: Any, logs: dict[str, Any], **____: Any) -> None:
+        if "grad_norm" in logs:
+            seconds = self._now() - self._start
+            self._answer({"seconds": seconds, "loss": float(logs["loss"]), "norm": float(logs["grad_norm"])})
+            self._wait()
+
+    def _now(self) -> float:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _answer(self, found: Any) -> None:
+        print(json.dumps(found), file=sys.__stdout__, flush=True)
+
+    def _wait(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "step":
+                self._start = self._now()
+                return
+            self._answer(self.others[line.strip()]())
+        raise SystemExit
+
+
+def advantages(episodes: list[Episode], samples: int) -> Iterator[float]:
+    """As GRPOTrainer computes them by default, for the loss to be equal."""
+    for first in range(0, len(episodes), samples):
+        rewards = [each.reward for each in episodes[first : first + samples]]
+        yield from ((reward - mean(rewards)) / (stdev(rewards) + 1e-4) for reward in rewards)
+
+
+def perturn(
+    size: str,
+    vocab: int,
+    common: dict[str, Any],
+    steps: list[list[Episode]],
+    samples: int,
+    ours: dict[str, Any],
+) -> TurnTrainer:
+    """TurnTrainer, with the log-probabilities that its own policy gives as those that an engine sampled with."""
+    turn = Turn(({"role": "user", "content": "a"},), Action("b", (5, 1), (-1.0, -1.0)))
+    row = WeightedTrajectory(Trajectory(Task("a"), (turn,)), (1.0,))
+    trainer = TurnTrainer(
+        make_model(size, vocab),
+        args=TurnConfig(
+            loss={"name": "ppo-clip"},
+            per_device_train_batch_size=len(steps[0]),
+            train_sampling_strategy="sequential",
+            **common,
+            **ours,
+        ),
+        train_dataset=[row],
+        processing_class=make_tokenizer(),
+    )
+    episodes = [episode for step in steps for episode in step]
+    with torch.no_grad(), trainer._autocast():
+        encoded = [each.encoded for each in episodes]
+        sampled = pack_by_pack(action_logprobs, trainer.model, encoded, trainer.args.token_budget)
+    rows = [
+        Example(each.encoded, behavior=(behavior,), weight=(torch.full((each.encoded.turns,), weight),))
+        for each, behavior, weight in zip(episodes, sampled, advantages(episodes, samples), strict=True)
+    ]
+    trainer.train_dataset = Examples(weigh_all(rows, LOSSES["ppo-clip"](), trainer.credit))
+    return trainer
+
+
+def trl(
+    size: str, vocab: int, common: dict[str, Any], steps: list[list[Episode]], samples: int
+) -> GRPOTrainer:
+    """GRPOTrainer at its defaults, with the episodes as what its `rollout_func` returns."""
+    left = iter(steps)
+
+    def rollout(prompts: list[str], _: Any) -> dict[str, list[Any]]:
+        episodes = next(left)
+        assert len(prompts) == len(episodes)
+        sampled = [list(each.encoded.ids[each.prompt :]) for each in episodes]
+        return {
+            "prompt_ids": [list(each.encoded.ids[: each.prompt]) for each in episodes],
+            "completion_ids": sampled,
+            "logprobs": [[0.0] * len(ids) for ids in sampled],  # read with vLLM alone
+            "env_mask": [[int(turn >= 0) for turn in each.encoded.turn[each.prompt :]] for each in episodes],
+            "earned": [each.reward for each in episodes],
+        }
+
+    def reward(earned: list[float], **_: Any) -> list[float]:
+        return earned
+
+    args = GRPOConfig(
+        num_generations=samples, gradient_accumulation_steps=max(1, len(steps[0]) // TRL_BATCH), **common
+    )
+    rows = Dataset.from_list([{"prompt": "a"}] * (len(steps[0]) // samples * len(steps)))
+    return GRPOTrainer(
+        make_model(size, vocab),
+        reward_funcs=reward,
+        args=args,
+        train_dataset=rows,
+        processing_class=make_tokenizer(),
+        rollout_func=rollout,
+    )
+
+
+def work(case: dict[str, Any], side: str, steps: list[list[Episode]]) -> None:
+    """In the process of its own: train, a step each time one is asked for."""
+    size, vocab, samples = case["size"], case["vocab"], case["samples"]
+    common = settings(case["dtype"], case["device"], len(steps))
+    clock = Clock(case["device"])
+    sys.stdout = sys.stderr  # answers alone go out
+    if side == "trl":
+        trainer: Any = trl(size, vocab, common, steps, samples)
+    else:
+        trainer = perturn(size, vocab, common, steps, samples, case["ours"])
+        packs = trainer.data_collator(trainer.train_dataset.rows[-len(steps[0]) :])
+        clock.others["flops"] = lambda: achieved_flops(size, vocab, packs)
+        clock.others["tokens"] = lambda: sum(len(pack["ids"]) for pack in packs["packs"])
+        clock.others["ceiling"] = lambda: matmul_ceiling(size, case["dtype"], 4096)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(clock)
+    Path(common["output_dir"]).mkdir(exist_ok=True)
+    trainer.train()
