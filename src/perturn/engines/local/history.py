@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from perturn.engines.local.beginnings import Beginning
 from perturn.engines.local.blocks import Block, Blocks, Slot
 from perturn.errors import ModelError
 
@@ -45,6 +46,8 @@ class History:
     ids: list[int] = field(default_factory=list)
     """Tokens whose keys and values are held."""
     slot: Slot | None = None
+    end: Beginning | None = None
+    """The node where its first prompt ends in the tree of beginnings."""
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +66,25 @@ class History:
                 for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
                     buffer[new.index, :, :kept] = held[old.index, :, :kept]
         return new
+
+    def begin(self, path: Sequence[Beginning]) -> None:
+        """Start with tokens whose keys and values others have computed."""
+        for node in path:
+            start, ids = len(self.ids), node.ids
+            slot = self.reserve(start + len(ids))
+            for layer, pair in node.held.items():
+                buffers = slot.block.open(layer, *(each[None] for each in pair))
+                for buffer, held in zip(buffers, pair, strict=True):
+                    buffer[slot.index, :, start : start + len(ids)] = held
+            self.ids += ids
+
+    def computed(self) -> dict[int, list[Tensor]]:
+        """Keys and values by layer, each [key heads, tokens, features]."""
+        assert self.slot is not None
+        index, kept = self.slot.index, len(self.ids)
+        return {
+            layer: [each[index, :, :kept] for each in pair] for layer, pair in self.slot.block.layers.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
