@@ -1,6 +1,7 @@
 """What conversations begin with in common: the tree, and engines that compute it once."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,6 +186,14 @@ def logprobs_of(played):
     return torch.tensor([x for turns in played.values() for turn in turns for x in turn.action.logprobs])
 
 
+@pytest.fixture(params=["apart", "copied"])
+def lies(request, monkeypatch):
+    """Whether beginnings are read where they lie for all, however short, or copied, however long."""
+    monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", 0 if request.param == "apart" else 2**60)
+    return request.param
+
+
+@pytest.mark.usefixtures("lies")
 @pytest.mark.parametrize("kind", MODELS)
 def test_answers_are_those_of_conversations_that_share_nothing(kind, monkeypatch):
     """Two groups of four under one worked example, windows shorter and longer than what is shared; 1e-4 nats."""
@@ -199,6 +208,7 @@ def test_answers_are_those_of_conversations_that_share_nothing(kind, monkeypatch
     assert_close(logprobs_of(found), logprobs_of(alone), atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("lies")
 def test_a_group_computes_its_beginning_once():
     """170 tokens: 96 of all, 64 of a task's, and 10 of each conversation's own; then a pass a token."""
     model = make("llama")
@@ -209,6 +219,7 @@ def test_a_group_computes_its_beginning_once():
     assert seen[:4] == [96, 64, 64, 8 * 10]
 
 
+@pytest.mark.usefixtures("lies")
 def test_who_comes_later_finds_what_is_computed():
     """While a conversation is there; the second of a group computes what the first had for itself alone."""
     model = make("llama")
@@ -235,6 +246,7 @@ def test_a_long_beginning_is_computed_in_passes(monkeypatch):
     assert ids_of(parts) == ids_of(whole)
 
 
+@pytest.mark.usefixtures("lies")
 def test_a_play_leaves_nothing_to_the_next():
     """So that an answer is one of its own play: which others were before does not move its last bit."""
     engine = LocalEngine(make("llama"), Numbers())
@@ -247,6 +259,7 @@ def test_a_play_leaves_nothing_to_the_next():
     assert play(engine, texts(2, 4)) == first
 
 
+@pytest.mark.usefixtures("lies")
 def test_new_weights_take_nothing_over(tmp_path):
     """The next group begins with the new weights' keys and values."""
     engine, other = LocalEngine(make("llama"), Numbers()), make("llama")
@@ -260,6 +273,7 @@ def test_new_weights_take_nothing_over(tmp_path):
     assert play(engine, texts(1, 4)) == play(LocalEngine(other, Numbers()), texts(1, 4))
 
 
+@pytest.mark.usefixtures("lies")
 @pytest.mark.parametrize("tokens", [0, 200, 450, 900])
 def test_memory_is_bounded_with_what_is_shared(tokens):
     """In bytes of so many tokens; a single conversation may exceed it, and shares nothing then."""
@@ -280,3 +294,42 @@ def test_memory_is_bounded_with_what_is_shared(tokens):
     assert ids_of(play(engine, texts(2, 4))) == ids_of(free)
     assert all(held <= engine._budget for held, running in most if running > 1)
     assert max(held for held, _ in most) <= max(engine._budget, 192 * engine._token_bytes)
+
+
+def test_what_many_begin_with_lies_apart_and_what_few_do_is_copied(monkeypatch):
+    """A bound of 200 tokens: 96 that eight begin with are read seven times less, 64 of four three times less."""
+    engine = LocalEngine(make("llama"), Numbers())
+    layer_bytes = engine._token_bytes // CONFIG["num_hidden_layers"]
+    monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", 200 * layer_bytes)
+    play(engine, texts(2, 4), turns=1)
+    histories = engine._kept.values()
+
+    assert {each.tokens_apart for each in histories} == {96}
+    assert {each.end.tokens for each in histories} == {64}
+    assert engine._beginnings.nbytes == (96 + 2 * 64) * engine._token_bytes, "held once"
+
+
+def test_more_conversations_run_where_what_they_share_is_held_once(monkeypatch):
+    """900 tokens hold 224 for all and a slot of 64 for each of eight; of those that copy, with slots of 192, three."""
+    for bound, at_once in ((0, 8), (2**60, 3)):
+        monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", bound)
+        engine = LocalEngine(make("llama"), Numbers())
+        engine._budget = 900 * engine._token_bytes
+        engine.submit(
+            [Prompt((), (), said(ids), n, name) for n, (name, ids) in enumerate(texts(2, 4).items())], SAMPLED
+        )
+        engine.advance()
+
+        assert len(engine._running) == at_once
+
+
+def test_on_a_gpu_all_is_copied(lies):
+    """Torch's kernels there give no log-sum-exps under a mask."""
+    engine = LocalEngine(make("llama"), Numbers())
+    play(engine, texts(1, 4), turns=1)
+    shared = engine._kept["0/0"].end.shared
+    here = engine._apart(shared)
+    engine._model = SimpleNamespace(device=torch.device("cuda"), config=engine._model.config)
+
+    assert here == (lies == "apart")
+    assert engine._apart(shared) == 0

@@ -35,6 +35,11 @@ class Beginning:
         """Keys and values by layer, each [key heads, tokens, features]; empty before they are computed."""
 
     @property
+    def tokens(self) -> int:
+        """Their number."""
+        return len(self.pages) * _PAGE
+
+    @property
     def ids(self) -> list[int]:
         """Its tokens."""
         return [*chain.from_iterable(self.pages)]
@@ -56,9 +61,8 @@ class Beginning:
 
     def keep(self, computed: Mapping[int, Sequence[Tensor]]) -> None:
         """Take over its keys and values from the last of those [key heads, tokens, features]."""
-        tokens = len(self.pages) * _PAGE
         self.held = {
-            layer: (key[:, -tokens:].clone(), value[:, -tokens:].clone())
+            layer: (key[:, -self.tokens :].clone(), value[:, -self.tokens :].clone())
             for layer, (key, value) in computed.items()
         }
 

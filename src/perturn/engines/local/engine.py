@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perturn.engines.local.beginnings import Beginning, Beginnings
 from perturn.engines.local.blocks import Blocks, capacity_for
-from perturn.engines.local.history import NAME, History, attending
+from perturn.engines.local.history import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.stored import stored_weights
@@ -205,36 +205,49 @@ class LocalEngine:
             elif row.history.end is None:
                 self._join(row)
             shared = row.history.end.shared if row.history.end and not row.history.ids else []
+            apart = self._apart(shared)
             wanted = self._token_bytes * (
-                sum(capacity_for(each.longest) for each in [*self._running, row])
-                + sum(len(node.ids) for node in shared if not node.held)
+                sum(capacity_for(each.longest - each.history.tokens_apart) for each in self._running)
+                + capacity_for(
+                    row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
+                )
+                + sum(node.tokens for node in shared if not node.held)
             )
             while not (fits := wanted + self._resting() <= self._budget) and self._kept:
                 self._kept.popitem(last=False)
             if not fits and self._running:
                 return
             if fits:
-                self._begin(row.history, shared)
+                self._begin(row.history, shared, apart)
             else:
                 self._beginnings.free()
             self._running.append(self._waiting.popleft())
+
+    def _apart(self, shared: Sequence[Beginning]) -> int:
+        """So many nodes stay apart: where reading them for each conversation takes longer than further calls."""
+        if self._model.device.type != "cpu":
+            return 0
+        layer_bytes = self._token_bytes // self._model.config.get_text_config().num_hidden_layers
+        worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
+        return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
     def _resting(self) -> int:
         """Memory of conversations at rest, and of what is held for several."""
         return self._beginnings.nbytes + sum(history.nbytes for history in self._kept.values())
 
     @torch.inference_mode()
-    def _begin(self, history: History, shared: Sequence[Beginning]) -> None:
+    def _begin(self, history: History, shared: Sequence[Beginning], apart: int) -> None:
         """Start with what others have in common with it, which is computed when the first of them comes."""
         for number, node in enumerate(shared):
             if not node.held:
                 alone = History(Blocks(1))
-                alone.begin(shared[:number])
+                alone.begin(shared[:number], 0)
                 ids = node.ids
                 for first in range(0, len(ids), _PASS):
                     self._feed([(alone, ids[first : first + _PASS])], ())
                 node.keep(alone.computed())
-        history.begin(shared)
+        if shared:
+            history.begin(shared, apart)
 
     def _pass(self) -> list[_Row]:
         """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
