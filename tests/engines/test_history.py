@@ -8,7 +8,9 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from perturn.engines.local import attention as _attention
 from perturn.engines.local import history as _history
+from perturn.engines.local.beginnings import Beginnings
 from perturn.engines.local.blocks import Blocks
 from perturn.engines.local.history import History, _attend, attending
 
@@ -19,13 +21,23 @@ LAYER = SimpleNamespace(layer_idx=0)
 class Conversation:
     """Its queries, keys and values, and what it should get for them."""
 
-    def __init__(self, blocks, seed, key_heads, dtype):
+    def __init__(self, blocks, seed, key_heads, dtype, window=None):
         draw = torch.Generator().manual_seed(seed)
         self.query, self.key, self.value = (
             torch.randn(heads, 300, FEATURES, generator=draw).to(dtype)
             for heads in (HEADS, key_heads, key_heads)
         )
         self.history = History(blocks)
+        self.window = window
+
+    def begin(self, path, apart):
+        """Go on from nodes, whose keys and values it then has too."""
+        self.history.begin(path, apart)
+        start = 0
+        for node in path:
+            for mine, theirs in zip((self.key, self.value), node.held[0], strict=True):
+                mine[:, start : start + node.tokens] = theirs
+            start += node.tokens
 
     def expected(self, start, stop):
         """Exact attention [tokens, heads, features]."""
@@ -34,7 +46,9 @@ class Conversation:
             each[:, :stop].double().repeat_interleave(HEADS // len(each), 0)
             for each in (self.key, self.value)
         ]
-        return F.scaled_dot_product_attention(*wide, is_causal=True)[:, start:stop].transpose(0, 1)
+        index = torch.arange(stop)
+        sees = (index <= index[:, None]) & (index > index[:, None] - (self.window or stop))
+        return F.scaled_dot_product_attention(*wide, attn_mask=sees)[:, start:stop].transpose(0, 1)
 
 
 def feed(parts):
@@ -45,7 +59,7 @@ def feed(parts):
         for name in ("query", "key", "value")
     ]
     with attending([(each.history, new) for each, new in parts], torch.device("cpu")):
-        found, _ = _attend(LAYER, *inputs, None)
+        found, _ = _attend(LAYER, *inputs, None, sliding_window=parts[0][0].window)
     for each, _, stop in bounds:
         each.history.ids = list(range(stop))
     expected = torch.cat([each.expected(start, stop) for each, start, stop in bounds])
@@ -74,7 +88,7 @@ def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
 @pytest.mark.parametrize("bytes_of_a_call", [0, 2**40], ids=["divided", "whole"])
 def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
     """Every other one of six that lie side by side, read over or in calls of their own."""
-    monkeypatch.setattr(_history, "_CALL_BYTES", bytes_of_a_call)
+    monkeypatch.setattr(_history, "CALL_BYTES", bytes_of_a_call)
     blocks = Blocks(slots=6)
     talks = [Conversation(blocks, seed, 4, dtype) for seed in range(6)]
     feed([(each, 20 + index) for index, each in enumerate(talks)])
@@ -93,3 +107,62 @@ def test_bfloat16_attends_past_a_multiple_of_the_step():
     feed([(talk, 60)])
     for _ in range(140):
         assert_close(*feed([(talk, 1)]), **TOLERANCE[torch.bfloat16])
+
+
+def beginnings(key_heads, dtype):
+    """Three nodes in a row, of 64, 32 and 64 tokens, with keys and values."""
+    tree, draw = Beginnings(), torch.Generator().manual_seed(9)
+    end = tree.join([*range(161)], History(Blocks(1)))
+    for tokens in (96, 64):
+        tree.join([*range(tokens + 1)], History(Blocks(1)))
+    for node in end.path:
+        key, value = (torch.randn(key_heads, node.tokens, FEATURES, generator=draw).to(dtype) for _ in "kv")
+        node.held = {0: (key, value)}
+    assert [node.tokens for node in end.path] == [64, 32, 64]
+    return end.path
+
+
+@pytest.mark.parametrize("window", [None, 5, 20, 70, 100, 300])
+@pytest.mark.parametrize(
+    ("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)]
+)
+def test_what_lies_apart_is_seen_by_all_that_go_on_from_it(key_heads, dtype, window):
+    """Of seven conversations four go on from all nodes, two or one, some copied in part; one has nothing apart."""
+    path, blocks = beginnings(key_heads, dtype), Blocks(slots=4)
+    talks = [Conversation(blocks, seed, key_heads, dtype, window) for seed in range(7)]
+    for talk, (nodes, apart) in zip(
+        talks, [(3, 3), (3, 3), (3, 1), (2, 2), (1, 1), (2, 0), (0, 0)], strict=True
+    ):
+        talk.begin(path[:nodes], apart)
+    feeds = [[(each, 3 + n) for n, each in enumerate(talks)], [(each, 1) for each in talks[::-1]]]
+    feeds += [[(each, 1 + n % 2) for n, each in enumerate(talks)], [(each, 1) for each in talks[:2]]]
+    for parts in feeds * 8:
+        assert_close(*feed(parts), **TOLERANCE[dtype])
+    assert [each.history.tokens_apart for each in talks] == [160, 160, 64, 96, 64, 0, 0]
+
+
+def test_one_product_for_all_that_go_on_from_a_node(monkeypatch):
+    """Four conversations: one call to what lies apart, and one to their slots."""
+    path, blocks = beginnings(4, torch.float32), Blocks(slots=4)
+    talks = [Conversation(blocks, seed, 4, torch.float32) for seed in range(4)]
+    for talk in talks:
+        talk.begin(path[:1], 1)
+    feed([(each, 5) for each in talks])
+    kernel, rows = _attention._flash, []
+    monkeypatch.setattr(
+        _attention, "_flash", lambda query, *a, **k: rows.append(query.shape[:3]) or kernel(query, *a, **k)
+    )
+    assert_close(*feed([(each, 1) for each in talks]), **TOLERANCE[torch.float32])
+
+    assert rows == [(4, 4, 1), (1, 4, 4)]
+
+
+def test_a_conversation_that_outgrows_its_slot_keeps_what_lies_apart():
+    """64 tokens apart and 60 in a slot of 64, then 20 more."""
+    talk = Conversation(Blocks(slots=2), 0, 4, torch.float32)
+    talk.begin(beginnings(4, torch.float32)[:1], 1)
+    feed([(talk, 60)])
+    assert talk.history.slot.block.capacity == 64
+
+    assert_close(*feed([(talk, 20)]), **TOLERANCE[torch.float32])
+    assert_close(*feed([(talk, 1)]), **TOLERANCE[torch.float32])

@@ -295,7 +295,7 @@ def test_prompts_wait_rather_than_exceed_the_budget(ends_turns, renderer):
 def test_the_conversation_that_rested_longest_is_evicted_first(ends_turns, renderer):
     """Room for two conversations of three: the first is computed again, the third is not."""
     engine = LocalEngine(ends_turns, renderer)
-    asked = [prompt(name, heard=OPENINGS[3], seed=n) for n, name in enumerate("abc")]
+    asked = [prompt(name, heard=f"{name} " * 60, seed=n) for n, name in enumerate("abc")]
     length = len(renderer.prompt_ids(asked[0]))
     engine._budget = int(1e9 * budget_for(ends_turns, renderer, 2 * (-(-(length + 7) // 64) * 64)))
     turns = [Turn(one.observation, engine.generate([one], SAMPLED)[0]) for one in asked]

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perturn.engines.local.beginnings import Beginning, Beginnings
 from perturn.engines.local.blocks import Blocks, capacity_for
-from perturn.engines.local.history import NAME, History, attending
+from perturn.engines.local.history import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.stored import stored_weights
@@ -103,6 +104,7 @@ class LocalEngine:
         self._kept: OrderedDict[str, History] = OrderedDict()
         self._refused: list[_Row] = []
         self._token_bytes = 0
+        self._beginnings = Beginnings()
         self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
         alone = _words_alone(model)
@@ -126,7 +128,12 @@ class LocalEngine:
             ids = self._tokens.prompt_ids(prompt)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
             row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
-            (self._waiting if len(ids) < self._limit else self._refused).append(row)
+            if len(ids) >= self._limit:
+                self._refused.append(row)
+                continue
+            if prompt.conversation not in self._kept:
+                self._join(row)
+            self._waiting.append(row)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Feed the model once; returns the prompts that are answered with that, and their answers."""
@@ -184,6 +191,10 @@ class LocalEngine:
         self._unpack()
         self._model.set_attn_implementation(self._attention)
 
+    def _join(self, row: _Row) -> None:
+        """Find out what the prompt has in common with others."""
+        row.history.end = self._beginnings.join(row.ids, row.history)
+
     def _admit(self) -> None:
         """Let prompts join, in their order, as far as their keys and values have room."""
         while self._waiting:
@@ -191,13 +202,52 @@ class LocalEngine:
             own = self._kept.pop(row.prompt.conversation, None)
             if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
                 row.history = own
-            wanted = self._token_bytes * sum(capacity_for(each.longest) for each in [*self._running, row])
-            held = sum(history.nbytes for history in self._kept.values())
-            while wanted + held > self._budget and self._kept:
-                held -= self._kept.popitem(last=False)[1].nbytes
-            if wanted > self._budget and self._running:
+            elif row.history.end is None:
+                self._join(row)
+            shared = row.history.end.shared if row.history.end and not row.history.ids else []
+            apart = self._apart(shared)
+            wanted = self._token_bytes * (
+                sum(capacity_for(each.longest - each.history.tokens_apart) for each in self._running)
+                + capacity_for(
+                    row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
+                )
+                + sum(node.tokens for node in shared if not node.held)
+            )
+            while not (fits := wanted + self._resting() <= self._budget) and self._kept:
+                self._kept.popitem(last=False)
+            if not fits and self._running:
                 return
+            if fits:
+                self._begin(row.history, shared, apart)
+            else:
+                self._beginnings.free()
             self._running.append(self._waiting.popleft())
+
+    def _apart(self, shared: Sequence[Beginning]) -> int:
+        """So many nodes stay apart: where reading them for each conversation takes longer than further calls."""
+        if self._model.device.type != "cpu":
+            return 0
+        layer_bytes = self._token_bytes // self._model.config.get_text_config().num_hidden_layers
+        worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
+        return max((number for number, each in enumerate(worth, start=1) if each), default=0)
+
+    def _resting(self) -> int:
+        """Memory of conversations at rest, and of what is held for several."""
+        return self._beginnings.nbytes + sum(history.nbytes for history in self._kept.values())
+
+    @torch.inference_mode()
+    def _begin(self, history: History, shared: Sequence[Beginning], apart: int) -> None:
+        """Start with what others have in common with it, which is computed when the first of them comes."""
+        for number, node in enumerate(shared):
+            if not node.held:
+                alone = History(Blocks(1))
+                alone.begin(shared[:number], 0)
+                ids = node.ids
+                for first in range(0, len(ids), _PASS):
+                    self._feed([(alone, ids[first : first + _PASS])], ())
+                node.keep(alone.computed())
+        if shared:
+            history.begin(shared, apart)
 
     def _pass(self) -> list[_Row]:
         """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
@@ -213,30 +263,36 @@ class LocalEngine:
         self._running = [row for row in self._running if row not in ended]
         return ended
 
-    @torch.inference_mode()
     def _forward(self, parts: Sequence[tuple[_Row, list[int]]]) -> tuple[list[_Row], Tensor]:
         """Feed rows some tokens; those that have fed all, and their next tokens' logits, float32 [rows, vocabulary]."""
+        ready: dict[int, _Row] = {}
+        fed = 0
+        for row, part in parts:
+            fed += len(part)
+            if len(row.history.ids) + len(part) == row.length:
+                ready[fed - 1] = row
+        return [*ready.values()], self._feed([(row.history, part) for row, part in parts], [*ready])
+
+    @torch.inference_mode()
+    def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
+        """Feed conversations some tokens; what comes after some of these, float32 [asked, vocabulary]."""
         ids: list[int] = []
         positions: list[int] = []
-        ready: dict[int, _Row] = {}
-        for row, part in parts:
-            stop = len(row.history.ids) + len(part)
+        for history, part in parts:
             ids += part
-            positions += range(stop - len(part), stop)
-            if stop == row.length:
-                ready[len(ids) - 1] = row
+            positions += range(len(history.ids), len(history.ids) + len(part))
         device = self._model.device
-        with attending([(row.history, len(part)) for row, part in parts], device):
-            logits = self._model(
+        with attending([(history, len(part)) for history, part in parts], device):
+            logits: Tensor = self._model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=torch.tensor([positions], device=device),
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # not read
                 use_cache=False,
-                logits_to_keep=torch.tensor([*ready], dtype=torch.long, device=device),
+                logits_to_keep=torch.tensor(asked, dtype=torch.long, device=device),
             ).logits[0]
-        for row, part in parts:
-            row.history.ids += part
-        return [*ready.values()], logits.float()
+        for history, part in parts:
+            history.ids += part
+        return logits.float()
 
     def _sample(self, rows: list[_Row], logits: Tensor) -> None:
         """Lengthen each answer by one token, from its logits [rows, vocabulary]."""

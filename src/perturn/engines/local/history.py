@@ -3,34 +3,35 @@
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
 them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
 conversation joins a batch or leaves it. Conversations that have one new token each and lie side by side attend in one
-call; any other attends alone.
+call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of them
+attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from perturn.engines.local.attention import Ask, Shared, by_products, dot_products, masks
+from perturn.engines.local.beginnings import Beginning
 from perturn.engines.local.blocks import Block, Blocks, Slot
 from perturn.errors import ModelError
 
 NAME = "perturn-history"
 """Name of our attention among transformers' implementations."""
 
-_CALL_BYTES = 2**20
+CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
 
 _PRODUCT_STEP = 64
@@ -45,24 +46,61 @@ class History:
     ids: list[int] = field(default_factory=list)
     """Tokens whose keys and values are held."""
     slot: Slot | None = None
+    end: Beginning | None = None
+    """The node where its first prompt ends in the tree of beginnings."""
+    apart: Beginning | None = None
+    """Up to this node, keys and values are read where they lie for all; the slot holds those of later tokens."""
 
     @property
     def nbytes(self) -> int:
         """Memory that is held."""
         return self.slot.block.slot_bytes if self.slot else 0
 
+    @property
+    def tokens_apart(self) -> int:
+        """Tokens whose keys and values are not in the slot."""
+        return sum(node.tokens for node in self.path_apart)
+
+    @property
+    def path_apart(self) -> list[Beginning]:
+        """The nodes whose keys and values are read where they lie."""
+        return self.apart.path if self.apart else []
+
     def reserve(self, tokens: int) -> Slot:
-        """A slot with room for so many tokens, to which what is held has moved."""
+        """A slot with room for so many tokens of its own, to which what is held has moved."""
         old = self.slot
         if old is not None and tokens <= old.block.capacity:
             return old
         self.slot = new = self.blocks.take(tokens)
         if old is not None:
-            kept = len(self.ids)
+            kept = len(self.ids) - self.tokens_apart
             for layer, pair in old.block.layers.items():
                 for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
                     buffer[new.index, :, :kept] = held[old.index, :, :kept]
         return new
+
+    def begin(self, path: Sequence[Beginning], apart: int) -> None:
+        """Start with tokens whose keys and values are held; those of the first so many nodes are not copied."""
+        self.apart = path[apart - 1] if apart else None
+        self.ids = [token for node in path[:apart] for token in node.ids]
+        start = 0
+        for node in path[apart:]:
+            stop = start + node.tokens
+            slot = self.reserve(stop)
+            for layer, pair in node.held.items():
+                buffers = slot.block.open(layer, *(each[None] for each in pair))
+                for buffer, held in zip(buffers, pair, strict=True):
+                    buffer[slot.index, :, start:stop] = held
+            self.ids += node.ids
+            start = stop
+
+    def computed(self) -> dict[int, list[Tensor]]:
+        """Keys and values by layer, each [key heads, tokens, features]."""
+        assert self.slot is not None
+        index, kept = self.slot.index, len(self.ids) - self.tokens_apart
+        return {
+            layer: [each[index, :, :kept] for each in pair] for layer, pair in self.slot.block.layers.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +110,7 @@ class _Span:
     row: int
     """Of the first of them in the batch."""
     old: int
-    """Tokens that are held already."""
+    """Tokens that its slot holds already."""
     new: int
     slot: Slot
 
@@ -81,8 +119,19 @@ class _Span:
         return self.old + self.new
 
 
-_PARTS: ContextVar[tuple[list[_Alone | _Together], Tensor | None]] = ContextVar("parts")
-"""The parts of a batch that attend, and the index of each row of the batch among their rows; None: the same."""
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How the tokens of a batch attend."""
+
+    parts: list[_Alone | _Together]
+    """To what their conversations' slots hold."""
+    order: Tensor | None
+    """Index of each token of the batch among those of the parts; None: the same."""
+    shared: list[Shared]
+    """To what lies apart for several."""
+
+
+_PLAN: ContextVar[_Plan] = ContextVar("plan")
 
 
 @contextmanager
@@ -96,18 +145,23 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
         device: To compute on.
     """
     spans: list[_Span] = []
+    readers: defaultdict[Beginning, list[tuple[int, int]]] = defaultdict(list)
     for history, new in batch:
-        row, old = spans[-1].row + spans[-1].new if spans else 0, len(history.ids)
+        row, index = spans[-1].row + spans[-1].new if spans else 0, len(history.ids)
+        old = index - history.tokens_apart
         spans.append(_Span(row, old, new, history.reserve(old + new)))
+        for node in history.path_apart:
+            readers[node] += [(row + each, index + each) for each in range(new)]
     parts = _divide(spans, device)
     rows = [row for part in parts for row in part.rows]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     same = order == [*range(len(rows))]
-    token = _PARTS.set((parts, None if same else torch.tensor(order, device=device)))
+    shared = [Shared(node, those, len(rows), device) for node, those in readers.items()]
+    token = _PLAN.set(_Plan(parts, None if same else torch.tensor(order, device=device), shared))
     try:
         yield
     finally:
-        _PARTS.reset(token)
+        _PLAN.reset(token)
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
@@ -128,27 +182,10 @@ def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
     unread = max(span.old for span in members) * block.token_bytes
     runs = [ordered[:1]]
     for before, after in pairwise(ordered):
-        if (after.slot.index - before.slot.index - 1) * unread > _CALL_BYTES:
+        if (after.slot.index - before.slot.index - 1) * unread > CALL_BYTES:
             runs.append([])
         runs[-1].append(after)
     return runs
-
-
-def _masks(
-    last: Sequence[int], tokens: int, device: torch.device
-) -> Callable[[int | None, torch.dtype], Tensor]:
-    """Makes masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
-    ends = torch.tensor(last, device=device)[:, None]
-
-    @cache
-    def mask(window: int | None, dtype: torch.dtype) -> Tensor:
-        key = torch.arange(tokens, device=device)
-        hidden = key > ends
-        if window is not None:
-            hidden |= key <= ends - window
-        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
-
-    return mask
 
 
 class _Alone:
@@ -157,29 +194,24 @@ class _Alone:
     def __init__(self, span: _Span, device: torch.device) -> None:
         self.rows: Sequence[int] = range(span.row, span.row + span.new)
         self._span = span
-        self._mask = _masks(range(span.old, span.total), span.total, device)
+        self._mask = masks(range(span.old, span.total), span.total, device)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
-    ) -> Tensor:
-        """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
+        """Keep the new keys and values, and attend.
+
+        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
+        """
         span, total = self._span, self._span.total
         query, key, value = (each.narrow(2, span.row, span.new) for each in (query, key, value))
-        held = [each[span.slot.index] for each in span.slot.block.open(layer, key, value)]
+        held = [each[span.slot.index] for each in span.slot.block.open(ask.layer, key, value)]
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[:, span.old : total] = fresh[0]
         heads, key_heads = query.shape[1], key.shape[1]
         keys, values = (each[:, None, :total].expand(-1, heads // key_heads, -1, -1) for each in held)
-        causal = span.old == 0 and (window is None or total <= window)
-        found = F.scaled_dot_product_attention(
-            query[0].unflatten(0, (key_heads, -1)),
-            keys,
-            values,
-            attn_mask=None if causal else self._mask(window, query.dtype),
-            is_causal=causal,
-            scale=scaling,
-        )
-        return found.flatten(0, 1).transpose(0, 1)
+        causal = span.old == 0 and (ask.window is None or total <= ask.window)
+        mask = None if causal else self._mask(ask.window, query.dtype)[None, None]
+        found, sums = dot_products(query[0].unflatten(0, (key_heads, -1)), keys, values, mask, ask)
+        return found.flatten(0, 1).transpose(0, 1), None if sums is None else sums.flatten(0, 1).T
 
 
 class _Together:
@@ -200,13 +232,14 @@ class _Together:
             torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
         self._order = None if asks == self.rows else self._slots - self._first
-        self._mask = _masks(last, self._rounded, device)
+        self._mask = masks(last, self._rounded, device)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float | None, window: int | None
-    ) -> Tensor:
-        """Keep the new keys and values, and attend: [1, heads, tokens, features] to [new, heads, features]."""
-        held = self._block.open(layer, key, value)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
+        """Keep the new keys and values, and attend.
+
+        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
+        """
+        held = self._block.open(ask.layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
         asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)
@@ -214,20 +247,15 @@ class _Together:
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
-        mask = self._mask(window, query.dtype)[:, None, None, :tokens]
-        how = _by_products if products else F.scaled_dot_product_attention
-        found = how(asking, keys, values, attn_mask=mask, scale=scaling).flatten(1, 2)
-        return found if self._order is None else found.index_select(0, self._order)
-
-
-def _by_products(
-    query: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor, scale: float | None
-) -> Tensor:
-    """`scaled_dot_product_attention` for one row a head, with scores that are rounded to the type of the keys."""
-    scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (keys @ scaled.transpose(-1, -2)).transpose(-1, -2) + attn_mask
-    shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-    return shares @ values
+        mask = self._mask(ask.window, query.dtype)[:, None, None, :tokens]
+        how = by_products if products else dot_products
+        found, sums = (
+            None if each is None else each.flatten(1, 2) for each in how(asking, keys, values, mask, ask)
+        )
+        assert found is not None
+        if self._order is None:
+            return found, sums
+        return found.index_select(0, self._order), None if sums is None else sums.index_select(0, self._order)
 
 
 def _attend(
@@ -246,14 +274,27 @@ def _attend(
         raise ModelError(
             f"the local engine does not serve {type(module).__name__}: it asks for {', '.join(asked)}."
         )
-    attending_now = _PARTS.get(None)
-    if attending_now is None:
+    plan = _PLAN.get(None)
+    if plan is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    parts, order = attending_now
     layer: Any = module.layer_idx
-    found = [part.attend(query, key, value, layer, scaling, sliding_window) for part in parts]
-    output = found[0] if len(found) == 1 else torch.cat(found)
-    return (output if order is None else output.index_select(0, order))[None], None
+    ask = Ask(layer, scaling, sliding_window, bool(plan.shared))
+    attended = [part.attend(query, key, value, ask) for part in plan.parts]
+    found, sums = (_in_order(each, plan.order) for each in zip(*attended, strict=True))
+    for each in plan.shared:
+        assert found is not None
+        assert sums is not None
+        found, sums = each.join(query, found, sums, ask)
+    assert found is not None
+    return found[None], None
+
+
+def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
+    """The parts one after the other, in another order."""
+    if parts[0] is None:
+        return None
+    whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
+    return whole if order is None else whole.index_select(0, order)
 
 
 AttentionInterface.register(NAME, _attend)

@@ -1,0 +1,124 @@
+"""Beginnings that conversations have in common, computed once and held once: a tree over tokens.
+
+A system text, a worked example and a task's first observation are those of many conversations. Each conversation
+holds the node where its prompt ends, and a node holds the one it goes on from. So keys and values are there as long as
+a conversation has use for them, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+from torch import Tensor
+
+_PAGE = 32
+"""Beginnings are compared by so many tokens at a time: parting ways in between is no beginning of its own."""
+
+Page = tuple[int, ...]
+"""So many token ids."""
+
+
+class Beginning:
+    """A node: tokens that some conversations have in common, behind those of the node it goes on from."""
+
+    def __init__(self, before: Beginning | None, pages: Sequence[Page]) -> None:
+        """Only `Beginnings` makes one."""
+        self.before, self.pages = before, list(pages)
+        self.after: WeakValueDictionary[Page, Beginning] = WeakValueDictionary()
+        """Nodes that go on from here, by their first page."""
+        self.members: WeakSet[Any] = WeakSet()
+        """Histories of the conversations that begin so."""
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values by layer, each [key heads, tokens, features]; empty before they are computed."""
+
+    @property
+    def tokens(self) -> int:
+        """Their number."""
+        return len(self.pages) * _PAGE
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens."""
+        return [*chain.from_iterable(self.pages)]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its keys and values."""
+        return sum(each.nbytes for each in chain(*self.held.values()))
+
+    @property
+    def path(self) -> list[Beginning]:
+        """The nodes from the first token up to this one."""
+        return [] if self.before is None else [*self.before.path, self]
+
+    @property
+    def shared(self) -> list[Beginning]:
+        """Those on the path where more conversations than one have been."""
+        return [node for node in self.path if len(node.members) > 1]
+
+    def keep(self, computed: Mapping[int, Sequence[Tensor]]) -> None:
+        """Take over its keys and values from the last of those [key heads, tokens, features]."""
+        self.held = {
+            layer: (key[:, -self.tokens :].clone(), value[:, -self.tokens :].clone())
+            for layer, (key, value) in computed.items()
+        }
+
+    def split(self, pages: int) -> Beginning:
+        """Give the first of its pages to a new node before it, which it returns."""
+        assert self.before is not None
+        first = Beginning(self.before, self.pages[:pages])
+        first.members |= self.members
+        first.keep({layer: [each[:, : pages * _PAGE] for each in pair] for layer, pair in self.held.items()})
+        self.before.after[self.pages[0]] = first
+        self.before, self.pages = first, self.pages[pages:]
+        first.after[self.pages[0]] = self
+        self.keep(self.held)
+        return first
+
+
+class Beginnings:
+    """The tree."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._root = Beginning(None, ())
+
+    def join(self, ids: Sequence[int], history: object) -> Beginning:
+        """The node where a prompt ends, for its conversation to hold; at least one token is left to it alone."""
+        whole = (len(ids) - 1) // _PAGE
+        pages = [tuple(ids[_PAGE * each : _PAGE * (each + 1)]) for each in range(whole)]
+        node = self._root
+        while pages:
+            following = node.after.get(pages[0])
+            if following is None:
+                following = node.after[pages[0]] = Beginning(node, pages)
+            same = _in_common(following.pages, pages)
+            node = following if same == len(following.pages) else following.split(same)
+            pages = pages[same:]
+        for each in node.path:
+            each.members.add(history)
+        return node
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all keys and values."""
+        return sum(node.nbytes for node in self._nodes(self._root))
+
+    def free(self) -> None:
+        """Drop all keys and values, which no conversation may be reading."""
+        for node in self._nodes(self._root):
+            node.held = {}
+
+    def _nodes(self, node: Beginning) -> Iterator[Beginning]:
+        yield node
+        for each in list(node.after.values()):
+            yield from self._nodes(each)
+
+
+def _in_common(one: Sequence[Page], other: Sequence[Page]) -> int:
+    """Pages that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
