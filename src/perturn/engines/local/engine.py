@@ -236,7 +236,8 @@ class LocalEngine:
                 parts.append((row, row.fresh[:left]))
                 left -= len(parts[-1][1])
         began = time.perf_counter()
-        self._add_drafts(parts)
+        if self._drafts:
+            self._add_drafts(self._drafts, parts)
         ready, logits = self._forward(parts)
         self._sample(ready, logits)
         self._pace.add(sum(len(part) for _, part in parts), time.perf_counter() - began)
@@ -244,18 +245,21 @@ class LocalEngine:
         self._running = [row for row in self._running if row not in ended]
         return ended
 
-    def _add_drafts(self, parts: Sequence[tuple[_Row, list[int]]]) -> None:
-        """Put guesses behind the newest tokens, where their chance is worth what they add to the pass."""
-        if self._drafts is None:
-            return
+    def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[_Row, list[int]]]) -> None:
+        """Put guesses behind the newest tokens, where they bring more tokens a second than the pass does without.
+
+        A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
+        """
         asked = [(row, part) for row, part in parts if row.missing == len(part)]
         least = len(asked) / (self._pace.free + sum(len(part) for _, part in parts))
         for row, part in asked:
             most = min(_DRAFT, row.longest - row.length - 1)
-            part += self._drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
+            part += drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
 
     @torch.inference_mode()
-    def _forward(self, parts: Sequence[tuple[_Row, list[int]]]) -> tuple[list[tuple[_Row, list[int]]], Tensor]:
+    def _forward(
+        self, parts: Sequence[tuple[_Row, list[int]]]
+    ) -> tuple[list[tuple[_Row, list[int]]], Tensor]:
         """Feed rows some tokens, and guesses behind them.
 
         Returns:

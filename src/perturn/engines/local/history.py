@@ -223,7 +223,9 @@ class _Together:
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
         key_heads, shared = key.shape[1], query.shape[1] // key.shape[1]
         asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
-        asking = asking.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [slots, key heads, heads of each * width, features]
+        asking = asking.permute(2, 0, 1, 3, 4).flatten(
+            2, 3
+        )  # [slots, key heads, heads of each * width, features]
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
