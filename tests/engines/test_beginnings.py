@@ -66,7 +66,7 @@ def test_a_beginning_is_divided_where_a_third_parts_and_keeps_its_values():
     tree, common = Beginnings(), numbers(0, 129)
     one, two = join(tree, common), join(tree, common)
     index = torch.arange(128.0)[None, :, None].expand(2, 128, 4)
-    one.end.keep({0: (index, -index), 1: (index, -index)})
+    tree.keep(one.end, {0: (index, -index), 1: (index, -index)})
     before = tree.nbytes
     third = join(tree, common[:70] + numbers(1, 60))
 

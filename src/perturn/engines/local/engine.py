@@ -272,7 +272,7 @@ class LocalEngine:
                 ids = node.ids
                 for first in range(0, len(ids), _PASS):
                     self._feed([(alone, ids[first : first + _PASS])], ())
-                node.keep(alone.computed())
+                self._beginnings.keep(node, alone.computed())
         if shared:
             history.begin(shared, apart)
 

@@ -62,7 +62,7 @@ class History:
     @property
     def tokens_apart(self) -> int:
         """Tokens whose keys and values are not in the slot."""
-        return sum(node.tokens for node in self.path_apart)
+        return sum(node.tokens for node in self.apart.path) if self.apart else 0
 
     @property
     def path_apart(self) -> list[Beginning]:
