@@ -8,6 +8,7 @@ call; any other attends alone.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ NAME = "perturn-history"
 
 _CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
+
+_FEW = (4, 16)
+"""Conversations attend together that have up to so many new tokens each, or up to so many; one that has more, alone."""
 
 _PRODUCT_STEP = 64
 """Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
@@ -112,12 +116,12 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
     """The parts that attend in one call each: several tokens of a conversation, or one token of each of several."""
-    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > 1]
-    by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
+    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW[-1]]
+    by_block: defaultdict[tuple[Block, int], list[_Span]] = defaultdict(list)
     for span in spans:
-        if span.new == 1:
-            by_block[span.slot.block].append(span)
-    for block, members in by_block.items():
+        if span.new <= _FEW[-1]:
+            by_block[span.slot.block, bisect_left(_FEW, span.new)].append(span)
+    for (block, _), members in by_block.items():
         parts += [_Together(block, run, device) for run in _runs(block, members)]
     return parts
 
@@ -183,23 +187,31 @@ class _Alone:
 
 
 class _Together:
-    """Conversations of one block with one new token each, by slot."""
+    """Conversations of one block with a few new tokens each, by slot."""
 
     def __init__(self, block: Block, members: list[_Span], device: torch.device) -> None:
-        self.rows: Sequence[int] = [span.row for span in members]
+        self.rows: Sequence[int] = [row for span in members for row in range(span.row, span.row + span.new)]
         self._block = block
-        slots, lengths = [span.slot.index for span in members], [span.old for span in members]
-        self._first, self._count = slots[0], slots[-1] - slots[0] + 1
-        self._longest = max(lengths) + 1
+        self._first, count = members[0].slot.index, members[-1].slot.index - members[0].slot.index + 1
+        self._count, self._width = count, max(span.new for span in members)
+        self._longest = max(span.total for span in members)
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
-        # What lies between them and has no new token asks for a token too: the first of them, of its first key.
-        asks, last = [self.rows[0]] * self._count, [0] * self._count
+        # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
+        asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
+        places, slots, lengths = [], [], []
         for span in members:
-            asks[span.slot.index - self._first], last[span.slot.index - self._first] = span.row, span.old
+            start = (span.slot.index - self._first) * self._width
+            more = range(span.new)
+            places += [start + each for each in more]
+            slots += [span.slot.index] * span.new
+            lengths += [span.old + each for each in more]
+            for each in range(self._width):
+                asks[start + each] = span.row + min(each, span.new - 1)
+                last[start + each] = span.old + min(each, span.new - 1)
         self._asks, self._slots, self._new, self._lengths = (
             torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
-        self._order = None if asks == self.rows else self._slots - self._first
+        self._order = None if asks == self.rows else torch.tensor(places, device=device)
         self._mask = _masks(last, self._rounded, device)
 
     def attend(
@@ -209,14 +221,20 @@ class _Together:
         held = self._block.open(layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
-        asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)
+        key_heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+        asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
+        asking = asking.permute(2, 0, 1, 3, 4).flatten(
+            2, 3
+        )  # [slots, key heads, heads of each * width, features]
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
-        mask = self._mask(window, query.dtype)[:, None, None, :tokens]
+        mask = self._mask(window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
+        mask = mask.expand(-1, -1, shared if self._width > 1 else 1, -1, -1).flatten(2, 3)
         how = _by_products if products else F.scaled_dot_product_attention
-        found = how(asking, keys, values, attn_mask=mask, scale=scaling).flatten(1, 2)
+        found = how(asking, keys, values, attn_mask=mask, scale=scaling)
+        found = found.unflatten(2, (shared, self._width)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
         return found if self._order is None else found.index_select(0, self._order)
 
 
