@@ -48,7 +48,7 @@ def test_a_name_is_copied_from_what_the_conversation_read():
 
 
 def test_an_answer_is_guessed_in_all_conversations_up_to_its_end():
-    """What stood before the answer is known, and nothing is guessed behind the end, or beyond the most that is asked."""
+    """By what stood before it; nothing is guessed behind the end, or beyond the most that is asked."""
     drafts = Drafts(END)
     for _ in range(3):
         drafts.learn([1, 2, 3], [10, 11, END])
@@ -92,7 +92,7 @@ def test_the_line_through_passes():
     assert pace.free == pytest.approx(10)
 
 
-class Numbers:
+class _Numbers:
     """Prompts whose observations are numbers."""
 
     end_id = END
@@ -119,7 +119,7 @@ def make_model(kind="llama", **changes):
 
 def converse(model, sampling, speculate):
     """Four conversations of four turns; their actions and log-probabilities, and the tokens of each pass."""
-    engine, fed = LocalEngine(model, Numbers(), speculate=speculate), []
+    engine, fed = LocalEngine(model, _Numbers(), speculate=speculate), []
     hook = model.register_forward_pre_hook(
         lambda module, args, inputs: fed.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
@@ -166,7 +166,7 @@ def test_answers_are_those_without_guesses(kind, sampling, cheap):
 def test_an_answer_that_is_guessed_ends_at_its_limit(cheap):
     """The same again: all of it is guessed, and neither more than 5 tokens said nor a sixth fed."""
     model = make_model()
-    engine = LocalEngine(model, Numbers())
+    engine = LocalEngine(model, _Numbers())
     asked = [Prompt((), (), ({"role": "user", "content": "7 8 9"},), 0, name) for name in "ab"]
     first = engine.generate(asked[:1], Sampling(max_new_tokens=20))[0]
     again = engine.generate(asked[1:], Sampling(max_new_tokens=5))[0]
@@ -179,7 +179,7 @@ def test_an_answer_that_is_guessed_ends_at_its_limit(cheap):
 @pytest.mark.parametrize(("speculate", "deterministic"), [(True, False), (True, True), (False, False)])
 def test_a_deterministic_run_does_without(speculate, deterministic):
     """What was answered before would change the last bits of an answer."""
-    loaded = Loaded(make_model(), Numbers(), "policy", "cpu", "float32", None)
+    loaded = Loaded(make_model(), _Numbers(), "policy", "cpu", "float32", None)
     engine = LocalSettings(speculate=speculate).open(
         Serving("policy", "", (), lambda: loaded, deterministic=deterministic)
     )

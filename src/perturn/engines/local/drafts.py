@@ -26,7 +26,7 @@ _FREE = 64.0
 
 
 class Followers:
-    """What followed some tokens the last time, and how often that was what had followed them the time before."""
+    """The last follower of some tokens, and how often a follower was the one before again."""
 
     def __init__(self) -> None:
         """Nothing seen yet."""
@@ -71,7 +71,7 @@ class Drafts:
 
     def read(self, conversation: str, ids: Sequence[int]) -> None:
         """Learn the tokens of a conversation that are new since the last call."""
-        own, known = self._own.pop(conversation, None) or (Followers(), 0)
+        own, known = self._own.pop(conversation, (Followers(), 0))
         own.learn(ids, known)
         self._own[conversation] = own, len(ids)
         if len(self._own) > _CONVERSATIONS:

@@ -2,13 +2,12 @@
 
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
 them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
-conversation joins a batch or leaves it. Conversations that have one new token each and lie side by side attend in one
-call; any other attends alone.
+conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
+one call; any other attends alone.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +33,8 @@ NAME = "perturn-history"
 _CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
 
-_FEW = (4, 16)
-"""Conversations attend together that have up to so many new tokens each, or up to so many; one that has more, alone."""
+_FEW = 8
+"""Conversations that have at most so many new tokens attend together; one that has more, alone."""
 
 _PRODUCT_STEP = 64
 """Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
@@ -115,13 +114,13 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """The parts that attend in one call each: several tokens of a conversation, or one token of each of several."""
-    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW[-1]]
-    by_block: defaultdict[tuple[Block, int], list[_Span]] = defaultdict(list)
+    """The parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
+    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
+    by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
     for span in spans:
-        if span.new <= _FEW[-1]:
-            by_block[span.slot.block, bisect_left(_FEW, span.new)].append(span)
-    for (block, _), members in by_block.items():
+        if span.new <= _FEW:
+            by_block[span.slot.block].append(span)
+    for block, members in by_block.items():
         parts += [_Together(block, run, device) for run in _runs(block, members)]
     return parts
 
@@ -198,20 +197,19 @@ class _Together:
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
         # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
         asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
-        places, slots, lengths = [], [], []
+        order, slots, lengths = [], [], []
         for span in members:
             start = (span.slot.index - self._first) * self._width
-            more = range(span.new)
-            places += [start + each for each in more]
+            order += range(start, start + span.new)
             slots += [span.slot.index] * span.new
-            lengths += [span.old + each for each in more]
-            for each in range(self._width):
-                asks[start + each] = span.row + min(each, span.new - 1)
-                last[start + each] = span.old + min(each, span.new - 1)
+            lengths += range(span.old, span.total)
+            for index in range(self._width):
+                asks[start + index] = span.row + min(index, span.new - 1)
+                last[start + index] = span.old + min(index, span.new - 1)
         self._asks, self._slots, self._new, self._lengths = (
             torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
-        self._order = None if asks == self.rows else torch.tensor(places, device=device)
+        self._order = None if asks == self.rows else torch.tensor(order, device=device)
         self._mask = _masks(last, self._rounded, device)
 
     def attend(
@@ -225,7 +223,7 @@ class _Together:
         asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
         asking = asking.permute(2, 0, 1, 3, 4).flatten(
             2, 3
-        )  # [slots, key heads, heads of each * width, features]
+        )  # [slots, key heads, their heads * width, features]
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
@@ -233,8 +231,8 @@ class _Together:
         mask = self._mask(window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
         mask = mask.expand(-1, -1, shared if self._width > 1 else 1, -1, -1).flatten(2, 3)
         how = _by_products if products else F.scaled_dot_product_attention
-        found = how(asking, keys, values, attn_mask=mask, scale=scaling)
-        found = found.unflatten(2, (shared, self._width)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        found: Tensor = how(asking, keys, values, attn_mask=mask, scale=scaling)
+        found = found.unflatten(2, (shared, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
         return found if self._order is None else found.index_select(0, self._order)
 
 
