@@ -197,7 +197,9 @@ class _Together:
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
         # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
         asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
-        order, slots, lengths = [], [], []
+        order: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
         for span in members:
             start = (span.slot.index - self._first) * self._width
             order += range(start, start + span.new)
