@@ -1,5 +1,6 @@
 """Guesses of the next tokens, and that answers are those without them."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -117,22 +118,35 @@ def make_model(kind="llama", **changes):
     return model
 
 
+@contextmanager
+def fed(model):
+    """Numbers of tokens that the model is given, a pass each."""
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    yield seen
+    hook.remove()
+
+
 def converse(model, sampling, speculate):
     """Four conversations of four turns; their actions and log-probabilities, and the tokens of each pass."""
-    engine, fed = LocalEngine(model, _Numbers(), speculate=speculate), []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: fed.append(inputs["input_ids"].shape[1]), with_kwargs=True
-    )
-    turns = [[] for _ in range(4)]
-    for k in range(4):
-        heard = [({"role": "user", "content": " ".join(["7 8 9"] * (1 + (n + k) % 3))},) for n in range(4)]
-        asked = [Prompt((), tuple(turns[n]), heard[n], k * 7 + n % 2, str(n)) for n in range(4)]
-        for n, answer in enumerate(engine.generate(asked, replace(sampling, max_new_tokens=24 - k))):
-            turns[n].append(Turn(heard[n], answer))
-    hook.remove()
+    engine, turns = LocalEngine(model, _Numbers(), speculate=speculate), [[] for _ in range(4)]
+    with fed(model) as seen:
+        for k in range(4):
+            heard = [
+                ({"role": "user", "content": " ".join(["7 8 9"] * (1 + (n + k) % 3))},) for n in range(4)
+            ]
+            asked = [Prompt((), tuple(turns[n]), heard[n], k * 7 + n % 2, str(n)) for n in range(4)]
+            for n, answer in enumerate(engine.generate(asked, replace(sampling, max_new_tokens=24 - k))):
+                turns[n].append(Turn(heard[n], answer))
     engine.close()
     actions = [turn.action for played in turns for turn in played]
-    return [one.token_ids for one in actions], torch.tensor([x for one in actions for x in one.logprobs]), fed
+    return (
+        [one.token_ids for one in actions],
+        torch.tensor([x for one in actions for x in one.logprobs]),
+        seen,
+    )
 
 
 @pytest.fixture
@@ -164,15 +178,17 @@ def test_answers_are_those_without_guesses(kind, sampling, cheap):
 
 
 def test_an_answer_that_is_guessed_ends_at_its_limit(cheap):
-    """The same again: all of it is guessed, and neither more than 5 tokens said nor a sixth fed."""
+    """The same again: of its 5 tokens 4 are fed, at once with the prompt, and the last is said but not fed."""
     model = make_model()
     engine = LocalEngine(model, _Numbers())
     asked = [Prompt((), (), ({"role": "user", "content": "7 8 9"},), 0, name) for name in "ab"]
     first = engine.generate(asked[:1], Sampling(max_new_tokens=20))[0]
-    again = engine.generate(asked[1:], Sampling(max_new_tokens=5))[0]
+    with fed(model) as seen:
+        again = engine.generate(asked[1:], Sampling(max_new_tokens=5))[0]
 
     assert len(first.token_ids) == 20
     assert again.token_ids == first.token_ids[:5]
+    assert seen == [3 + 5 - 1]
     assert len(engine._kept["b"].ids) == 3 + 5 - 1
 
 
