@@ -66,7 +66,7 @@ def test_a_beginning_is_divided_where_a_third_parts_and_keeps_its_values():
     tree, common = Beginnings(), numbers(0, 129)
     one, two = join(tree, common), join(tree, common)
     index = torch.arange(128.0)[None, :, None].expand(2, 128, 4)
-    one.end.keep({0: (index, -index), 1: (index, -index)})
+    tree.keep(one.end, {0: (index, -index), 1: (index, -index)})
     before = tree.nbytes
     third = join(tree, common[:70] + numbers(1, 60))
 
@@ -212,7 +212,7 @@ def test_answers_are_those_of_conversations_that_share_nothing(kind, monkeypatch
 def test_a_group_computes_its_beginning_once():
     """170 tokens: 96 of all, 64 of a task's, and 10 of each conversation's own; then a pass a token."""
     model = make("llama")
-    engine = LocalEngine(model, Numbers())
+    engine = LocalEngine(model, Numbers(), speculate=False)
     seen = counted(model)
     play(engine, texts(2, 4), turns=1)
 
@@ -223,7 +223,7 @@ def test_a_group_computes_its_beginning_once():
 def test_who_comes_later_finds_what_is_computed():
     """While a conversation is there; the second of a group computes what the first had for itself alone."""
     model = make("llama")
-    engine = LocalEngine(model, Numbers())
+    engine = LocalEngine(model, Numbers(), speculate=False)
     seen, fed = counted(model), []
     for name, ids in texts(1, 3).items():
         play(engine, {name: ids}, turns=1)
@@ -235,10 +235,10 @@ def test_who_comes_later_finds_what_is_computed():
 
 def test_a_long_beginning_is_computed_in_passes(monkeypatch):
     """50 tokens a pass at most, the answers as in one."""
-    whole = play(LocalEngine(make("llama"), Numbers()), texts(2, 2))
+    whole = play(LocalEngine(make("llama"), Numbers(), speculate=False), texts(2, 2))
     monkeypatch.setattr("perturn.engines.local.engine._PASS", 50)
     model = make("llama")
-    engine = LocalEngine(model, Numbers())
+    engine = LocalEngine(model, Numbers(), speculate=False)
     seen = counted(model)
     parts = play(engine, texts(2, 2))
 
@@ -249,7 +249,7 @@ def test_a_long_beginning_is_computed_in_passes(monkeypatch):
 @pytest.mark.usefixtures("lies")
 def test_a_play_leaves_nothing_to_the_next():
     """So that an answer is one of its own play: which others were before does not move its last bit."""
-    engine = LocalEngine(make("llama"), Numbers())
+    engine = LocalEngine(make("llama"), Numbers(), speculate=False)
     first = play(engine, texts(2, 4))
     for name in first:
         engine.forget(name)
@@ -262,7 +262,7 @@ def test_a_play_leaves_nothing_to_the_next():
 @pytest.mark.usefixtures("lies")
 def test_new_weights_take_nothing_over(tmp_path):
     """The next group begins with the new weights' keys and values."""
-    engine, other = LocalEngine(make("llama"), Numbers()), make("llama")
+    engine, other = LocalEngine(make("llama"), Numbers(), speculate=False), make("llama")
     play(engine, texts(1, 4), turns=1)
     with torch.no_grad():
         other.model.layers[0].self_attn.k_proj.weight.mul_(2.0)
@@ -270,15 +270,15 @@ def test_new_weights_take_nothing_over(tmp_path):
     engine.update_weights(tmp_path, "new")
 
     assert engine._beginnings.nbytes == 0
-    assert play(engine, texts(1, 4)) == play(LocalEngine(other, Numbers()), texts(1, 4))
+    assert play(engine, texts(1, 4)) == play(LocalEngine(other, Numbers(), speculate=False), texts(1, 4))
 
 
 @pytest.mark.usefixtures("lies")
 @pytest.mark.parametrize("tokens", [0, 200, 450, 900])
 def test_memory_is_bounded_with_what_is_shared(tokens):
     """In bytes of so many tokens; a single conversation may exceed it, and shares nothing then."""
-    free = play(LocalEngine(make("llama"), Numbers()), texts(2, 4))
-    engine = LocalEngine(make("llama"), Numbers())
+    free = play(LocalEngine(make("llama"), Numbers(), speculate=False), texts(2, 4))
+    engine = LocalEngine(make("llama"), Numbers(), speculate=False)
     engine._budget = tokens * engine._token_bytes
     most, advance = [], engine.advance
 
@@ -313,7 +313,7 @@ def test_more_conversations_run_where_what_they_share_is_held_once(monkeypatch):
     """900 tokens hold 224 for all and a slot of 64 for each of eight; of those that copy, with slots of 192, three."""
     for bound, at_once in ((0, 8), (2**60, 3)):
         monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", bound)
-        engine = LocalEngine(make("llama"), Numbers())
+        engine = LocalEngine(make("llama"), Numbers(), speculate=False)
         engine._budget = 900 * engine._token_bytes
         engine.submit(
             [Prompt((), (), said(ids), n, name) for n, (name, ids) in enumerate(texts(2, 4).items())], SAMPLED

@@ -24,7 +24,7 @@ class Conversation:
     def __init__(self, blocks, seed, key_heads, dtype, window=None):
         draw = torch.Generator().manual_seed(seed)
         self.query, self.key, self.value = (
-            torch.randn(heads, 300, FEATURES, generator=draw).to(dtype)
+            torch.randn(heads, 400, FEATURES, generator=draw).to(dtype)
             for heads in (HEADS, key_heads, key_heads)
         )
         self.history = History(blocks)
@@ -74,12 +74,13 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.bfloat16: {"atol": 
 )
 @pytest.mark.parametrize("lengths", [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
 def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
-    """Two sizes of slots in every order of rows; some feed one token and some two."""
+    """Two sizes of slots in every order of rows; some feed one token, some a few, some too many."""
     blocks = Blocks(slots=4)
     talks = [Conversation(blocks, seed, key_heads, dtype) for seed in range(4)]
     feeds = [list(zip(talks, lengths, strict=True))]
     feeds += [[(each, 1) for each in order] for order in itertools.permutations(talks)]
     feeds += [list(zip(talks, new, strict=True)) for new in itertools.product((1, 2), repeat=4)]
+    feeds += [list(zip(talks, new, strict=True)) for new in itertools.permutations((1, 3, 8, 9))]
     for parts in feeds:
         assert_close(*feed(parts), **TOLERANCE[dtype])
 
@@ -99,6 +100,21 @@ def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
 
     assert_close(found, expected, **TOLERANCE[dtype])
     assert len(made) == (1 if bytes_of_a_call else 3)
+
+
+def test_tokens_that_are_dropped_are_written_over():
+    """Of 1, 4 and 7 new tokens all are dropped, and others fed: they get what they get without them."""
+    blocks = Blocks(slots=4)
+    talks = [Conversation(blocks, seed, 2, torch.float32) for seed in range(3)]
+    feed([(each, 20) for each in talks])
+    others = [Conversation(blocks, 9 + seed, 2, torch.float32) for seed in range(3)]
+    for talk, other in zip(talks, others, strict=True):
+        other.history = talk.history
+    feed(list(zip(others, (1, 4, 7), strict=True)))
+    for talk in talks:
+        del talk.history.ids[20:]
+
+    assert_close(*feed([(each, 3) for each in talks]), **TOLERANCE[torch.float32])
 
 
 def test_bfloat16_attends_past_a_multiple_of_the_step():

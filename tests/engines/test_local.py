@@ -128,7 +128,7 @@ def later_turn(engine, model, renderer, forget):
 
 def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
     """The second prompt is fed from the last sampled token on, which no pass has read yet."""
-    engine = LocalEngine(ends_turns, renderer)
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
     one, answer, two, seen = later_turn(engine, ends_turns, renderer, forget=False)
 
     assert seen[0] == two - one - answer + 1
@@ -137,7 +137,7 @@ def test_a_later_turn_computes_its_new_tokens_alone(ends_turns, renderer):
 
 def test_a_forgotten_conversation_is_computed_from_its_beginning(ends_turns, renderer):
     """Its keys and values are gone."""
-    engine = LocalEngine(ends_turns, renderer)
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
     _, _, two, seen = later_turn(engine, ends_turns, renderer, forget=True)
 
     assert seen[0] == two
@@ -240,7 +240,7 @@ def test_a_long_prompt_is_fed_in_parts(ends_turns, renderer, monkeypatch):
     asked = [prompt(name, heard=heard) for name, heard in zip(NAMES, OPENINGS, strict=True)]
     whole = LocalEngine(ends_turns, renderer).generate(asked, SAMPLED)
     monkeypatch.setattr("perturn.engines.local.engine._PASS", 7)
-    engine = LocalEngine(ends_turns, renderer)
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
     with fed(ends_turns) as seen:
         parts = engine.generate(asked, SAMPLED)
 

@@ -58,6 +58,8 @@ class Serving:
     """Load the weights in this process, where the engine needs them."""
     folder: Path | None = None
     """Folder of the run, to keep what was paid for; None on another machine than the run's."""
+    deterministic: bool = False
+    """Whether equal prompts are to get equal answers to the last bit, whatever was answered before."""
 
 
 class EngineSettings(Protocol):

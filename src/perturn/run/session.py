@@ -188,7 +188,8 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path
         return loaded
 
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
-    return engine_settings(recipe).open(Serving(policy, path, tuple(stop), load, folder))
+    serving = Serving(policy, path, tuple(stop), load, folder, recipe.deterministic)
+    return engine_settings(recipe).open(serving)
 
 
 class Session:

@@ -7,7 +7,7 @@ a conversation has use for them, and no longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -85,6 +85,7 @@ class Beginnings:
     def __init__(self) -> None:
         """Nothing yet."""
         self._root = Beginning(None, ())
+        self._held: WeakSet[Beginning] = WeakSet()  # those whose keys and values are there
 
     def join(self, ids: Sequence[int], history: object) -> Beginning:
         """The node where a prompt ends, for its conversation to hold; at least one token is left to it alone."""
@@ -97,25 +98,28 @@ class Beginnings:
                 following = node.after[pages[0]] = Beginning(node, pages)
             same = _in_common(following.pages, pages)
             node = following if same == len(following.pages) else following.split(same)
+            if node.held:
+                self._held.add(node)
             pages = pages[same:]
         for each in node.path:
             each.members.add(history)
         return node
 
+    def keep(self, node: Beginning, computed: Mapping[int, Sequence[Tensor]]) -> None:
+        """Give a node its keys and values, the last of those [key heads, tokens, features]."""
+        node.keep(computed)
+        self._held.add(node)
+
     @property
     def nbytes(self) -> int:
         """Memory of all keys and values."""
-        return sum(node.nbytes for node in self._nodes(self._root))
+        return sum(node.nbytes for node in self._held)
 
     def free(self) -> None:
         """Drop all keys and values, which no conversation may be reading."""
-        for node in self._nodes(self._root):
+        for node in self._held:
             node.held = {}
-
-    def _nodes(self, node: Beginning) -> Iterator[Beginning]:
-        yield node
-        for each in list(node.after.values()):
-            yield from self._nodes(each)
+        self._held.clear()
 
 
 def _in_common(one: Sequence[Page], other: Sequence[Page]) -> int:

@@ -8,9 +8,11 @@ are answered, at any token; a batch is a row of new tokens without padding (see 
 from __future__ import annotations
 
 import random
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from torch import Tensor
 
 from perturn.engines.local.beginnings import Beginning, Beginnings
 from perturn.engines.local.blocks import Blocks, capacity_for
+from perturn.engines.local.drafts import CONTEXT, Drafts, Pace
 from perturn.engines.local.history import CALL_BYTES, NAME, History, attending
+from perturn.engines.local.models import CHECK, check_layers, words_alone
 from perturn.engines.local.packed import pack_linears
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.stored import stored_weights
@@ -32,10 +36,10 @@ from perturn.types import Action, Prompt, Sampling
 
 _PASS = 2048
 """Most tokens in one pass through the model; longer prompts are fed in several."""
+_DRAFT = 16
+"""Most tokens that are guessed of an answer at once."""
 _SLOTS = 16
 """Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
-_CHECK = 24
-"""Tokens on which the engine is compared with the model's own forward pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
 
@@ -65,6 +69,19 @@ class _Row:
         done = len(self.history.ids)
         return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
 
+    @property
+    def missing(self) -> int:
+        """Number of them."""
+        return self.length - len(self.history.ids)
+
+    def tail(self, tokens: int) -> list[int]:
+        """The last tokens of prompt and answer."""
+        return (self.ids[-tokens:] + self.answer)[-tokens:]
+
+    def ended(self, end_id: int) -> bool:
+        """Whether the answer is whole."""
+        return self.answer[-1] == end_id or self.length >= self.longest
+
 
 class LocalEngine:
     """Continuous batching with a transformers model whose layers attend to earlier tokens."""
@@ -78,6 +95,7 @@ class LocalEngine:
         context: int | None = None,
         cache_gigabytes: float = 2.0,
         pack: bool = True,
+        speculate: bool = True,
     ) -> None:
         """Serve a model that is already on its device and in its dtype; it is ours to change until `close`.
 
@@ -89,6 +107,7 @@ class LocalEngine:
                 where a longer conversation would have other positions than its turns were sampled with.
             cache_gigabytes: Memory for keys and values.
             pack: On a CPU, multiply by a packed copy of the weights.
+            speculate: Feed guesses of the next tokens along with the newest one, where that pays.
 
         Raises:
             ModelError: If a layer keeps something else than keys and values of tokens, or a few tokens get other
@@ -105,9 +124,11 @@ class LocalEngine:
         self._refused: list[_Row] = []
         self._token_bytes = 0
         self._beginnings = Beginnings()
+        self._drafts = Drafts(tokens.end_id) if speculate else None
+        self._pace = Pace()
         self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
-        alone = _words_alone(model)
+        alone = words_alone(model)
         self._attention = model.config._attn_implementation
         self._pack = pack
         self._unpack = pack_linears(model) if pack else _nothing
@@ -126,6 +147,8 @@ class LocalEngine:
         """
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
+            if self._drafts:
+                self._drafts.read(prompt.conversation, ids)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
             row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
             if len(ids) >= self._limit:
@@ -140,6 +163,8 @@ class LocalEngine:
         self._admit()
         ended = self._pass() if self._running else []
         for row in ended:
+            if self._drafts:
+                self._drafts.learn(row.ids, row.answer)
             if row.history.nbytes <= self._budget:  # for the conversation's next turn
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
@@ -181,6 +206,8 @@ class LocalEngine:
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
+        if self._drafts:
+            self._drafts.forget(conversation)
         return_waste()
 
     def close(self) -> None:
@@ -245,7 +272,7 @@ class LocalEngine:
                 ids = node.ids
                 for first in range(0, len(ids), _PASS):
                     self._feed([(alone, ids[first : first + _PASS])], ())
-                node.keep(alone.computed())
+                self._beginnings.keep(node, alone.computed())
         if shared:
             history.begin(shared, apart)
 
@@ -257,21 +284,46 @@ class LocalEngine:
             if left > 0:
                 parts.append((row, row.fresh[:left]))
                 left -= len(parts[-1][1])
+        began = time.perf_counter()
+        if self._drafts:
+            self._add_drafts(self._drafts, parts)
         ready, logits = self._forward(parts)
         self._sample(ready, logits)
-        ended = [row for row in ready if row.answer[-1] == self._tokens.end_id or row.length >= row.longest]
+        self._pace.add(sum(len(part) for _, part in parts), time.perf_counter() - began)
+        ended = [row for row, _ in ready if row.ended(self._tokens.end_id)]
         self._running = [row for row in self._running if row not in ended]
         return ended
 
-    def _forward(self, parts: Sequence[tuple[_Row, list[int]]]) -> tuple[list[_Row], Tensor]:
-        """Feed rows some tokens; those that have fed all, and their next tokens' logits, float32 [rows, vocabulary]."""
-        ready: dict[int, _Row] = {}
+    def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[_Row, list[int]]]) -> None:
+        """Put guesses behind the newest tokens, where they bring more tokens a second than the pass does without.
+
+        A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
+        """
+        asked = [(row, part) for row, part in parts if row.missing == len(part)]
+        least = len(asked) / (self._pace.free + sum(len(part) for _, part in parts))
+        for row, part in asked:
+            most = min(_DRAFT, row.longest - row.length - 1)
+            part += drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
+
+    def _forward(
+        self, parts: Sequence[tuple[_Row, list[int]]]
+    ) -> tuple[list[tuple[_Row, list[int]]], Tensor]:
+        """Feed rows some tokens, and guesses behind them.
+
+        Returns:
+            The rows that have fed all, with their guesses; and the logits of the token after the newest and after each
+            guess, row by row, float32 [tokens, vocabulary].
+        """
+        asked: list[int] = []
+        ready: list[tuple[_Row, list[int]]] = []
         fed = 0
         for row, part in parts:
             fed += len(part)
-            if len(row.history.ids) + len(part) == row.length:
-                ready[fed - 1] = row
-        return [*ready.values()], self._feed([(row.history, part) for row, part in parts], [*ready])
+            guessed = len(row.history.ids) + len(part) - row.length
+            if guessed >= 0:
+                ready.append((row, part[len(part) - guessed :]))
+                asked += range(fed - 1 - guessed, fed)
+        return ready, self._feed([(row.history, part) for row, part in parts], asked)
 
     @torch.inference_mode()
     def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
@@ -294,7 +346,30 @@ class LocalEngine:
             history.ids += part
         return logits.float()
 
-    def _sample(self, rows: list[_Row], logits: Tensor) -> None:
+    def _sample(self, rows: Sequence[tuple[_Row, list[int]]], logits: Tensor) -> None:
+        """Lengthen each answer by one token, and by another one as long as the last is what was guessed.
+
+        So each token is drawn as it is without guesses: after the same tokens, with the same random numbers.
+
+        Args:
+            rows: With their guesses.
+            logits: Of the token after the newest and after each guess, row by row [tokens, vocabulary].
+        """
+        starts = accumulate((len(guessed) + 1 for _, guessed in rows), initial=0)
+        going = [(row, start, guessed) for (row, guessed), start in zip(rows, starts, strict=False)]
+        step = 0
+        while going:
+            self._draw([row for row, _, _ in going], logits[[start + step for _, start, _ in going]])
+            going = [
+                (row, start, guessed)
+                for row, start, guessed in going
+                if guessed[step : step + 1] == row.answer[-1:] and not row.ended(self._tokens.end_id)
+            ]
+            step += 1
+        for row, _ in rows:  # the keys and values of wrong guesses are written over
+            del row.history.ids[row.length - 1 :]
+
+    def _draw(self, rows: list[_Row], logits: Tensor) -> None:
         """Lengthen each answer by one token, from its logits [rows, vocabulary]."""
         logprobs = logits.log_softmax(-1)
         for sampling in {row.sampling for row in rows}:
@@ -309,7 +384,7 @@ class LocalEngine:
         """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
         rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
-        self._forward([(row, row.ids[:_CHECK]) for row in rows])
+        self._forward([(row, row.ids[:CHECK]) for row in rows])
         _, logits = self._forward([(row, row.fresh) for row in rows])
         expected = torch.stack([logprobs for _, logprobs in alone])
         difference = float((logits.log_softmax(-1) - expected).abs().mean(-1).max())
@@ -323,28 +398,3 @@ class LocalEngine:
 
 def _nothing() -> None:
     """Undo nothing."""
-
-
-@torch.inference_mode()
-def _words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
-    """Tokens of two conversations, and the log-probabilities of the next one that the model itself gives."""
-    size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
-    words = (torch.arange(2 * _CHECK) * 7919 % size).tolist()
-    found = []
-    for ids in (words, words[5:]):
-        inputs = torch.tensor([ids], device=model.device)
-        found.append((ids, model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)))
-    return found
-
-
-def check_layers(model: Any) -> None:
-    """Refuse what attends in a way of its own, or keeps something else than keys and values.
-
-    Raises:
-        ModelError: If the engine cannot serve the model; weights are not looked at.
-    """
-    name, config = type(model).__name__, model.config.get_text_config()
-    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if strange or not getattr(model, "_supports_attention_backend", False):
-        why = f"it has layers of type {', '.join(sorted(strange))}" if strange else "its attention is its own"
-        raise ModelError(f"the local engine cannot serve {name}: {why}; take another model or engine.")

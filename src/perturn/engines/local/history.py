@@ -2,9 +2,9 @@
 
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
 them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
-conversation joins a batch or leaves it. Conversations that have one new token each and lie side by side attend in one
-call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of them
-attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
+conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
+one call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of
+them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ NAME = "perturn-history"
 CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
 
+_FEW = 8
+"""Conversations that have at most so many new tokens attend together; one that has more, alone."""
+
 _PRODUCT_STEP = 64
 """Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
 
@@ -59,7 +62,7 @@ class History:
     @property
     def tokens_apart(self) -> int:
         """Tokens whose keys and values are not in the slot."""
-        return sum(node.tokens for node in self.path_apart)
+        return sum(node.tokens for node in self.apart.path) if self.apart else 0
 
     @property
     def path_apart(self) -> list[Beginning]:
@@ -165,11 +168,11 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """The parts that attend in one call each: several tokens of a conversation, or one token of each of several."""
-    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > 1]
+    """The parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
+    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
     by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
     for span in spans:
-        if span.new == 1:
+        if span.new <= _FEW:
             by_block[span.slot.block].append(span)
     for block, members in by_block.items():
         parts += [_Together(block, run, device) for run in _runs(block, members)]
@@ -215,23 +218,32 @@ class _Alone:
 
 
 class _Together:
-    """Conversations of one block with one new token each, by slot."""
+    """Conversations of one block with a few new tokens each, by slot."""
 
     def __init__(self, block: Block, members: list[_Span], device: torch.device) -> None:
-        self.rows: Sequence[int] = [span.row for span in members]
+        self.rows: Sequence[int] = [row for span in members for row in range(span.row, span.row + span.new)]
         self._block = block
-        slots, lengths = [span.slot.index for span in members], [span.old for span in members]
-        self._first, self._count = slots[0], slots[-1] - slots[0] + 1
-        self._longest = max(lengths) + 1
+        self._first, count = members[0].slot.index, members[-1].slot.index - members[0].slot.index + 1
+        self._count, self._width = count, max(span.new for span in members)
+        self._longest = max(span.total for span in members)
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
-        # What lies between them and has no new token asks for a token too: the first of them, of its first key.
-        asks, last = [self.rows[0]] * self._count, [0] * self._count
+        # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
+        asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
+        order: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
         for span in members:
-            asks[span.slot.index - self._first], last[span.slot.index - self._first] = span.row, span.old
+            start = (span.slot.index - self._first) * self._width
+            order += range(start, start + span.new)
+            slots += [span.slot.index] * span.new
+            lengths += range(span.old, span.total)
+            for index in range(self._width):
+                asks[start + index] = span.row + min(index, span.new - 1)
+                last[start + index] = span.old + min(index, span.new - 1)
         self._asks, self._slots, self._new, self._lengths = (
             torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
         )
-        self._order = None if asks == self.rows else self._slots - self._first
+        self._order = None if asks == self.rows else torch.tensor(order, device=device)
         self._mask = masks(last, self._rounded, device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
@@ -242,20 +254,25 @@ class _Together:
         held = self._block.open(ask.layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
-        asking = query[0].index_select(1, self._asks).unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)
+        key_heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+        asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
+        asking = asking.permute(2, 0, 1, 3, 4).flatten(
+            2, 3
+        )  # [slots, key heads, their heads * width, features]
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
         tokens = self._rounded if products else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
-        mask = self._mask(ask.window, query.dtype)[:, None, None, :tokens]
+        mask = self._mask(ask.window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
+        mask = mask.expand(-1, -1, shared if self._width > 1 else 1, -1, -1).flatten(2, 3)
         how = by_products if products else dot_products
-        found, sums = (
-            None if each is None else each.flatten(1, 2) for each in how(asking, keys, values, mask, ask)
-        )
-        assert found is not None
-        if self._order is None:
-            return found, sums
-        return found.index_select(0, self._order), None if sums is None else sums.index_select(0, self._order)
+        found, sums = how(asking, keys, values, mask, ask)
+        return self._by_token(found, shared), None if sums is None else self._by_token(sums, shared)
+
+    def _by_token(self, found: Tensor, shared: int) -> Tensor:
+        """[slots, key heads, their heads * width, ...] to [new, heads, ...]."""
+        each: Tensor = found.unflatten(2, (shared, -1)).movedim(3, 1).flatten(2, 3).flatten(0, 1)
+        return each if self._order is None else each.index_select(0, self._order)
 
 
 def _attend(

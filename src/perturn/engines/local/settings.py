@@ -26,9 +26,13 @@ class LocalSettings:
     """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
     about 0.6 of the time. Weights take twice the memory."""
 
+    speculate: Annotated[bool, EFFORT] = True
+    """Feed guesses of the next tokens along with the newest one, where that saves time. A token is drawn as it is
+    without them, up to rounding; a `deterministic` run does without."""
+
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Build the model without its weights, and see that the engine can serve it."""
-        locate("perturn.engines.local.engine:check_layers")(empty_model())
+        locate("perturn.engines.local.models:check_layers")(empty_model())
 
     def open(self, serving: Serving) -> Engine:
         """Serve a policy with its weights in this process."""
@@ -40,5 +44,6 @@ class LocalSettings:
             context=loaded.context,
             cache_gigabytes=self.cache_gigabytes,
             pack=self.pack,
+            speculate=self.speculate and not serving.deterministic,
         )
         return engine

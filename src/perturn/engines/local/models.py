@@ -1,0 +1,38 @@
+"""Which models the engine can serve, and their own words to compare it with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.errors import ModelError
+
+CHECK = 24
+"""Tokens on which the engine is compared with the model's own forward pass."""
+
+
+@torch.inference_mode()
+def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
+    """Tokens of two conversations, and the log-probabilities of the next one that the model itself gives."""
+    size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
+    words = (torch.arange(2 * CHECK) * 7919 % size).tolist()
+    found = []
+    for ids in (words, words[5:]):
+        inputs = torch.tensor([ids], device=model.device)
+        found.append((ids, model(input_ids=inputs, use_cache=False).logits[0, -1].float().log_softmax(-1)))
+    return found
+
+
+def check_layers(model: Any) -> None:
+    """Refuse what attends in a way of its own, or keeps something else than keys and values.
+
+    Raises:
+        ModelError: If the engine cannot serve the model; weights are not looked at.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if strange or not getattr(model, "_supports_attention_backend", False):
+        why = f"it has layers of type {', '.join(sorted(strange))}" if strange else "its attention is its own"
+        raise ModelError(f"the local engine cannot serve {name}: {why}; take another model or engine.")
