@@ -71,12 +71,12 @@ class Beginning:
                 torch.autograd.backward([made for made, _ in known], [grad for _, grad in known])
 
     def keep(self, module: nn.Module, own: KeyValue) -> KeyValue:
-        """Remember what a layer attends to in the pass that makes the beginning."""
+        """Remember the keys and values that a layer attends to in the pass that makes the beginning."""
         self._made.setdefault(module, own)
         return own
 
     def extend(self, module: nn.Module, own: KeyValue) -> KeyValue:
-        """What a layer attends to in a pass behind it."""
+        """Keys and values that a layer attends to in a pass behind it."""
         if module not in self._copies:
             key, value = (_leaf(each) for each in self._made[module])
             self._copies[module] = key, value

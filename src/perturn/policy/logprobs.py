@@ -90,14 +90,16 @@ def continuing(
         return
     prepare(model)
     inner, beginning = _causal_model(model), Beginning()
-    place = torch.arange(len(ids), device=ids.device)
+    position = torch.arange(len(ids), device=ids.device)
     with precision(), beginning.within():
         # Of the last layer, keys and values alone.
-        _decode(inner, ids, place, torch.tensor([[0, len(ids), len(ids)]], device=ids.device), place[:0])
+        _decode(
+            inner, ids, position, torch.tensor([[0, len(ids), len(ids)]], device=ids.device), position[:0]
+        )
     with beginning.behind():
         yield
     if torch.is_grad_enabled():
-        want(inner, place[:0])
+        want(inner, position[:0])
         beginning.backward()
 
 
