@@ -50,7 +50,7 @@ def main() -> None:
         score(out, panel, f"sft-{seed}", out / f"sft-{seed}" / "checkpoints" / "sft", seed)
         for method in args.methods:
             for policy in (out / f"{method}-{seed}" / "checkpoints").glob(f"*-{args.iterations:03d}"):
-                score(out, panel, f"{method}-{seed}", policy, seed)
+                score(out, panel, f"{method}-{seed}{policy.name[-4:]}", policy, seed)
 
 
 if __name__ == "__main__":

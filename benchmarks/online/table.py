@@ -57,7 +57,8 @@ def ends(
                 found |= scores(folder / "evaluation" / "base.jsonl")
         return found
 
-    return everywhere(curve[-1][1], f"{method}-{seed}"), everywhere(curve[0][1], f"sft-{seed}")
+    (_, before), (last, after) = curve[0], curve[-1]
+    return everywhere(after, f"{method}-{seed}-{last:03d}"), everywhere(before, f"sft-{seed}")
 
 
 def compare(pairs: Mapping[int, tuple[Scores, Scores]]) -> dict[str, Any]:
