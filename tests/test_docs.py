@@ -122,7 +122,7 @@ def check_other(words):
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2])
-    elif "vllm" in words:
+    elif words[0] != "python" and "vllm" in words:
         assert (
             words[words.index("vllm") + 1] == "serve"
         )  # of a package that is not ours, in an environment of its own
