@@ -114,9 +114,9 @@ def span(found: Mapping[str, Any]) -> str:
     return f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
 
 
-def explored(out: Path, method: str, seed: int) -> list[float]:
+def explored(out: Path, method: str, seed: int, last: int) -> list[float]:
     """Share of solved episodes of each iteration's exploration, which is sampled at temperature 1 on train games."""
-    files = sorted((out / f"{method}-{seed}" / "trajectories").glob("explore-*.jsonl"))
+    files = sorted((out / f"{method}-{seed}" / "trajectories").glob("explore-*.jsonl"))[:last]
     return [mean(succeeded(one) for one in read_trajectories(file)) for file in files]
 
 
@@ -156,9 +156,7 @@ def main() -> None:
     words.add_argument("runs", type=Path)
     words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    words.add_argument(
-        "--panels", nargs="*", default=[], help="splits that score.py has scored, to add to valid_seen"
-    )
+    words.add_argument("--panels", nargs="+", default=[OWN], help="of those that score.py names")
     words.add_argument("--iterations", type=int, default=60, help="compare the policies after so many")
     words.add_argument("--out", type=Path, help="write the numbers here as JSON")
     words.add_argument("--figure", type=Path, help="draw the curves here as SVG")
@@ -174,7 +172,7 @@ def main() -> None:
                     seed: [[number, mean(each.values())] for number, each in curve]
                     for seed, curve in there.items()
                 },
-                "explored": {seed: explored(args.runs, method, seed)[: args.iterations] for seed in there},
+                "explored": {seed: explored(args.runs, method, seed, args.iterations) for seed in there},
             }
     print("\n".join([HEAD, "|---" * (HEAD.count("|") - 1) + "|", *(row(*each) for each in rows.items())]))
     if args.out:

@@ -296,6 +296,49 @@ def test_memory_is_bounded_with_what_is_shared(tokens):
     assert max(held for held, _ in most) <= max(engine._budget, 192 * engine._token_bytes)
 
 
+def test_a_conversation_that_outgrows_the_budget_alone_no_longer_shares(monkeypatch):
+    """Its beginning is freed, so it computes all again: the answer is that of an engine with room."""
+    monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", 0)
+    answers = []
+    for tokens in (400, 4000):
+        engine = LocalEngine(make("llama"), Numbers(), speculate=False)
+        engine._budget = tokens * engine._token_bytes
+        found = play(
+            engine, {name: numbers(0, 200) + numbers(n, 20) for n, name in enumerate("ab", start=1)}, turns=1
+        )
+        assert engine._kept["b"].tokens_apart == 192
+        later = Prompt((), tuple(found["b"]), said(numbers(5, 200)), 3, "b")
+        answers.append(engine.generate([later], SAMPLED)[0].token_ids)
+
+    assert answers[0] == answers[1]
+
+
+def test_values_of_another_size_than_keys_are_copied(monkeypatch):
+    """Torch's kernel that gives log-sum-exps does not take them (DeepSeek)."""
+    monkeypatch.setattr("perturn.engines.local.engine.CALL_BYTES", 0)
+    more = {
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+    }
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 2,
+    }
+    config = CONFIG | more | experts | {"first_k_dense_replace": 2, "num_key_value_heads": 4}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v3", **config)).eval()
+    engine = LocalEngine(model, Numbers(), speculate=False)
+    play(engine, texts(1, 4), turns=1)
+
+    assert {each.tokens_apart for each in engine._kept.values()} == {0}
+
+
 def test_what_many_begin_with_lies_apart_and_what_few_do_is_copied(monkeypatch):
     """A bound of 200 tokens: 96 that eight begin with are read seven times less, 64 of four three times less."""
     engine = LocalEngine(make("llama"), Numbers())

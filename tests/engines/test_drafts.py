@@ -82,6 +82,18 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert drafts.guess("x", [20], 1, 0.1) == []
 
 
+def test_of_a_conversation_that_was_dropped_the_end_is_learned_again(monkeypatch):
+    """So a turn costs a bounded time, however many conversations take turns."""
+    monkeypatch.setattr(_drafts, "_CONVERSATIONS", 1)
+    monkeypatch.setattr(_drafts, "_READ", 10)
+    drafts = Drafts(END)
+    for name in "ab":
+        drafts.read(name, range(100))
+
+    assert drafts.guess("b", [98], 1, 0.1) == [99]
+    assert drafts.guess("b", [50], 1, 0.1) == []
+
+
 def test_the_line_through_passes():
     """0.1 s and 0.01 s a token: a pass costs as much as ten tokens besides its own. Unknown at first."""
     pace = Pace()

@@ -164,13 +164,63 @@ def test_reentrant_checkpointing_keeps_whole_packs(make_trainer, reentrant):
     assert trainer.data_collator.begins is not bool(reentrant)
 
 
+def test_reentrant_checkpointing_that_the_model_brings_keeps_whole_packs(make_trainer):
+    """Switched on before the trainer has it."""
+    trainer = make_trainer(list(episodes()), loss="sft")
+    for reentrant in (False, True):
+        trainer.model.activation_checkpointing_enable({"use_reentrant": reentrant})
+
+        assert may_begin(trainer.turn_args, trainer.model, DistributedType.NO) is not reentrant
+
+
+class Moving(torch.optim.SGD):
+    """Its weights are others in training than in evaluation, as a schedule-free optimizer's are."""
+
+    training = True
+
+    def move(self, training):
+        """Change sides."""
+        if training == self.training:
+            return
+        self.training = training
+        with torch.no_grad():
+            for weight in self.param_groups[0]["params"]:
+                weight.mul_(2.0 if training else 0.5)
+
+    def train(self):
+        """Go to the weights of training."""
+        self.move(True)
+
+    def eval(self):
+        """Go to those of evaluation."""
+        self.move(False)
+
+
+def test_an_optimizer_that_moves_the_weights_does_so_before_the_beginning(make_trainer, monkeypatch):
+    """After an evaluation the Trainer tells it to train within the step, where the beginning's pass has been made."""
+    monkeypatch.setattr(packing, "WORTH_A_PASS", 40)
+    losses = []
+    for budget in (4096, 1):
+        trainer = make_trainer(
+            list(episodes()), eval_dataset=list(episodes()), loss="sft", learning_rate=0.1,
+            per_device_train_batch_size=8, num_train_epochs=3, token_budget=budget, eval_strategy="epoch",
+        )  # fmt: skip
+        trainer.optimizer = Moving(trainer.model.parameters(), lr=0.1)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_several_processes_and_compiled_models_keep_whole_packs(make_trainer):
     """Gradients are exchanged, and layers compiled, before the beginning has its own."""
-    args = make_trainer(list(episodes()), loss="sft").turn_args
+    trainer = make_trainer(list(episodes()), loss="sft")
+    args, model = trainer.turn_args, trainer.model
 
-    assert may_begin(args, DistributedType.NO)
-    assert not may_begin(args, DistributedType.MULTI_CPU)
-    assert not may_begin(replace(args, torch_compile=True), DistributedType.NO)
+    assert may_begin(args, model, DistributedType.NO)
+    assert not may_begin(args, model, DistributedType.MULTI_CPU)
+    assert not may_begin(replace(args, torch_compile=True), model, DistributedType.NO)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")

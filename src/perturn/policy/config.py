@@ -202,12 +202,19 @@ def refuse_data_parallel(gpus: int) -> None:
         )
 
 
-def may_begin(args: TurnConfig, distributed: DistributedType) -> bool:
+def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
     """Whether the packs of a step may continue a pass of their own.
 
     Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
     reentrant kind, do not keep what a layer attended to.
     """
     how: Any = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs or {}
-    reentrant = how.get("use_reentrant")
+    reentrant = how.get("use_reentrant") or any(map(_reentrant, model.modules()))
     return distributed == DistributedType.NO and not (args.torch_compile or reentrant)
+
+
+def _reentrant(module: torch.nn.Module) -> bool:
+    """Whether somebody has switched the reentrant kind of checkpointing on in a layer."""
+    function = getattr(module, "_gradient_checkpointing_func", None)
+    on = getattr(module, "gradient_checkpointing", False)
+    return bool(on and getattr(function, "keywords", {}).get("use_reentrant"))

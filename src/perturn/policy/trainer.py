@@ -64,8 +64,7 @@ class TurnTrainer(Trainer):
             model: A causal language model, or the name of one.
             args: Settings.
             train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
-                formats. For a loss on sampled episodes and a credit on groups, the rows of one task and one policy are
-                a group.
+                formats. Where a credit needs groups, the rows of one task and one policy are a group.
             eval_dataset: The same, to evaluate on.
             processing_class: The tokenizer; None: the model's own.
             ref_model: The reference policy, or the name of one; None: the model as it is now.
@@ -77,12 +76,11 @@ class TurnTrainer(Trainer):
             PerturnError: If a setting or a row is wrong, in one line, before any training.
         """
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
-        named = None if args.credit is None else section(args.credit, "credit")
+        credit = None if args.credit is None else section(args.credit, "credit")
         self.loss: Any
-        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), named)
-        tokenizer = processing_class or load_tokenizer(
-            model if isinstance(model, str) else model.config.name_or_path
-        )
+        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
+        name = model if isinstance(model, str) else model.config.name_or_path
+        tokenizer = processing_class or load_tokenizer(name)
         model = load_model(model) if isinstance(model, str) else model
         self.renderer = Renderer(tokenizer, args.chat_template)
         self._context = context_length(model)
@@ -101,7 +99,8 @@ class TurnTrainer(Trainer):
             **trainer,
         )
         refuse_data_parallel(self.args.n_gpu)
-        self.data_collator = Collator(args.token_budget, may_begin(args, self.accelerator.distributed_type))
+        begins = may_begin(args, model, self.accelerator.distributed_type)
+        self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
@@ -251,11 +250,12 @@ class TurnTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Forward and backward of one pack after the other; gradients add up and are exchanged once."""
-        state = self.accelerator.gradient_state
+        state, total = self.accelerator.gradient_state, torch.zeros((), device=self.args.device)
         exchange = state.sync_gradients
-        total = torch.zeros((), device=self.args.device)
         packs = self._as_many_as_others(inputs["packs"])
         model.train()
+        if train := getattr(self.optimizer, "train", None):  # of one without a schedule, moves the weights
+            train()
         with continuing(model, inputs.get("beginning"), self._autocast):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1

@@ -18,7 +18,9 @@ CONTEXT = _ORDERS[0]
 _ACTIONS = 100_000
 """Contexts that are kept of the actions of all conversations; those that were first seen longest ago go."""
 _CONVERSATIONS = 256
-"""Conversations of which all tokens are kept."""
+"""Conversations of which tokens are kept."""
+_READ = 2048
+"""Last tokens that are learned of a conversation that is new, or was dropped for others."""
 _LASTS = 0.95
 """Weight of a pass when the next one is timed."""
 _FREE = 64.0
@@ -71,7 +73,7 @@ class Drafts:
 
     def read(self, conversation: str, ids: Sequence[int]) -> None:
         """Learn the tokens of a conversation that are new since the last call."""
-        own, known = self._own.pop(conversation, (Followers(), 0))
+        own, known = self._own.pop(conversation, (Followers(), max(0, len(ids) - _READ)))
         own.learn(ids, known)
         self._own[conversation] = own, len(ids)
         if len(self._own) > _CONVERSATIONS:

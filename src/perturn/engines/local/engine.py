@@ -11,7 +11,6 @@ import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from perturn.engines.local.drafts import CONTEXT, Drafts, Pace
 from perturn.engines.local.history import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.models import CHECK, check_layers, words_alone
 from perturn.engines.local.packed import pack_linears
+from perturn.engines.local.rows import Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.stored import stored_weights
 from perturn.engines.protocol import Tokens
@@ -42,45 +42,6 @@ _SLOTS = 16
 """Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
-
-
-@dataclass(eq=False)
-class _Row:
-    """One prompt, and its answer as it grows."""
-
-    prompt: Prompt
-    sampling: Sampling
-    ids: list[int]
-    longest: int
-    """Tokens of prompt and answer, at most."""
-    draw: random.Random
-    history: History
-    answer: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and answer so far."""
-        return len(self.ids) + len(self.answer)
-
-    @property
-    def fresh(self) -> list[int]:
-        """Tokens that have not been through the model."""
-        done = len(self.history.ids)
-        return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
-
-    @property
-    def missing(self) -> int:
-        """Number of them."""
-        return self.length - len(self.history.ids)
-
-    def tail(self, tokens: int) -> list[int]:
-        """The last tokens of prompt and answer."""
-        return (self.ids[-tokens:] + self.answer)[-tokens:]
-
-    def ended(self, end_id: int) -> bool:
-        """Whether the answer is whole."""
-        return self.answer[-1] == end_id or self.length >= self.longest
 
 
 class LocalEngine:
@@ -118,11 +79,11 @@ class LocalEngine:
         self._tokens = tokens
         self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
         self._budget = int(cache_gigabytes * 1e9)
-        self._waiting: deque[_Row] = deque()
-        self._running: list[_Row] = []
+        self._waiting: deque[Row] = deque()
+        self._running: list[Row] = []
         self._kept: OrderedDict[str, History] = OrderedDict()
-        self._refused: list[_Row] = []
-        self._token_bytes = 0
+        self._refused: list[Row] = []
+        self._token_bytes, self._joins = 0, False
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_id) if speculate else None
         self._pace = Pace()
@@ -150,7 +111,7 @@ class LocalEngine:
             if self._drafts:
                 self._drafts.read(prompt.conversation, ids)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
-            row = _Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
+            row = Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
             if len(ids) >= self._limit:
                 self._refused.append(row)
                 continue
@@ -201,6 +162,7 @@ class LocalEngine:
                     weight.copy_(stored[key])
         self._unpack = pack_linears(self._model) if self._pack else _nothing
         self._kept.clear()
+        self._beginnings.free()
         self.name = name
 
     def forget(self, conversation: str) -> None:
@@ -218,7 +180,7 @@ class LocalEngine:
         self._unpack()
         self._model.set_attn_implementation(self._attention)
 
-    def _join(self, row: _Row) -> None:
+    def _join(self, row: Row) -> None:
         """Find out what the prompt has in common with others."""
         row.history.end = self._beginnings.join(row.ids, row.history)
 
@@ -247,12 +209,14 @@ class LocalEngine:
             if fits:
                 self._begin(row.history, shared, apart)
             else:
+                if row.history.apart:  # it reads what is freed now
+                    row.history = History(self._blocks)
                 self._beginnings.free()
             self._running.append(self._waiting.popleft())
 
     def _apart(self, shared: Sequence[Beginning]) -> int:
         """So many nodes stay apart: where reading them for each conversation takes longer than further calls."""
-        if self._model.device.type != "cpu":
+        if self._model.device.type != "cpu" or not self._joins:
             return 0
         layer_bytes = self._token_bytes // self._model.config.get_text_config().num_hidden_layers
         worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
@@ -276,9 +240,9 @@ class LocalEngine:
         if shared:
             history.begin(shared, apart)
 
-    def _pass(self) -> list[_Row]:
+    def _pass(self) -> list[Row]:
         """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
-        parts: list[tuple[_Row, list[int]]] = []
+        parts: list[tuple[Row, list[int]]] = []
         left = _PASS
         for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first
             if left > 0:
@@ -294,7 +258,7 @@ class LocalEngine:
         self._running = [row for row in self._running if row not in ended]
         return ended
 
-    def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[_Row, list[int]]]) -> None:
+    def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[Row, list[int]]]) -> None:
         """Put guesses behind the newest tokens, where they bring more tokens a second than the pass does without.
 
         A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
@@ -305,9 +269,7 @@ class LocalEngine:
             most = min(_DRAFT, row.longest - row.length - 1)
             part += drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
 
-    def _forward(
-        self, parts: Sequence[tuple[_Row, list[int]]]
-    ) -> tuple[list[tuple[_Row, list[int]]], Tensor]:
+    def _forward(self, parts: Sequence[tuple[Row, list[int]]]) -> tuple[list[tuple[Row, list[int]]], Tensor]:
         """Feed rows some tokens, and guesses behind them.
 
         Returns:
@@ -315,7 +277,7 @@ class LocalEngine:
             guess, row by row, float32 [tokens, vocabulary].
         """
         asked: list[int] = []
-        ready: list[tuple[_Row, list[int]]] = []
+        ready: list[tuple[Row, list[int]]] = []
         fed = 0
         for row, part in parts:
             fed += len(part)
@@ -346,7 +308,7 @@ class LocalEngine:
             history.ids += part
         return logits.float()
 
-    def _sample(self, rows: Sequence[tuple[_Row, list[int]]], logits: Tensor) -> None:
+    def _sample(self, rows: Sequence[tuple[Row, list[int]]], logits: Tensor) -> None:
         """Lengthen each answer by one token, and by another one as long as the last is what was guessed.
 
         So each token is drawn as it is without guesses: after the same tokens, with the same random numbers.
@@ -369,7 +331,7 @@ class LocalEngine:
         for row, _ in rows:  # the keys and values of wrong guesses are written over
             del row.history.ids[row.length - 1 :]
 
-    def _draw(self, rows: list[_Row], logits: Tensor) -> None:
+    def _draw(self, rows: list[Row], logits: Tensor) -> None:
         """Lengthen each answer by one token, from its logits [rows, vocabulary]."""
         logprobs = logits.log_softmax(-1)
         for sampling in {row.sampling for row in rows}:
@@ -383,7 +345,7 @@ class LocalEngine:
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
         """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
-        rows = [_Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
+        rows = [Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:CHECK]) for row in rows])
         _, logits = self._forward([(row, row.fresh) for row in rows])
         expected = torch.stack([logprobs for _, logprobs in alone])
@@ -394,6 +356,8 @@ class LocalEngine:
                 f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
             )
         self._token_bytes = rows[0].history.nbytes // capacity_for(len(rows[0].ids))
+        # torch's kernel that gives log-sum-exps takes keys and values of one size.
+        self._joins = all(key.shape == value.shape for key, value in rows[0].history.computed().values())
 
 
 def _nothing() -> None:
