@@ -15,7 +15,8 @@ from perturn.watch import Watcher
 
 from .test_loop import finish, kill, place, start  # noqa: F401  a fixture
 
-WORDS = ["iterations=2", "align.loss.name=dpo", "align.epochs=1", "sft.epochs=1", "explore.concurrency=1"]
+WORDS = ["iterations=2", "align.loss.name=dpo", "align.epochs=1", "sft.epochs=1"]
+WORDS += ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_every_policy_is_scored_and_the_report_shows_the_last_iteration(twice):
 
 
 def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(place, twice):  # noqa: F811
-    """While it explores and while it aligns; with one episode at a time, rounding is the same too."""
+    """While it explores and while it aligns; one episode at a time and no guesses, so rounding is the same too."""
     for file in ("trajectories/explore-002.jsonl", "metrics/align-002.jsonl"):
         killed = start(place, "killed", *WORDS)
         deadline = time.monotonic() + 100
