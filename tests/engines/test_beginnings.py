@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from perturn.engines.local.beginnings import Beginnings
 from perturn.engines.local.engine import LocalEngine
-from perturn.types import Action, Prompt, Sampling, Turn
+from perturn.types import Prompt, Sampling, Turn
+
+from .playing import Numbers
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
 WORDS = 90
@@ -95,24 +97,6 @@ def test_nothing_stays_when_nobody_holds_it():
     del one
     gc.collect()
     assert len(tree._root.after) == 0
-
-
-class Numbers:
-    """Prompts whose observations are numbers."""
-
-    end_id = 95
-
-    def prompt_ids(self, one):
-        """Observations and answers."""
-        ids = []
-        for turn in one.turns:
-            ids += [int(word) for word in turn.observation[0]["content"].split()]
-            ids += turn.action.token_ids
-        return ids + [int(word) for word in one.observation[0]["content"].split()]
-
-    def action(self, ids, logprobs):
-        """The numbers that were sampled."""
-        return Action("", tuple(ids), tuple(logprobs))
 
 
 CONFIG = {

@@ -1,6 +1,5 @@
 """Guesses of the next tokens, and that answers are those without them."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,11 @@ from perturn.engines.local.drafts import Drafts, Followers, Pace
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.local.settings import LocalSettings
 from perturn.engines.protocol import Loaded, Serving
-from perturn.types import Action, Prompt, Sampling, Turn
+from perturn.types import Prompt, Sampling, Turn
 
-END = 95
+from .playing import Numbers, fed
+
+END = Numbers.end_id
 GREEDY, SAMPLED = Sampling(max_new_tokens=24), Sampling(temperature=1.0, max_new_tokens=24)
 
 
@@ -105,21 +106,6 @@ def test_the_line_through_passes():
     assert pace.free == pytest.approx(10)
 
 
-class _Numbers:
-    """Prompts whose observations are numbers."""
-
-    end_id = END
-
-    def prompt_ids(self, one):
-        ids = []
-        for turn in one.turns:
-            ids += [*map(int, turn.observation[0]["content"].split()), *turn.action.token_ids]
-        return [*ids, *map(int, one.observation[0]["content"].split())]
-
-    def action(self, ids, logprobs):
-        return Action("", tuple(ids), tuple(logprobs))
-
-
 def make_model(kind="llama", **changes):
     """A tiny model of random weights that repeats itself, and others, but not always."""
     config = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -130,20 +116,9 @@ def make_model(kind="llama", **changes):
     return model
 
 
-@contextmanager
-def fed(model):
-    """Numbers of tokens that the model is given, a pass each."""
-    seen = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
-    )
-    yield seen
-    hook.remove()
-
-
 def converse(model, sampling, speculate):
     """Four conversations of four turns; their actions and log-probabilities, and the tokens of each pass."""
-    engine, turns = LocalEngine(model, _Numbers(), speculate=speculate), [[] for _ in range(4)]
+    engine, turns = LocalEngine(model, Numbers(), speculate=speculate), [[] for _ in range(4)]
     with fed(model) as seen:
         for k in range(4):
             heard = [
@@ -192,7 +167,7 @@ def test_answers_are_those_without_guesses(kind, sampling, cheap):
 def test_an_answer_that_is_guessed_ends_at_its_limit(cheap):
     """The same again: of its 5 tokens 4 are fed, at once with the prompt, and the last is said but not fed."""
     model = make_model()
-    engine = LocalEngine(model, _Numbers())
+    engine = LocalEngine(model, Numbers())
     asked = [Prompt((), (), ({"role": "user", "content": "7 8 9"},), 0, name) for name in "ab"]
     first = engine.generate(asked[:1], Sampling(max_new_tokens=20))[0]
     with fed(model) as seen:
@@ -207,7 +182,7 @@ def test_an_answer_that_is_guessed_ends_at_its_limit(cheap):
 @pytest.mark.parametrize(("speculate", "deterministic"), [(True, False), (True, True), (False, False)])
 def test_a_deterministic_run_does_without(speculate, deterministic):
     """What was answered before would change the last bits of an answer."""
-    loaded = Loaded(make_model(), _Numbers(), "policy", "cpu", "float32", None)
+    loaded = Loaded(make_model(), Numbers(), "policy", "cpu", "float32", None)
     engine = LocalSettings(speculate=speculate).open(
         Serving("policy", "", (), lambda: loaded, deterministic=deterministic)
     )

@@ -1,6 +1,5 @@
 import copy
 import math
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,8 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Turn
+
+from .playing import fed
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
 
@@ -101,17 +102,6 @@ def test_nothing_kept_between_turns_gives_the_same_answers(ends_turns, renderer)
 
     assert ids_of(kept) == ids_of(again)
     assert_close(logprobs_of(kept), logprobs_of(again), atol=1e-4, rtol=0)
-
-
-@contextmanager
-def fed(model):
-    """Numbers of tokens that the model is given, a pass each."""
-    seen = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
-    )
-    yield seen
-    hook.remove()
 
 
 def later_turn(engine, model, renderer, forget):

@@ -8,7 +8,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from perturn.engines.local.engine import LocalEngine
 from perturn.errors import ModelError
 from perturn.policy.models import load_model
-from perturn.types import Action, Prompt, Sampling, Turn
+from perturn.types import Prompt, Sampling, Turn
+
+from .playing import Numbers
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=6)
 
@@ -39,28 +41,12 @@ MODELS = {
 }
 
 
-class _Plain:
-    """Prompts whose observations are numbers."""
-
-    end_id = 95
-
-    def prompt_ids(self, one):
-        ids = []
-        for turn in one.turns:
-            ids += [int(word) for word in turn.observation[0]["content"].split()]
-            ids += turn.action.token_ids
-        return ids + [int(word) for word in one.observation[0]["content"].split()]
-
-    def action(self, ids, logprobs):
-        return Action("", tuple(ids), tuple(logprobs))
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_architectures_answer_as_they_do_alone(kind):
     """Three conversations of two turns, longer than the windows, against a plain pass over the whole: 1e-4 nats."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **CONFIG | MODELS[kind]))
-    engine, tokens = LocalEngine(model, _Plain()), _Plain()
+    engine, tokens = LocalEngine(model, Numbers()), Numbers()
     texts = [" ".join(str(n * 7 % 90) for n in range(k, k + 6 + 9 * k)) for k in range(3)]
     turns = [[], [], []]
     for _ in range(2):
@@ -92,7 +78,7 @@ def test_a_model_that_keeps_or_asks_for_more_is_refused(kind, changes, says):
     before = model.config._attn_implementation
 
     with pytest.raises(ModelError, match=says):
-        LocalEngine(model, _Plain())
+        LocalEngine(model, Numbers())
     assert model.config._attn_implementation == before
 
 
@@ -141,7 +127,7 @@ def test_a_conversation_ends_where_its_positions_would_change(kind):
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(kind, **CONFIG | {"pad_token_id": 0, "initializer_range": 0.2} | TURNS[kind])
     ).eval()
-    tokens = _Plain()
+    tokens = Numbers()
     tokens.end_id = -1  # no answer ends by itself
     engine = LocalEngine(model, tokens)
     words = " ".join(str(3 + 7 * k % 80) for k in range(30))
@@ -165,6 +151,6 @@ def test_a_conversation_ends_where_its_positions_would_change(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_pretrained_model_is_served_in_the_types_it_comes_in(dtype):
     """Rounding in bfloat16 moves SmolLM2's log-probabilities by 0.06 nats on average, by 0.4 at most."""
-    engine = LocalEngine(load_model("smollm2-135m", dtype=dtype), _Plain())
+    engine = LocalEngine(load_model("smollm2-135m", dtype=dtype), Numbers())
 
     assert engine.generate([prompt("a", "1 2 3")], SAMPLED)[0].token_ids

@@ -195,13 +195,7 @@ class LocalEngine:
                 self._join(row)
             shared = row.history.end.shared if row.history.end and not row.history.ids else []
             apart = self._apart(shared)
-            wanted = self._token_bytes * (
-                sum(capacity_for(each.longest - each.history.tokens_apart) for each in self._running)
-                + capacity_for(
-                    row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
-                )
-                + sum(node.tokens for node in shared if not node.held)
-            )
+            wanted = self._wanted(row, shared, apart)
             while not (fits := wanted + self._resting() <= self._budget) and self._kept:
                 self._kept.popitem(last=False)
             if not fits and self._running:
@@ -221,6 +215,13 @@ class LocalEngine:
         layer_bytes = self._token_bytes // self._model.config.get_text_config().num_hidden_layers
         worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
+
+    def _wanted(self, row: Row, shared: Sequence[Beginning], apart: int) -> int:
+        """Memory of the running conversations and of one that joins, if so many nodes of what it shares stay apart."""
+        tokens = row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
+        slots = [each.longest - each.history.tokens_apart for each in self._running] + [tokens]
+        fresh = sum(node.tokens for node in shared if not node.held)
+        return self._token_bytes * (sum(map(capacity_for, slots)) + fresh)
 
     def _resting(self) -> int:
         """Memory of conversations at rest, and of what is held for several."""
