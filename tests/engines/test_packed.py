@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from perturn.engines.local.packed import _rounded, pack_linears
+from perturn.engines.local.packed import _Gated, _rounded, pack_linears
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
@@ -61,3 +63,44 @@ def test_rows_are_rounded_to_four_numbers_between_two_powers_of_two():
     assert rounded[:13] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12, 12]
     assert len(set(rounded)) == 1 + 8 + 8 * 4
     assert all(count <= more <= 1.25 * count for count, more in enumerate(rounded))
+
+
+def block(dtype, act="silu"):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, hidden_act=act, mlp_bias=True
+    )
+    return LlamaMLP(config).to(dtype)
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (3, 7), (1, 64), (1, 65), (1, 300)])
+@torch.inference_mode()
+def test_a_gated_block_is_three_products_for_any_number_of_rows(dtype, shape, monkeypatch):
+    module = block(dtype)
+    rows = torch.randn(*shape, 48, dtype=dtype)
+    expected = module(rows)
+
+    undo = pack_linears(module)
+    found = module(rows)
+    gated = type(module.forward)
+    undo()
+
+    assert gated is _Gated
+    assert "forward" not in module.__dict__
+    assert_close(found, expected, atol=1e-6 if dtype == torch.float32 else 5e-3, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_block_that_does_something_else_is_left_as_it_is():
+    """Another gate, and one whose output is doubled."""
+    doubled = type("Doubled", (LlamaMLP,), {"forward": lambda self, rows: 2 * LlamaMLP.forward(self, rows)})
+    strange = block(torch.float32)
+    strange.__class__ = doubled
+    for module in (block(torch.float32, "gelu"), strange):
+        rows = torch.randn(1, 5, 48)
+        expected = module(rows)
+        pack_linears(module)
+
+        assert "forward" not in module.__dict__
+        assert_close(module(rows), expected, atol=1e-6, rtol=0)

@@ -161,6 +161,18 @@ def test_a_seed_draws_the_same_tokens_whatever_the_neighbours(engine):
     assert len(set(ids(others))) == 5
 
 
+def test_a_seeded_prompt_is_never_read_in_parts_on_a_cpu(folder, renderer):
+    """vLLM 0.32 dies of a part of a seeded prompt there; these are more tokens than one of its passes takes."""
+    settings = VllmSettings(
+        **{**SMALL, "options": {"enforce_eager": True, "max_num_batched_tokens": CONTEXT}}
+    )
+    engine = VllmEngine(str(folder), renderer, settings, name="first@0")
+    long = [prompt(f"l{n}", f"word {n} " * 60, seed=n) for n in range(6)]
+
+    assert all(len(each.token_ids) == 10 for each in engine.generate(long, SAMPLED))
+    engine.close()
+
+
 def test_a_small_nucleus_is_greedy(engine):
     """top_p keeps the likeliest token alone; its log-probability is still the model's at temperature 1."""
     narrow = Sampling(temperature=2.0, top_p=1e-6, max_new_tokens=10)

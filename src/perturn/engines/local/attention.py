@@ -25,19 +25,21 @@ class Ask(NamedTuple):
     """Whether the log-sum-exps of scores are needed too."""
 
 
-def masks(
-    last: Sequence[int], tokens: int, device: torch.device
-) -> Callable[[int | None, torch.dtype], Tensor]:
+def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..., Tensor]:
     """Makes masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
     ends = torch.tensor(last, device=device)[:, None]
 
     @cache
-    def mask(window: int | None, dtype: torch.dtype) -> Tensor:
+    def mask(window: int | None, dtype: torch.dtype, times: int = 1) -> Tensor:
         key = torch.arange(tokens, device=device)
         hidden = key > ends
         if window is not None:
             hidden |= key <= ends - window
-        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        return (
+            torch.zeros(hidden.shape, dtype=dtype, device=device)
+            .masked_fill_(hidden, -torch.inf)
+            .repeat(times, 1)
+        )
 
     return mask
 

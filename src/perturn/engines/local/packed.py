@@ -4,6 +4,8 @@ The products of a few rows, one for each conversation that is being answered, th
 float32: a plain weight is rearranged in each product. Compiled models do the same. A copy takes as much memory as the
 weights.
 
+A gated feed-forward block is three products then: oneDNN applies the gate while it writes the second.
+
 oneDNN keeps a program of about half a megabyte for each shape it has multiplied, a thousand and more of them, and the
 rows of a call are ever others. So they are padded to one of a few numbers, and left to the plain product where that
 keeps nothing and is as fast.
@@ -11,16 +13,20 @@ keeps nothing and is as fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.activations import SiLUActivation
 
 _ROWS = 16
 """Rows that the packed form is made for; it serves any number."""
+_GATED = ("gate_proj", "up_proj", "down_proj")
+"""Names of the linear layers of a gated feed-forward block."""
+_SILU = (nn.SiLU, SiLUActivation)
+_Plain = Callable[[Tensor], Tensor]
 _FEW = 64
 """In float32, more rows than this are multiplied as fast by the plain weight, of which no program is kept."""
 
@@ -34,13 +40,15 @@ def pack_linears(model: nn.Module) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    packed: list[Any] = [module for module in model.modules() if _can_be_packed(module)]
-    for module in packed:
-        weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), _ROWS)
-        module.forward = partial(_multiply, weight, module.weight.detach(), module.bias)
+    linears: list[Any] = [module for module in model.modules() if _can_be_packed(module)]
+    packed = {module: _Packed(module) for module in linears}
+    blocks = {module: _gated(module, packed) for module in model.modules()}
+    changed: dict[Any, Any] = packed | {module: block for module, block in blocks.items() if block}
+    for module, forward in changed.items():
+        module.forward = forward
 
     def undo() -> None:
-        for module in packed:
+        for module in changed:
             module.__dict__.pop("forward", None)
 
     return undo
@@ -61,15 +69,74 @@ def _can_be_packed(module: nn.Module) -> bool:
     return weight.device.type == "cpu" and fast and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-def _multiply(packed: Any, plain: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+def _gated(module: Any, packed: Mapping[Any, _Packed]) -> _Gated | None:
+    """A block of three packed layers, if a module is one."""
+    if not isinstance(getattr(module, "act_fn", None), _SILU):
+        return None
+    gate, up, down = (packed.get(getattr(module, name, None)) for name in _GATED)
+    if gate is None or up is None or down is None:
+        return None
+    block = _Gated(gate, up, down, module.forward)
+    return block if block.agrees() else None
+
+
+class _Packed:
+    """A linear layer by its packed weight."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.plain, self.bias = layer.weight.detach(), layer.bias
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(self.plain, _ROWS)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        if self.keeps_nothing(rows):
+            return F.linear(rows, self.plain, self.bias)
+        found = self.multiply(_padded(rows))
+        return found[: rows[..., 0].numel()].view(*rows.shape[:-1], len(self.plain))
+
+    def keeps_nothing(self, rows: Tensor) -> bool:
+        """Whether the plain weight is as fast for so many rows, and no program is kept of it."""
+        return rows[..., 0].numel() > _FEW and self.plain.dtype == torch.float32
+
+    def multiply(self, rows: Tensor, then: str = "none") -> Tensor:
+        """[rows, inputs] to [rows, outputs], which go through a function."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self.bias, then, [], "")
+        return found
+
+    def multiply_times(self, rows: Tensor, other: Tensor) -> Tensor:
+        """[rows, inputs] to [rows, outputs], each times that of another."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._weight, self.bias, "mul")
+        return found
+
+
+class _Gated:
+    """A feed-forward block: down(SiLU(gate(x)) * up(x))."""
+
+    def __init__(self, gate: _Packed, up: _Packed, down: _Packed, plain: _Plain) -> None:
+        self._gate, self._up, self._down, self._plain = gate, up, down, plain
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[..., features] to [..., features]."""
+        if self._gate.keeps_nothing(rows):
+            return self._plain(rows)
+        flat = _padded(rows)
+        found = self._down.multiply(self._up.multiply_times(flat, self._gate.multiply(flat, "swish")))
+        return found[: rows[..., 0].numel()].view(*rows.shape[:-1], -1)
+
+    @torch.inference_mode()
+    def agrees(self) -> bool:
+        """Whether the block does just that, up to rounding."""
+        weight = self._gate.plain
+        rows = torch.linspace(-4, 4, 2 * weight.shape[1], dtype=weight.dtype).view(2, -1)
+        found, expected = self(rows).float(), self._plain(rows).float()
+        return bool((found - expected).norm() <= 4 * torch.finfo(weight.dtype).eps * expected.norm())
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """[..., features] to [rows, features], with rows of zeros up to one of a few numbers."""
     flat = rows.reshape(-1, rows.shape[-1])
-    count = len(flat)
-    if count > _FEW and plain.dtype == torch.float32:
-        return F.linear(rows, plain, bias)
-    if spare := _rounded(count) - count:
-        flat = F.pad(flat, (0, 0, 0, spare))
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(flat, packed, bias, "none", [], "")
-    return found[:count].view(*rows.shape[:-1], len(plain))
+    spare = _rounded(len(flat)) - len(flat)
+    return F.pad(flat, (0, 0, 0, spare)) if spare else flat
 
 
 def _rounded(count: int) -> int:

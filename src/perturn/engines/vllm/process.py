@@ -126,6 +126,7 @@ def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | No
     }
     if on_cpu:
         found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
+        found["enable_chunked_prefill"] = False  # a part of a prompt with a seed ends vLLM 0.32 on a CPU
     return found | settings.options
 
 
