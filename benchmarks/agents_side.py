@@ -13,7 +13,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -219,20 +218,19 @@ class Side:
             self._clock.count(self._engine)
         else:
             self._clock.time(self._engine, "generate", "engine")
-        self.play(rounds=1, seed=-1, most=2)  # warms up
+        self.play(rounds=1, seed=-1)  # shapes that are new are prepared then
 
-    def play(self, rounds: int, seed: int, most: int | None = None) -> dict[str, Any]:
-        """Play all episodes, so many at once; `most` turns of each, if given."""
+    def play(self, rounds: int, seed: int) -> dict[str, Any]:
+        """Play all episodes, so many at once."""
         self._renew()
-        episodes = [replace(one, turns=one.turns[:most]) for one in self._episodes]
         begun: list[float] = []
         began, processor, thread = time.perf_counter(), time.process_time(), time.thread_time()
         found = list(
             play(
-                self._note(jobs_of(episodes, rounds, seed), begun),
+                self._note(jobs_of(self._episodes, rounds, seed), begun),
                 self._engine,
                 Recorded,
-                protocol=rules_of(episodes),
+                protocol=rules_of(self._episodes),
                 sampling=Sampling(self._asked["temperature"], max_new_tokens=self._asked["max_new_tokens"]),
                 concurrency=self._asked["conversations"],
             )

@@ -162,7 +162,7 @@ def test_a_seed_draws_the_same_tokens_whatever_the_neighbours(engine):
 
 
 def test_a_seeded_prompt_is_never_read_in_parts_on_a_cpu(folder, renderer):
-    """vLLM 0.32 dies of a part of a seeded prompt there; these are more tokens than one of its passes takes."""
+    """VLLM 0.32 dies of a part of a seeded prompt there; these are more tokens than one of its passes takes."""
     settings = VllmSettings(
         **{**SMALL, "options": {"enforce_eager": True, "max_num_batched_tokens": CONTEXT}}
     )

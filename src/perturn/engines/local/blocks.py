@@ -34,14 +34,14 @@ class Block:
         """A block made later has a larger one."""
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [slots, key heads, capacity, features]."""
-        self._slots = slots
+        self._slots, self._bytes = slots, 0
         self.free = list(range(slots))
         self._ever = 0  # slots before this one have been given out
 
     @property
     def slot_bytes(self) -> int:
         """Memory of one slot."""
-        return sum(each.nbytes for each in chain(*self.layers.values())) // self._slots
+        return self._bytes // self._slots
 
     @property
     def token_bytes(self) -> int:
@@ -62,6 +62,7 @@ class Block:
         """The buffers of a layer, made for keys and values of these shapes [1, key heads, tokens, features]."""
         if layer not in self.layers:
             self.layers[layer] = self._buffer(key), self._buffer(value)
+            self._bytes += sum(each.nbytes for each in self.layers[layer])
         return self.layers[layer]
 
     def _buffer(self, like: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class LocalEngine:
         self._kept: OrderedDict[str, History] = OrderedDict()
         self._refused: list[Row] = []
         self._token_bytes, self._joins = 0, False
+        self._layers = model.config.get_text_config().num_hidden_layers
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_id) if speculate else None
         self._pace = Pace()
@@ -206,22 +207,23 @@ class LocalEngine:
                 if row.history.apart:  # it reads what is freed now
                     row.history = History(self._blocks)
                 self._beginnings.free()
+                row.room = capacity_for(row.longest)
             self._running.append(self._waiting.popleft())
 
     def _apart(self, shared: Sequence[Beginning]) -> int:
         """So many nodes stay apart: where reading them for each conversation takes longer than further calls."""
         if self._model.device.type != "cpu" or not self._joins:
             return 0
-        layer_bytes = self._token_bytes // self._model.config.get_text_config().num_hidden_layers
+        layer_bytes = self._token_bytes // self._layers
         worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
     def _wanted(self, row: Row, shared: Sequence[Beginning], apart: int) -> int:
         """Memory of the running conversations and of one that joins, if so many nodes of what it shares stay apart."""
-        tokens = row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
-        slots = [each.longest - each.history.tokens_apart for each in self._running] + [tokens]
+        own = row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
+        row.room = capacity_for(own)
         fresh = sum(node.tokens for node in shared if not node.held)
-        return self._token_bytes * (sum(map(capacity_for, slots)) + fresh)
+        return self._token_bytes * (sum(each.room for each in self._running) + row.room + fresh)
 
     def _resting(self) -> int:
         """Memory of conversations at rest, and of what is held for several."""
