@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from perturn.audit.rows import rows_of
@@ -175,13 +175,19 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     return panels
 
 
-def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:
+def run_stages(
+    run: Run,
+    command: str | None = None,
+    names: Collection[str] | None = None,
+    take_over: Callable[[Stage], bool] = lambda stage: False,
+) -> None:
     """Do the stages that are not done yet.
 
     Args:
         run: The run.
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
+        take_over: Has a stage done without work, if it can; whether it could.
     """
     planned, trained = [], None
     for stage in stages(run.recipe):
@@ -206,6 +212,8 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
                 console.print(f"{stage.name}: done before", style="dim")
             elif command and waits:
                 console.print(f"{stage.name}: waits for {waits[0]}")
+            elif not run.is_done(stage.name) and take_over(stage):
+                console.print(f"{stage.name}: taken over", style="dim")
             else:
                 console.print(stage.name, style="bold")
                 locate(stage.does)(session, stage)

@@ -1,0 +1,74 @@
+"""A study from its file to its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from perturn.data.lock import RunLock
+from perturn.io.writing import write_whole, writing
+from perturn.run.progress import console
+from perturn.study.board import Board
+from perturn.study.cells import Plan
+from perturn.study.check import check_study
+from perturn.study.conduct import Conductor
+from perturn.study.files import Files, write_results
+from perturn.study.settings import Study, read_study
+from perturn.study.show import Screen
+from perturn.table import locate
+
+
+def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
+    """Read a study and see how far it is; nothing is written.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
+    study, recipe = read_study(file, overrides)
+    board = Board(Plan(study, recipe))
+    check_study(board.plan, [cell for cell, _ in board.cells()])
+    return board
+
+
+def run_study(board: Board, workers: int | None = None) -> None:
+    """Do the cells that are not done, and write the study's results; also of what there is after Ctrl-C.
+
+    Args:
+        board: Of the study.
+        workers: Cells at the same time; None: as the study says.
+
+    Raises:
+        InUseError: If another process works on the study.
+    """
+    study = board.plan.study
+    files, cores = Files(study.folder), _cores()
+    at_once = workers or study.workers or _workers(cores)
+    with writing(study.folder):
+        files.logs.mkdir(parents=True, exist_ok=True)
+    lock, screen = RunLock(study.folder), Screen(console)
+    try:
+        _write_study(files, study)
+        with screen.shown(board):
+            Conductor(board, at_once, max(1, cores // at_once), files, screen.tell).run()
+    finally:
+        write_results(files, board)
+        lock.release()
+
+
+def _write_study(files: Files, study: Study) -> None:
+    """Keep the study with its defaults."""
+    write_whole(files.study, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False))
+
+
+def _cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _workers(cores: int) -> int:
+    """Cells at the same time, where nobody says: one a core, or one for all where there is a GPU."""
+    return cores if locate("perturn.policy.models:device")().type == "cpu" else 1
