@@ -24,7 +24,7 @@ def check_study(plan: Plan, cells: Iterable[Cell]) -> None:
 
     Args:
         plan: Of the study.
-        cells: All of them that are known.
+        cells: Those to work on.
 
     Raises:
         PerturnError: The first mistake; it names the cell.

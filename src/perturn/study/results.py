@@ -33,7 +33,8 @@ def _stages(folder: Path) -> dict[str, Any]:
 def seconds(cell: Cell, panel: Panel) -> float:
     """Time of all stages of a cell as if it were made alone: of those taken over, the time of who made them."""
     folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
-    return round(sum(note.get("seconds", 0.0) for folder in folders for note in _stages(folder).values()), 1)
+    found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
+    return round(sum(found), 1)
 
 
 def peak_gb(cell: Cell) -> float:
