@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from perturn.bounds import SEED, bounded
+from perturn.bounds import SEED, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import parse_yaml, read_text, user_path
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
@@ -27,7 +27,6 @@ SWEEP = "sweep"
 
 
 @dataclass(frozen=True)
-@bounded
 class Tune:
     """How the swept settings of a method are chosen: by mean success on a panel that no verdict reads."""
 
@@ -44,7 +43,6 @@ class Test:
 
 
 @dataclass(frozen=True)
-@bounded
 class Study:
     """Everything that a study needs to be repeated."""
 
@@ -73,6 +71,7 @@ class Study:
     output: str = "studies/results"
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         require(
             bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
             f"name must name a folder, got {self.name!r:.80}.",

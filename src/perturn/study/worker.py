@@ -6,6 +6,7 @@ reaches them through the study alone, and they end with it, however it ends.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -106,6 +107,7 @@ def _work(
 ) -> None:
     """Do a cell as a process of its own, and say why it failed, or None."""
     os.setsid()
+    gc.freeze()  # what was imported is never collected, and looking through it takes longer than many a stage
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
