@@ -13,17 +13,20 @@ from perturn.run.loop import check, refuse_early
 from perturn.run.panels import choose_tasks, look_up
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
-from perturn.study.cells import Cell, Plan
+from perturn.settings.sections import Tasks
+from perturn.study.cells import Cell
+from perturn.study.settings import Study
 from perturn.table import locate
+from perturn.types import Environment
 
 
-def check_study(plan: Plan, cells: Iterable[Cell]) -> None:
+def check_study(study: Study, cells: Iterable[Cell]) -> None:
     """Check the recipe of each cell as `perturn run` would, and that nothing is learned or tuned on the test panel.
 
     Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
 
     Args:
-        plan: Of the study.
+        study: The study.
         cells: Those to work on.
 
     Raises:
@@ -33,14 +36,14 @@ def check_study(plan: Plan, cells: Iterable[Cell]) -> None:
     for cell in cells:
         try:
             refuse_early(cell.recipe, None)
+            if (key := _panels(cell.recipe)) not in panels:
+                _refuse_overlap(study, cell)
+                panels.add(key)
             if (cell.environment, cell.method) not in methods and not RunPaths(cell.folder).is_run:
                 check(cell.recipe)
             elif cell.recipe.sft or cell.recipe.align:
                 locate("perturn.run.trainable:check_training")(cell.recipe)
             methods.add((cell.environment, cell.method))
-            if (key := _panels(cell.recipe)) not in panels:
-                _refuse_overlap(plan, cell)
-                panels.add(key)
         except PerturnError as error:
             raise type(error)(f"{cell.label}: {error}") from error
 
@@ -56,18 +59,16 @@ def _panels(recipe: Recipe) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def _refuse_overlap(plan: Plan, cell: Cell) -> None:
+def _refuse_overlap(study: Study, cell: Cell) -> None:
     """Refuse a test panel of which a stage of the cell's run would see a task.
 
     Raises:
         ConfigError: Naming the section and a task.
     """
-    test = plan.study.test.tasks
     with closing_world(world_maker(cell.recipe)()) as env:
-        try:
-            held = {task.id for task in choose_tasks(env, test)}
-        except ConfigError as error:
-            raise ConfigError(f"test.tasks: {error}") from error
+        held = _ids(env, study.test.tasks, "test.tasks")
+        if study.tune is not None:
+            _ids(env, study.tune.tasks, "tune.tasks")
         panels = look_up(cell.recipe, env)
     for name, tasks in panels.tasks.items():
         both = sorted(held.intersection(task.id for task in tasks))
@@ -77,3 +78,11 @@ def _refuse_overlap(plan: Plan, cell: Cell) -> None:
                 f"test.tasks shares {len(both)} tasks with {section}, such as {both[0]!r:.80}; what is tested must not "
                 "be learned or tuned on, so take another split, or `skip` those."
             )
+
+
+def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
+    """Ids of the tasks of a panel."""
+    try:
+        return {task.id for task in choose_tasks(env, panel)}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
