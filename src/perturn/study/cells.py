@@ -147,8 +147,8 @@ class Plan:
     def _data(self, environment: str, method: str, point: Point, seed: int) -> dict[str, Any]:
         """The recipe's mapping with all that is laid over it, in this order: environment, seed, method, point."""
         study, data = self.study, copy.deepcopy(dict(self._recipe))
-        place = study.seeds.index(seed)
-        seeded = {key: values[place % len(values)] for key, values in study.by_seed.items()}
+        index = study.seeds.index(seed)
+        seeded = {key: values[index % len(values)] for key, values in study.by_seed.items()}
         own = {key: value for key, value in study.methods[method].items() if key != SWEEP}
         for overlay in (study.environments[environment], {"seed": seed, **seeded}, own, point):
             for key, value in overlay.items():
