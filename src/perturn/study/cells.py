@@ -18,6 +18,7 @@ from typing import Any
 from perturn.bounds import efforts
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
+from perturn.settings.cluster import Cluster
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages
@@ -100,6 +101,9 @@ class Plan:
             ConfigError: If the tuning of two methods would not be equal.
         """
         self.study, self._recipe = study, recipe
+        section = recipe.get("cluster")
+        self.cluster = None if section is None else _cluster(section)
+        """Where the cells are done, each on a node: the recipe's cluster, which is no cell's own."""
         self.points = {
             (environment, method): self._points(environment, method)
             for environment in study.environments
@@ -154,6 +158,7 @@ class Plan:
             for key, value in overlay.items():
                 if value is not None or _has_section(data, key):
                     set_key(data, key, copy.deepcopy(value))
+        data.pop("cluster", None)
         if data.get("align") is None:
             for key in _OF_THE_ALIGNMENT:
                 data.pop(key, None)
@@ -196,6 +201,12 @@ class Plan:
         for values in next((each for each in sweeps if each), {}).values():
             found *= len(values)
         return found
+
+
+def _cluster(section: Any) -> Cluster:
+    """Section `cluster` of a recipe -> settings."""
+    data = {Cluster.shorthand: section} if isinstance(section, str) else section
+    return parse(Cluster, data, "cluster")
 
 
 def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) -> str:

@@ -15,8 +15,10 @@ from perturn.run.progress import console
 from perturn.study.board import Board
 from perturn.study.cells import Plan
 from perturn.study.check import check_study
-from perturn.study.conduct import Conductor
+from perturn.study.conduct import Conductor, Crew
 from perturn.study.files import Files, write_results
+from perturn.study.nodes import Nodes
+from perturn.study.processes import Processes
 from perturn.study.settings import Study, read_study
 from perturn.study.show import Screen
 from perturn.table import locate
@@ -45,15 +47,14 @@ def run_study(board: Board, workers: int | None = None) -> None:
         InUseError: If another process works on the study.
     """
     study = board.plan.study
-    files, cores = Files(study.folder), _cores()
-    at_once = workers or study.workers or _workers(cores)
+    files = Files(study.folder)
     with writing(study.folder):
         files.logs.mkdir(parents=True, exist_ok=True)
     lock, screen = RunLock(study.folder), Screen(console)
     try:
         _write_study(files, study)
         with screen.shown(board):
-            Conductor(board, at_once, max(1, cores // at_once), files, screen.tell).run()
+            Conductor(board, _crew(board, workers or study.workers), files, screen.tell).run()
     finally:
         write_results(files, board)
         lock.release()
@@ -64,11 +65,10 @@ def _write_study(files: Files, study: Study) -> None:
     write_whole(files.study, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False))
 
 
-def _cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _workers(cores: int) -> int:
-    """Cells at the same time, where nobody says: one a core, or one for all where there is a GPU."""
-    return cores if locate("perturn.policy.models:device")().type == "cpu" else 1
+def _crew(board: Board, workers: int | None) -> Crew:
+    """Who does the cells: the nodes of the recipe's cluster, or this machine."""
+    if board.plan.cluster is not None:
+        return Nodes(board.plan.cluster, board.plan.study.folder, workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = workers or (cores if locate("perturn.policy.models:device")().type == "cpu" else 1)
+    return Processes(size, max(1, cores // size))

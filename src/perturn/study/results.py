@@ -24,7 +24,7 @@ def is_done(cell: Cell, panel: Panel) -> bool:
 
 
 def _stages(folder: Path) -> dict[str, Any]:
-    """What the manifest of a run says of its stages; nothing where there is no run."""
+    """Notes of the stages in the manifest of a run; none where there is no run."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
     return found

@@ -91,7 +91,9 @@ def seconds_left(conductor: Conductor) -> float | None:
     known = [each for kind in spent.values() for each in kind]
     if not known:
         return None
-    return sum(count * fmean(spent[alone] or known) for alone, count in left.items()) / conductor.workers
+    return sum(count * fmean(spent[alone] or known) for alone, count in left.items()) / conductor.crew.most(
+        conductor.peak_gb
+    )
 
 
 def cells_table(board: Board) -> Table:
@@ -99,11 +101,12 @@ def cells_table(board: Board) -> Table:
     counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
     for cell, panel in board.cells():
         counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
-    table = Table(box=None, pad_edge=False)
-    for column in ("environment", "method", "points", "tuned", "tested", "failed", "chosen"):
-        table.add_column(column)
+    table, several = Table(box=None, pad_edge=False), len(board.plan.study.environments) > 1
+    for column in ("method", "points", "tuned", "tested", "failed", "chosen"):
+        table.add_column(column, overflow="fold")
     for method, count in counts.items():
-        table.add_row(*method, str(len(board.plan.points[method])), *_numbers(count), _chosen(board, method))
+        name = " ".join(method) if several else method[1]
+        table.add_row(name, str(len(board.plan.points[method])), *_numbers(count), _chosen(board, method))
     return table
 
 

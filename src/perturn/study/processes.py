@@ -12,11 +12,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from perturn.errors import PerturnError
 from perturn.io.plain import told
@@ -27,7 +30,7 @@ from perturn.study.sharing import Sources, take_over
 from perturn.table import locate
 
 _IMPORTED = (
-    "perturn.study.worker",
+    "perturn.study.processes",
     "perturn.run.train",
     "perturn.run.groups",
     "perturn.engines.local.engine",
@@ -38,21 +41,48 @@ _GRACE_SECONDS = 20.0
 """How long a process may take to stop, which is to write a checkpoint."""
 
 
-class Worker:
+class Processes:
+    """The processes on this machine, so many at a time."""
+
+    def __init__(self, size: int, threads: int) -> None:
+        """Take `size` processes at a time, each with so many threads for numerical work."""
+        self._size, self._threads = size, threads
+        self._free_gb = psutil.virtual_memory().available / 1e9
+        self._context: Any = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(_IMPORTED))
+
+    def most(self, peak_gb: float) -> int:
+        """Cells at the same time, if each needs so much memory; 0: not known yet."""
+        return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
+
+    def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:
+        """Start a cell."""
+        return ProcessWorker(self._context, cell, sources, test, self._threads, log)
+
+    def wait(self, workers: Iterable[ProcessWorker], seconds: float) -> None:
+        """Wait until one of them has ended, or so long."""
+        wait([worker.sentinel for worker in workers], timeout=seconds)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ProcessWorker:
     """The process that does one cell."""
 
-    def __init__(self, cell: Cell, sources: Sources, test: bool, threads: int, log: Path) -> None:
+    def __init__(
+        self, context: Any, cell: Cell, sources: Sources, test: bool, threads: int, log: Path
+    ) -> None:
         """Start it.
 
         Args:
-            cell: What it does.
+            context: Makes processes.
+            cell: The cell.
             sources: Other runs that make the same stages.
-            test: Whether it scores the policy on the test panel too.
+            test: Whether its policy is scored on the test panel too.
             threads: Threads of a process for numerical work.
             log: File to which all it prints is added.
         """
-        context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_IMPORTED))
         self.cell, self.began = cell, time.monotonic()
         self._said, theirs = context.Pipe(duplex=False)
         work = (cell, sources, test, threads, str(log), dict(os.environ), theirs)
@@ -111,19 +141,7 @@ def _work(
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    locate("torch:set_num_threads")(threads)
-    try:
-        do_cell(cell, sources, test)
-    except PerturnError as error:
-        said.send(str(error))
-    except Exception as error:
-        said.send(f"{type(error).__name__}: {told(error)} (in full: {log})")
-        raise
-    else:
-        said.send(None)
+    said.send(do_logged(cell, sources, test, threads, log))
 
 
 def _die_with_parent() -> None:
@@ -132,6 +150,23 @@ def _die_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os.killpg(0, signal.SIGKILL)
+
+
+def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) -> str | None:
+    """Do a cell with its output in a file; why it failed, or None."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    locate("torch:set_num_threads")(threads)
+    try:
+        do_cell(cell, sources, test)
+    except PerturnError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  of worlds and libraries of others; a cell that fails stops no other
+        traceback.print_exc()
+        return f"{type(error).__name__}: {told(error)} (in full: {log})"
+    return None
 
 
 def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
