@@ -143,6 +143,27 @@ def test_more_seeds_see_smaller_differences(tmp_path):
     assert many < 0.6 * few
 
 
+def test_more_comparisons_see_larger_differences_alone(tmp_path, whole):
+    """The same episodes of dpo beside three other methods, and alone, where Holm has one step."""
+    make(tmp_path, methods=("sft", "dpo"))
+
+    alone, beside = against(summarize(tmp_path), "dpo"), against(whole, "dpo")
+
+    assert alone["p_value"] == beside["p_value"]
+    assert alone["smallest_difference"] < 0.7 * beside["smallest_difference"]
+
+
+def test_invalid_turns_are_a_share_of_all_turns(tmp_path):
+    """1 of 4 and 6 of 8 turns: 7/12, not the mean of 0.25 and 0.75; its interval stays between 0 and 1."""
+    cells, rows = small(tmp_path, {"sft": {0: panel(1, 0)}})
+    write(tmp_path, {}, cells, [rows[0], rows[1] | {"turns": 8, "invalid": 6}])
+
+    found = toy(summarize(tmp_path))["methods"][0]["invalid"]
+
+    assert found["mean"] == pytest.approx(7 / 12)
+    assert 0 <= found["interval"][0] < 7 / 12 < found["interval"][1] <= 1
+
+
 def test_the_tuning_panel_decides_no_verdict(tmp_path):
     """All of its episodes turned round: the tuning section changes, the methods' rows do not."""
     settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
