@@ -137,6 +137,7 @@ def test_the_choices_of_a_recipe_are_known():
         "protocol.format",
         "protocol.history",
         "protocol.example",
+        "sft.loss_on",
         "align.reference",
         "pair.within",
     ]

@@ -24,7 +24,7 @@ from perturn.settings.sections import (
     Pair,
     ProtocolSettings,
     Section,
-    Train,
+    Sft,
     Worlds,
     require,
 )
@@ -49,7 +49,7 @@ class Recipe:
     """`name` of what answers the prompts and its settings."""
     expert: Expert | None = None
     """Expert episodes; None: as `sft` and `pair` need them."""
-    sft: Train | None = None
+    sft: Sft | None = None
     """None: the model is a policy already."""
     align: Align | None = None
     """None: nothing is aligned."""

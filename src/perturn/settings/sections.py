@@ -198,6 +198,14 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Sft(Train):
+    """The training stage that imitates the expert."""
+
+    loss_on: Literal["actions", "all"] = "actions"
+    """Tokens that carry loss: those that the expert wrote, or all after the first, those that it read too."""
+
+
+@dataclass(frozen=True)
 class Align(Train):
     """The training stage that is done in each iteration."""
 
