@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from perturn.engines import Loaded
@@ -21,6 +21,7 @@ from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
+from perturn.settings.sections import Shape
 
 _logger = logging.getLogger(__name__)
 
@@ -71,6 +72,31 @@ def empty_model(name: str) -> Any:
             raise ModelError(
                 f"model {name!r} is no causal language model: {reason} {model_help()}"
             ) from error
+
+
+def new_model(shape: Shape, vocabulary: int, **tokens: Any) -> Any:
+    """A Llama with weights drawn at random, by torch's own generator; input and output layer are one.
+
+    Args:
+        shape: Its size.
+        vocabulary: Words of its tokenizer.
+        tokens: Special ones, such as `pad_token_id`.
+    """
+    transformers_logging.disable_progress_bar()
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
+            intermediate_size=shape.mlp,
+            max_position_embeddings=shape.context,
+            tie_word_embeddings=True,
+            vocab_size=vocabulary,
+            bos_token_id=None,
+            **tokens,
+        )
+    )
 
 
 def load_policy(

@@ -65,16 +65,20 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """The stages that are done once: the expert's episodes, the base's score, SFT and its score."""
+    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
     with_expert = recipe.pair is not None and recipe.pair.file is None and recipe.pair.within == "expert"
+    made = ("base",) if recipe.base else ()
+    if recipe.base:
+        yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons")
+        yield Stage("base", "train", "perturn.run.train:train", ("lessons",), "base")
     if recipe.sft or with_expert or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does)
     if recipe.evaluate:
-        yield _evaluation("base", ())
+        yield _evaluation("base", made)
     if recipe.sft:
-        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base", "base")
+        yield Stage("sft", "train", "perturn.run.train:train", (*made, "expert"), "sft", "base", "base")
         if recipe.evaluate:
             yield _evaluation("sft", ("sft",))
 
