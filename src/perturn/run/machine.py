@@ -39,7 +39,7 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
         process_gb: Memory of this process now, which stays where models run on the CPU.
     """
     where = device()
-    dtype = compute_dtype(setting, where)
+    dtype = compute_dtype(setting, where, model.config)
     text = model.config.get_text_config()
     weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
     many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))

@@ -22,7 +22,7 @@ from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
-from perturn.policy.models import context_length, load_model, new_model
+from perturn.policy.models import load_model, new_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Examples
 from perturn.policy.tokens import NO_TURN, Example
@@ -110,7 +110,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
     progress = _Progress(run, stage.name, f"training {stage.policy}")
     resume = from_leader(last_checkpoint(partial) if leads() else None)
     step = int(resume.rpartition("-")[2]) if resume else 0
-    args = make_config(recipe, settings, partial, limit=context_length(model))
+    args = make_config(recipe, settings, partial, model)
     args.save_steps = _save_steps(settings, len(rows))
     args.episodes = episodes
     if stage.name not in ONCE:
