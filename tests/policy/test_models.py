@@ -129,6 +129,6 @@ def test_the_dtype_setting_is_checked():
 def test_auto_takes_bfloat16_where_it_is_faster(monkeypatch, dtype, fast, device, hidden, expected):
     """Where the hardware has it, on CPUs from 256 features on; a dtype that is named is taken as it is."""
     monkeypatch.setattr(models, "fast_bfloat16", lambda device: fast)
-    config = LlamaConfig(hidden_size=hidden)
+    config = LlamaConfig(hidden_size=hidden, num_attention_heads=4)
 
     assert compute_dtype(dtype, torch.device(device), config) == expected
