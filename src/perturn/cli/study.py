@@ -43,9 +43,10 @@ def study(
     from perturn.study.show import cells_table, summary_line
 
     board = open_study(file, overrides or [])
-    if not dry_run:
-        run_study(board, workers)
+    page = None if dry_run else run_study(board, workers)
     results.print(cells_table(board))
     results.print(summary_line(board), soft_wrap=True, markup=False)
+    if page is not None:
+        results.print(f"report:  {page}", soft_wrap=True)
     if board.errors:
         raise typer.Exit(1)

@@ -261,6 +261,11 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.output) / recipe.name
 
 
+def base_of(recipe: Recipe) -> str:
+    """Name or folder of the model that a run begins with, which may be one that it makes."""
+    return str(RunPaths(run_folder(recipe)).checkpoint("base")) if recipe.base else recipe.model.name
+
+
 def refuse_other(recipe: Recipe) -> None:
     """Refuse a folder that another recipe, or something else, made.
 

@@ -11,6 +11,7 @@ from perturn.settings.recipe import Recipe
 # Settings that a stage and those before it read, as keys of the recipe; a section stands for all that is in it.
 _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
+_LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
 _PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
 _SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency")
 _EXPERT = (*_WORLD, "expert")
@@ -79,17 +80,24 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """The stages that are done once: the expert's episodes, the base's score, SFT and its score."""
+    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
     with_expert = recipe.pair is not None and recipe.pair.file is None and recipe.pair.within == "expert"
+    made = ("base",) if recipe.base else ()
+    if recipe.base:
+        yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
+        yield Stage(
+            "base", "train", "perturn.run.train:train", ("lessons",), "base", reads=(*_LESSONS, "model")
+        )
     if recipe.sft or with_expert or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does, reads=(*_EXPERT, "sft.tasks", "explore.tasks"))
     if recipe.evaluate:
-        yield _evaluation("base", (), _PLAY)
+        yield _evaluation("base", made, _PLAY)
     if recipe.sft:
         # Of the expert's episodes it takes those of its own panel, so that of exploration is nothing to it.
-        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base", "base", reads=_SFT)
+        does, needs = "perturn.run.train:train", (*made, "expert")
+        yield Stage("sft", "train", does, needs, "sft", "base", "base", reads=_SFT)
         if recipe.evaluate:
             yield _evaluation("sft", ("sft",), (*_SFT, *_PLAY))
 

@@ -50,13 +50,9 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
 
 def _panels(recipe: Recipe) -> str:
     """All that decides which tasks the stages of a recipe see."""
-    parts = (recipe.environment, recipe.sft and recipe.sft.tasks, recipe.explore and recipe.explore.tasks)
-    evaluate = recipe.evaluate and recipe.evaluate.tasks
-    plain = [
-        each if each is None or isinstance(each, dict) else dataclasses.asdict(each)
-        for each in (*parts, evaluate)
-    ]
-    return json.dumps(plain, sort_keys=True, default=str)
+    sections = (recipe.base, recipe.sft, recipe.explore, recipe.evaluate)
+    tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
+    return json.dumps([recipe.environment, *tasks], sort_keys=True, default=str)
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:

@@ -18,6 +18,7 @@ from perturn.study.check import check_study
 from perturn.study.conduct import Conductor, Crew
 from perturn.study.files import Files, write_results
 from perturn.study.nodes import Nodes
+from perturn.study.page import write_study_page
 from perturn.study.processes import Processes
 from perturn.study.settings import Study, read_study
 from perturn.study.show import Screen
@@ -36,12 +37,15 @@ def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
     return board
 
 
-def run_study(board: Board, workers: int | None = None) -> None:
-    """Do the cells that are not done, and write the study's results; also of what there is after Ctrl-C.
+def run_study(board: Board, workers: int | None = None) -> Path:
+    """Do the cells that are not done, and write the study's results, also of what there is after Ctrl-C; then its page.
 
     Args:
         board: Of the study.
         workers: Cells at the same time; None: as the study says.
+
+    Returns:
+        The page.
 
     Raises:
         InUseError: If another process works on the study.
@@ -58,6 +62,7 @@ def run_study(board: Board, workers: int | None = None) -> None:
     finally:
         write_results(files, board)
         lock.release()
+    return write_study_page(study.folder)
 
 
 def _write_study(files: Files, study: Study) -> None:
