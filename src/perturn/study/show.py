@@ -10,6 +10,7 @@ from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -63,7 +64,9 @@ def _picture(conductor: Conductor) -> RenderableType:
     for name in ("running", "stage", "since"):
         running.add_column(name)
     for worker in conductor.running.values():
-        running.add_row(worker.cell.label, _stage(worker.cell), _minutes(time.monotonic() - worker.began))
+        running.add_row(
+            escape(worker.cell.label), _stage(worker.cell), _minutes(time.monotonic() - worker.began)
+        )
     left = seconds_left(conductor)
     said = "" if left is None else f"; about {_minutes(left)} left"
     return Group(
@@ -137,7 +140,7 @@ def _chosen(board: Board, method: tuple[str, str]) -> str:
     if method not in board.chosen:
         return ""
     point = board.chosen[method]
-    return "none" if point is None else point_text(point)
+    return "none" if point is None else escape(point_text(point))
 
 
 def _minutes(seconds: float) -> str:
