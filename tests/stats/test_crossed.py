@@ -166,6 +166,12 @@ def test_coverage_of_success():
     assert np.mean(drawn) < 0.9
 
 
+def test_the_bootstrap_draws_seeds_and_tasks():
+    """Two seeds that solve all and none: a quarter of the draws has one of them alone. Of two tasks, the same."""
+    assert crossed_bootstrap([[1.0] * 50, [0.0] * 50]) == (0.0, 1.0)
+    assert crossed_bootstrap([[1.0, 0.0]] * 50) == (0.0, 1.0)
+
+
 def test_the_bootstrap_of_one_seed_is_that_of_its_tasks():
     """40 of 100: scipy's percentile bootstrap has the same ends to a step or two of 1/100."""
     values = np.repeat([1.0, 0.0], [40, 60])

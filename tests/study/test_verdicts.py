@@ -311,6 +311,23 @@ def test_without_the_baseline_nothing_is_compared(tmp_path):
     assert [row["error"] for row in summary["failures"]] == ["out of memory"]
 
 
+def test_a_score_under_another_protocol_is_named(tmp_path):
+    """Seeds may differ; the baseline's protocol is shown."""
+    cells, rows = small(tmp_path, {"rft": {0: panel(1, 1)}, "sft": {0: panel(1, 0)}, "nat": {0: panel(1, 1)}})
+    for seed, (cell, limit) in enumerate(zip(cells, (40, 30, 30), strict=True)):
+        cell["runs"] = ["runs/none", f"runs/{cell['method']}"]
+        stamp = tmp_path / "runs" / cell["method"] / "evaluation" / "protocol.json"
+        stamp.parent.mkdir(parents=True)
+        stamp.write_text(json.dumps({"name": "toy", "n": 2, "seed": seed, "max_turns": {"": limit}}))
+    write(tmp_path, {"baseline": "sft"}, cells, rows)
+
+    found = toy(summarize(tmp_path))
+
+    assert found["protocol"] == {"name": "toy", "n": 2, "max_turns": {"": 30}}
+    said = [note for note in found["notes"] if note.startswith("Not like for like")]
+    assert said == ["Not like for like: the protocol of rft is another one in max_turns."]
+
+
 def test_a_study_that_has_just_begun(tmp_path):
     cells, _ = small(tmp_path, {"sft": {0: panel(1)}, "rft": {0: panel(1)}})
     write(tmp_path, {"baseline": "sft"}, [row | {"state": "to do"} for row in cells], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NotRequired
@@ -67,8 +68,9 @@ class RecordedStudy:
     """The study file, with its defaults."""
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
-    protocols: Mapping[str, Mapping[str, Any]]
-    """Conditions of the scores on the test panel, by environment; absent where no run of it is there."""
+    protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """Conditions of the scores on the test panel, by environment and method, but for the seed; a method whose runs are
+    not there has none."""
 
     @property
     def environments(self) -> list[str]:
@@ -84,8 +86,14 @@ class RecordedStudy:
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
         """Episodes of a method on a panel."""
-        key = {"panel": panel, "environment": environment, "method": method}
-        return [row for row in self.episodes if key.items() <= row.items()]
+        return self._by_method.get((panel, environment, method), [])
+
+    @cached_property
+    def _by_method(self) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+        found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for row in self.episodes:
+            found.setdefault((row["panel"], row["environment"], row["method"]), []).append(row)
+        return found
 
 
 def read_recorded(folder: Path) -> RecordedStudy:
@@ -157,13 +165,13 @@ def _read_cells(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _protocols(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Stamp of the last run of any finished cell of the test panel, by environment."""
-    found: dict[str, dict[str, Any]] = {}
+def _protocols(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Stamp of the last run of the first finished cell of each method on the test panel."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in cells:
-        runs = row.get("runs")
-        if row["panel"] == "test" and row["state"] == "done" and runs and row["environment"] not in found:
-            stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp)
-            if stamp:
-                found[row["environment"]] = stamp
+        of = found.setdefault(row["environment"], {})
+        is_new = row["panel"] == "test" and row["state"] == "done" and row["method"] not in of
+        if is_new and (runs := row.get("runs")):
+            stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp) or {}
+            of[row["method"]] = {key: value for key, value in stamp.items() if key != "seed"}
     return found

@@ -67,7 +67,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     seeds = sorted({seed for row in methods for seed in row["seeds"]})
     tuning = [each for method in played for each in _tuning(study, name, method)]
     return {
-        "protocol": study.protocols.get(name),
+        "protocol": _protocol(study, name),
         "seeds": seeds,
         "comparisons": len(family([row["method"] for row in methods if row["success"]["against"]])),
         "measures": list(measures),
@@ -75,6 +75,12 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
         "tuning": tuning,
         "notes": [*_notes(study, name, methods, seeds), *_on_tuning(tuning), *_on_seeds(len(seeds))],
     }
+
+
+def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | None:
+    """Conditions of the baseline's scores, else of the first method that has any."""
+    found = study.protocols.get(environment, {})
+    return found.get(study.baseline) or next(iter(found.values()), None)
 
 
 def _measures(episodes: Episodes) -> dict[str, Bounds]:
@@ -172,6 +178,11 @@ def _notes(
         yield f"{_count(waiting, 'cell')} still to do; give the same command again."
     if all(row["method"] != study.baseline or not row["episodes"] for row in methods):
         yield f"The baseline, {study.baseline}, has no episode on the test panel, so nothing is compared."
+    protocol = _protocol(study, environment) or {}
+    for method, stamp in study.protocols.get(environment, {}).items():
+        keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
+        if keys:
+            yield f"Not like for like: the protocol of {method} is another one in {', '.join(sorted(keys))}."
     for row in methods:
         name, missing = row["method"], [seed for seed in seeds if seed not in row["seeds"]]
         if missing:
