@@ -8,7 +8,7 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test fuzz audit test-cluster test-vllm check docs bench format clean
+.PHONY: setup demo lab test fuzz audit test-cluster test-vllm check docs bench format clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/perturn run recipes/scienceworld_tlm-dre_demo.yaml
+
+# Five methods with three seeds on ALFWorld's games where they are, else on made-up ones.
+GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))
+lab: setup
+ifdef GAMES
+	ALFWORLD_DATA=$(abspath $(GAMES)) $(BIN)/perturn study studies/lab.yaml
+else
+	$(BIN)/perturn study studies/lab-like.yaml
+endif
 
 test: setup
 	$(BIN)/python -m pytest

@@ -1,11 +1,9 @@
 """Short games of `alfworld-like`, a small policy whose teacher dawdles, and a credit with its sign flipped."""
 
-import importlib.util
 import math
 import random
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -17,6 +15,7 @@ from perturn.credit.rloo import RLOO
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.formats import FORMATS
+from perturn.policy.words import make_tokenizer
 from perturn.types import Task
 
 KIND = "look_at_obj_in_light"
@@ -89,7 +88,8 @@ def make_policy(folder, seed):
     """Teach a Llama of 0.1M parameters from scratch, and save it; some 30 s of one core."""
     draw, games = random.Random(seed), ALFWorldLike()
     episodes = [_dawdling(games, task, draw) for task in ShortGames().tasks("taught")]
-    tokenizer = _make_tokenizer(episodes)
+    texts = {message["content"] for each in episodes for message in each}
+    tokenizer = make_tokenizer({*texts, FORMATS["action"].reminder, "Nothing happens."}, _CONTEXT)
     rows = [tokenizer.apply_chat_template(each, return_dict=False) for each in episodes]
     torch.manual_seed(seed)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -119,16 +119,6 @@ def _dawdling(games, task, draw):
 
     demonstrate(Player(seen, step))
     return messages[:-1]
-
-
-def _make_tokenizer(episodes):
-    """That of the benchmark on ALFWorld: an object with its number is one token."""
-    file = Path(__file__).parents[1] / "benchmarks" / "online" / "words.py"
-    spec = importlib.util.spec_from_file_location("online_words", file)
-    words = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(words)
-    texts = {message["content"] for each in episodes for message in each}
-    return words.make_tokenizer(sorted(texts | {FORMATS["action"].reminder, "Nothing happens."}), _CONTEXT)
 
 
 @torch.no_grad()

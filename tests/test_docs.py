@@ -26,6 +26,8 @@ from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.study.cells import Plan
+from perturn.study.settings import read_study
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,9 +181,20 @@ def merged(recipe, changes):
     return recipe | deep
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), [(page, block) for page in PAGES for block in blocks(page, "yaml")]
-)
+YAML = [(page, block) for page in PAGES for block in blocks(page, "yaml")]
+
+
+@pytest.mark.parametrize("block", [block for _, block in YAML if "methods:" in block])
+def test_study_files_of_the_pages_have_cells(block, tmp_path):
+    """With the recipe that they name, which comes with the package; every point of every method makes a recipe."""
+    (tmp_path / "study.yaml").write_text(block)
+
+    plan = Plan(*read_study(tmp_path / "study.yaml"))
+
+    assert len(list(plan.tuning())) == sum(map(len, plan.points.values())) * len(plan.study.tuned_seeds)
+
+
+@pytest.mark.parametrize(("page", "block"), [each for each in YAML if "methods:" not in each[1]])
 def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     """Over the demo's recipe they make one that is accepted."""
     demo = yaml.safe_load((ROOT / "recipes/scienceworld_tlm-dre_demo.yaml").read_text())

@@ -2,8 +2,8 @@
 
     PERTURN_DATA=... python benchmarks/online/run.py runs/online --methods rloo anchor-rloo --seeds 0 1 2
 
-starts from OUT/sft-N, which `make_base.py` made, and writes the run OUT/METHOD-N; ten to fifteen minutes of one core
-each. A run that was killed goes on where it was. `table.py` compares.
+makes the base OUT/base and the SFT policies OUT/sft-N, and from each of these the run OUT/METHOD-N; ten to fifteen
+minutes of one core each. A run that was killed goes on where it was. `table.py` compares.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
     """Do what a run lacks."""
     recipe, own = METHODS[method]
     start = out / f"sft-{seed}" / "checkpoints" / "sft"
-    if not start.is_dir():
-        sys.exit(f"{start} is missing; make it with: python {HERE / 'make_base.py'} {out}")
     fixed = [f"name={method}-{seed}", f"output={out}", f"seed={seed}", f"model.name={start}"]
     with open_run(HERE / recipe, [*fixed, *own, *words]) as run:
+        run_stages(run)
+
+
+def begin(out: Path, seed: int) -> None:
+    """Make the base, which all seeds share, and teach it the actions of 1500 expert episodes."""
+    with open_run(HERE / "base.yaml", [f"output={out}"]) as run:
+        run_stages(run)
+    base = out / "base" / "checkpoints" / "base"
+    words = [f"model.name={base}", f"output={out}", f"name=sft-{seed}", f"seed={seed}"]
+    with open_run(HERE / "sft.yaml", words) as run:
         run_stages(run)
 
 
@@ -60,6 +68,7 @@ def main() -> None:
     sys.path.insert(0, str(HERE))  # where flipped:Flipped is
     find_games()
     for seed in args.seeds:
+        begin(args.out.resolve(), seed)
         for method in args.methods:
             began = time.monotonic()
             learn(args.out.resolve(), method, seed, args.set)

@@ -340,6 +340,18 @@ class Demonstrator(Expert, Protocol):
         ...
 
 
+class Teacher(Expert, Protocol):
+    """An expert that also shows mistakes and all that can be said, to teach a policy from nothing; optional."""
+
+    def clumsy(self, task: Task, seed: int) -> Sequence[str]:
+        """Actions of an expert who errs and recovers, other ones for each seed."""
+        ...
+
+    def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
+        """At most so many actions of somebody who tries what can be done, without a goal."""
+        ...
+
+
 class Engine(Protocol):
     """Something that answers prompts."""
 

@@ -113,6 +113,17 @@ def test_missing_data_is_said_with_the_remedy(tmp_path, monkeypatch):
         ALFWorld()
 
 
+def test_as_many_other_games_are_not_the_official_panel(tmp_path, caplog):
+    """134 games of a split that is known by the digest of its ids."""
+    ids = (f"valid_unseen/pick_and_place_simple-Book-None-Desk-301/trial_{number}" for number in range(134))
+    rows = ({"id": one, "task": "put a book in desk", "pddl_problem": PROBLEM} for one in ids)
+    with lzma.open(tmp_path / "valid_unseen.jsonl.xz", "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+    assert len(ALFWorld(str(tmp_path)).tasks("valid_unseen")) == 134
+    assert "not comparable" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("split", "message"),
     [("valid_seeen", "Did you mean 'valid_seen'"), ("valid_unseen", "has no split 'valid_unseen'")],

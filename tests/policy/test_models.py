@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from perturn.data.cache import cache_folder
 from perturn.errors import ModelError
@@ -111,20 +112,23 @@ def test_the_digest_changes_with_the_dtype(tiny_model):
 def test_the_dtype_setting_is_checked():
     """The values it may have are named."""
     with pytest.raises(ModelError, match=r"model\.dtype must be one of auto, float32, bfloat16, got 'half'"):
-        compute_dtype("half", torch.device("cpu"))
+        compute_dtype("half", torch.device("cpu"), LlamaConfig())
 
 
 @pytest.mark.parametrize(
-    ("dtype", "fast", "expected"),
+    ("dtype", "fast", "device", "hidden", "expected"),
     [
-        ("float32", True, torch.float32),
-        ("bfloat16", False, torch.bfloat16),
-        ("auto", True, torch.bfloat16),
-        ("auto", False, torch.float32),
+        ("float32", True, "cpu", 576, torch.float32),
+        ("bfloat16", False, "cpu", 128, torch.bfloat16),
+        ("auto", True, "cpu", 256, torch.bfloat16),
+        ("auto", False, "cpu", 256, torch.float32),
+        ("auto", True, "cpu", 224, torch.float32),
+        ("auto", True, "cuda", 128, torch.bfloat16),
     ],
 )
-def test_auto_takes_bfloat16_where_the_hardware_has_it(monkeypatch, dtype, fast, expected):
-    """A dtype that is named is taken as it is."""
+def test_auto_takes_bfloat16_where_it_is_faster(monkeypatch, dtype, fast, device, hidden, expected):
+    """Where the hardware has it, on CPUs from 256 features on; a dtype that is named is taken as it is."""
     monkeypatch.setattr(models, "fast_bfloat16", lambda device: fast)
+    config = LlamaConfig(hidden_size=hidden, num_attention_heads=4)
 
-    assert compute_dtype(dtype, torch.device("cpu")) == expected
+    assert compute_dtype(dtype, torch.device(device), config) == expected

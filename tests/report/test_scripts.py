@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from perturn.report.page import _ASSETS, script
+from perturn.report.page import CODE
+from perturn.report.shell import ASSETS, script
 
 
 def test_the_joined_script_parses(tmp_path):
@@ -13,7 +14,7 @@ def test_the_joined_script_parses(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    (tmp_path / "page.js").write_text(script(), encoding="utf-8")
+    (tmp_path / "page.js").write_text(script(CODE), encoding="utf-8")
 
     checked = subprocess.run([node, "--check", tmp_path / "page.js"], capture_output=True, text=True)
 
@@ -25,8 +26,8 @@ def test_the_joined_script_parses(tmp_path):
 )
 def test_no_script_parses_markup_or_fetches(word):
     """Text enters the page as text nodes alone."""
-    assert [file.name for file in _ASSETS.glob("*.js") if word in file.read_text(encoding="utf-8")] == []
+    assert [file.name for file in ASSETS.glob("*.js") if word in file.read_text(encoding="utf-8")] == []
 
 
 def test_every_script_is_in_the_page():
-    assert all(file.read_text(encoding="utf-8") in script() for file in _ASSETS.glob("*.js"))
+    assert all(file.read_text(encoding="utf-8") in script(CODE) for file in ASSETS.glob("*.js"))

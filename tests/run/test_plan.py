@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from perturn.cli import main
+from perturn.policy.models import empty_model
+from perturn.run.lengths import Episodes
 from perturn.run.loop import open_run, run_stages
 from perturn.run.machine import Machine, measure_machine
 from perturn.run.plan import (
     KEPT_BY_ALLOCATOR,
-    Episodes,
     Plan,
     Planned,
     generation_seconds,
@@ -23,7 +24,7 @@ from perturn.run.plan import (
     training_gb,
     training_seconds,
 )
-from perturn.settings.sections import Lora, ModelSettings, Train
+from perturn.settings.sections import Lora, Train
 
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
@@ -143,7 +144,7 @@ def test_memory_of_training_grows_with_what_is_trained():
 
 def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_model):
     """Without reading its weights."""
-    machine = measure_machine(ModelSettings(str(tiny_folder), dtype="float32"), process_gb=1.0)
+    machine = measure_machine(empty_model(str(tiny_folder)), "float32", process_gb=1.0)
 
     assert machine.parameters == sum(each.numel() for each in tiny_model.parameters())
     assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)

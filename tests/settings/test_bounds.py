@@ -25,11 +25,13 @@ FREE = {
     *(
         "sft.tasks.split",
         "align.tasks.split",
+        "base.tasks.split",
         "explore.tasks.split",
         "evaluate.tasks.split",
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
+    *("base.lora.target_modules", "base.scheduler", "base.shared_prefix"),
     *(
         "model.dtype",
         "sft.shared_prefix",
@@ -137,6 +139,8 @@ def test_the_choices_of_a_recipe_are_known():
         "protocol.format",
         "protocol.history",
         "protocol.example",
+        "base.loss_on",
+        "sft.loss_on",
         "align.reference",
         "pair.within",
     ]

@@ -87,7 +87,8 @@ def model_of(data: Path, model: str | None) -> str:
         newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
         policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
         folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
-        trained = str(folders[0]) if folders and "base" not in policies[:1] else recipe.model.name
+        begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name
+        trained = str(folders[0]) if folders and "base" not in policies[:1] else begun
         return model or trained
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")

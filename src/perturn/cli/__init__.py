@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perturn.cli import begin, credits, give, loop, score, see
+from perturn.cli import begin, credits, give, loop, score, see, study
 from perturn.cli._base import app
 from perturn.errors import PerturnError
 from perturn.io.writing import is_storage_error, storage_error
@@ -11,7 +11,7 @@ from perturn.run.progress import console as notices
 _STOPPED = 130
 """Exit code of Ctrl-C, which typer already makes of it."""
 
-__all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see"]
+__all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see", "study"]
 
 
 def main() -> None:

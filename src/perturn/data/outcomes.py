@@ -18,6 +18,7 @@ _Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 
 class _Task(TypedDict):
     id: str
+    kind: NotRequired[str]
 
 
 class _Action(TypedDict):
@@ -59,6 +60,8 @@ class Outcome:
     """Mean negative log-probability of its sampled tokens, in nats; None if none were recorded."""
     policy: str
     """The policy that played it, and a hash of its weights."""
+    kind: str = ""
+    """Kind of the task."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -96,4 +99,5 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         invalid=sum(not turn.get("valid", True) for turn in turns),
         surprise=-sum(logprobs) / len(logprobs) if logprobs else None,
         policy=row.get("policy", ""),
+        kind=row["task"].get("kind", ""),
     )

@@ -32,7 +32,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
 
 def _distributions(recipe: Recipe) -> Iterator[str]:
     """Distributions that the parts of a recipe name, and those that foreign entries come from."""
-    stages = [stage for stage in (recipe.sft, recipe.align) if stage is not None]
+    stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
     worlds = {"environments": recipe.environment or {}, "engines": recipe.engine}
     entries = [table(kind).get(str(section.get("name"))) for kind, section in worlds.items()]
     for part in (*entries, recipe.cluster, *(stage.lora for stage in stages)):

@@ -10,7 +10,7 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from perturn.bounds import efforts
 from perturn.data.lock import RunLock
 from perturn.data.paths import RunPaths, begun, is_data
 from perturn.data.provenance import commit, hardware, versions
-from perturn.data.seals import own_digest, read_manifest, seal, without_removed
+from perturn.data.run_files import read_note
+from perturn.data.seals import own_digest, read_manifest, refuse_damage, seal, without_removed
 from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
-from perturn.io.writing import is_stray, remove_strays, write_whole, writing
+from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.ranks import leads
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
@@ -130,6 +131,43 @@ class Run:
             else:
                 path.unlink()
 
+    def take_over(self, stage: str, theirs: Path, alike: Collection[str] = ()) -> bool:
+        """Take the files of a stage that another run has finished, as links, with its note and its seals.
+
+        Args:
+            stage: Its name; it is not done here.
+            theirs: Folder of the other run, in which the stage made what it would make here.
+            alike: Stages that this one needs; they must be done in both, with the same files.
+
+        Returns:
+            Whether that was done; not where the other run has not finished it, or has other files of what it needs.
+
+        Raises:
+            RunError: If a file is not what the other run wrote.
+        """
+        other = read_manifest(theirs) or {"stages": {}}
+        note, seals = other["stages"].get(stage, {}), other.get("files", {})
+        own = {file: one for file, one in seals.items() if one["stage"] == stage}
+        if not note.get("done") or not own:
+            return False
+        if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in alike):
+            return False
+        refuse_damage(theirs, own)
+        for file in own:
+            link_whole(theirs / file, self.folder / file)
+        self._take_shared(RunPaths(theirs))
+        self.manifest["files"] |= own
+        self._note(stage, {**note, "taken_from": theirs.name}, [])
+        return True
+
+    def _take_shared(self, theirs: RunPaths) -> None:
+        """Take what a stage of another run has left in files that no stage has alone."""
+        noted = [read_note(paths.tokens, dict[str, str]) for paths in (self.paths, theirs)]
+        if noted[1]:
+            write_whole(self.paths.tokens, json.dumps((noted[0] or {}) | noted[1], ensure_ascii=False) + "\n")
+        if theirs.stamp.is_file() and not self.paths.stamp.is_file():
+            link_whole(theirs.stamp, self.paths.stamp)
+
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
         """Run a stage: measures it, and notes in the manifest that it is done and what its files are.
@@ -223,6 +261,11 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.output) / recipe.name
 
 
+def base_of(recipe: Recipe) -> str:
+    """Name or folder of the model that a run begins with, which may be one that it makes."""
+    return str(RunPaths(run_folder(recipe)).checkpoint("base")) if recipe.base else recipe.model.name
+
+
 def refuse_other(recipe: Recipe) -> None:
     """Refuse a folder that another recipe, or something else, made.
 
@@ -255,6 +298,18 @@ def _may_differ(recipe: Recipe) -> set[str]:
         entry = table(kind).get(str(settings.get("name")))
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found
+
+
+def counted_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings that change what a run makes, by their dotted keys."""
+    may_differ = _may_differ(recipe)
+    flat = _flat(dataclasses.asdict(recipe))
+    return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
+
+
+def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
+    """SHA-256 of the files of a stage."""
+    return {file: one["sha256"] for file, one in seals.items() if one["stage"] == stage}
 
 
 def _and_sections(key: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Named protocols: the rules under which published scores were made. An environment says by name which is its own."""
+"""Named protocols: the rules under which scores were made, mostly published. An environment says which is its own."""
 
 from perturn.table import Table
 from perturn.types import EpisodeProtocol
@@ -8,6 +8,7 @@ PROTOCOLS: Table[EpisodeProtocol] = Table(
     {
         "alfworld-eto": "perturn.envs.alfworld.protocols:ALFWORLD_ETO",
         "alfworld-gigpo": "perturn.envs.alfworld.protocols:ALFWORLD_GIGPO",
+        "alfworld-lab": "perturn.envs.alfworld.protocols:ALFWORLD_LAB",
         "scienceworld-eto": "perturn.envs.scienceworld.eto:SCIENCEWORLD_ETO",
         "hotpotqa-react": "perturn.envs.hotpotqa.react:HOTPOTQA_REACT",
         "webshop-eto": "perturn.envs.webshop.eto:WEBSHOP_ETO",

@@ -127,6 +127,18 @@ def write_whole(path: Path, text: str, errors: str = "strict") -> None:
         fresh.write_bytes(data)
 
 
+def link_whole(source: Path, path: Path) -> None:
+    """Have a finished file under a second path too, whole or not at all; as a copy where a disk has no such links.
+
+    The two are one file on the disk, so neither may be changed in place, only replaced.
+    """
+    with replacing(path) as fresh:
+        try:
+            os.link(source, fresh)
+        except OSError:
+            shutil.copy2(source, fresh)
+
+
 def append_whole(descriptor: int, data: bytes) -> None:
     """Write at the end of a file that is open for appending: all of the data, or an `OSError` and none of it."""
     size = os.fstat(descriptor).st_size

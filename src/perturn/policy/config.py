@@ -14,16 +14,16 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
-from perturn.policy.tokens import SHARED_PREFIX
-from perturn.settings.sections import Train
+from perturn.policy.tokens import LOSS_ON, SHARED_PREFIX
+from perturn.settings.sections import Sft, Train
 
 _MANY_STEPS = 1_000_000
 """Steps for which a schedule is tried, before it is known how many there will be."""
 
 
-def _as_in_a_recipe(name: str) -> Any:
+def _as_in_a_recipe(name: str, kind: type[Train] = Train) -> Any:
     """A setting that a recipe has too, where its default and its help stand."""
-    return field(default=getattr(Train, name), metadata={"help": " ".join(texts(Train)[name].split())})
+    return field(default=getattr(kind, name), metadata={"help": " ".join(texts(kind)[name].split())})
 
 
 @dataclass
@@ -59,6 +59,7 @@ class TurnConfig(TrainingArguments):
     )
     token_budget: int = _as_in_a_recipe("token_budget")
     shared_prefix: str = _as_in_a_recipe("shared_prefix")
+    loss_on: str = _as_in_a_recipe("loss_on", Sft)
     chat_template: str | None = field(
         default=None,
         metadata={
@@ -127,10 +128,9 @@ class TurnConfig(TrainingArguments):
             raise ConfigError(
                 f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
             )
-        if self.shared_prefix not in SHARED_PREFIX:
-            raise ConfigError(
-                f"shared_prefix must be one of {', '.join(SHARED_PREFIX)}, got {self.shared_prefix!r}."
-            )
+        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def _refuse_unread(self) -> None:
         """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
@@ -182,6 +182,14 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
         example = {"loss": "tlm-dre", "credit": "discount"}[name]
         raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
     return value
+
+
+def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
+    """Refuse loss on tokens that the policy read, where the loss is on choices of its own."""
+    if args.loss_on == "all" and (loss.needs_rejected or getattr(loss, "needs_behavior", False)):
+        raise ConfigError(
+            "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
+        )
 
 
 def share_kept(episodes: int | None, train: Sized | None) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from perturn.engines import Loaded
@@ -21,10 +21,15 @@ from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
+from perturn.settings.sections import Shape
 
 _logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16")
+
+WORTH_BFLOAT16 = 256
+"""Hidden size from which a CPU that multiplies bfloat16 is faster with it; below, conversions cost more than they save
+(docs/performance.md)."""
 
 
 def dequantize(source: Path, file: str, target: Path) -> None:
@@ -73,6 +78,31 @@ def empty_model(name: str) -> Any:
             ) from error
 
 
+def new_model(shape: Shape, vocabulary: int, **tokens: Any) -> Any:
+    """A Llama with weights drawn at random, by torch's own generator; input and output layer are one.
+
+    Args:
+        shape: Its size.
+        vocabulary: Words of its tokenizer.
+        tokens: Special ones, such as `pad_token_id`.
+    """
+    transformers_logging.disable_progress_bar()
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
+            intermediate_size=shape.mlp,
+            max_position_embeddings=shape.context,
+            tie_word_embeddings=True,
+            vocab_size=vocabulary,
+            bos_token_id=None,
+            **tokens,
+        )
+    )
+
+
 def load_policy(
     path: str, *, policy: str, dtype: str, template: str | None, say: Callable[[str], None]
 ) -> Loaded:
@@ -86,7 +116,7 @@ def load_policy(
         say: Told what is done before anything slow starts.
     """
     where = device()
-    kind = compute_dtype(dtype, where)
+    kind = compute_dtype(dtype, where, load_config(path))
     model = load_model(path, dtype=kind, say=say)
     return Loaded(
         model=model,
@@ -175,7 +205,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
         None if it is another architecture than what is served, or stored in another way.
     """
     model = empty_model(folder)
-    kind = compute_dtype(dtype, device())
+    kind = compute_dtype(dtype, device(), model.config)
     stored = stored_weights(folder, model, kind)
     if config_digest(model) != served or stored is None:
         return None
@@ -224,13 +254,22 @@ def fast_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The `dtype` setting -> the type to compute in; `auto` takes bfloat16 where the hardware has it."""
+def compute_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
+    """The `dtype` setting -> the type to compute in.
+
+    `auto` takes bfloat16 where the hardware has it, but for models on a CPU that are too narrow to gain by it.
+
+    Args:
+        dtype: The setting.
+        device: Where the model runs.
+        config: Of the model.
+    """
     if dtype not in DTYPES:
         raise ModelError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    if dtype == "auto":
-        return torch.bfloat16 if fast_bfloat16(device) else torch.float32
-    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    if dtype != "auto":
+        return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    narrow = device.type == "cpu" and config.get_text_config().hidden_size < WORTH_BFLOAT16
+    return torch.bfloat16 if fast_bfloat16(device) and not narrow else torch.float32
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
 from perturn.policy.reference import asked
@@ -22,6 +23,26 @@ Row = Trajectory | WeightedTrajectory | PreferencePair
 
 Needed = Mapping[str, Sequence[Any]]
 """Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
+
+
+def as_row(row: Any, index: int, loss: Any) -> Row:
+    """A row in any of the forms that training takes; a pair becomes its chosen side where the loss reads one side.
+
+    Raises:
+        DataError: If the row is malformed, or the loss learns from another kind of row.
+    """
+    known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
+    parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
+    if isinstance(parsed, PreferencePair):
+        if getattr(loss, "needs_behavior", False):
+            raise DataError(
+                "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
+                "each trajectory by itself."
+            )
+        return parsed if loss.needs_rejected else parsed.chosen
+    if loss.needs_rejected:
+        raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
+    return parsed
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:

@@ -31,6 +31,7 @@ _PROBE_TURNS = 5
 """Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
 
 SHARED_PREFIX = ("keep", "mask")
+LOSS_ON = ("actions", "all")
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,11 @@ class Example:
 
 
 def encode_example(
-    row: Trajectory | PreferencePair, renderer: Renderer, max_length: int | None, shared_prefix: str = "keep"
+    row: Trajectory | PreferencePair,
+    renderer: Renderer,
+    max_length: int | None,
+    shared_prefix: str = "keep",
+    loss_on: str = "actions",
 ) -> Example:
     """Row -> tokens.
 
@@ -317,12 +322,14 @@ def encode_example(
         renderer: Conversation -> tokens.
         max_length: Longest sequence in tokens; None for no limit.
         shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
+        loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
 
     Raises:
         DataError: If both sides are the same tokens, or a side has no turn that fits.
     """
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
+        chosen = _with_all(chosen) if loss_on == "all" else chosen
         return Example(chosen, trajectories=(_with_loss(row, chosen),))
     chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
     if chosen.ids == rejected.ids:
@@ -333,6 +340,17 @@ def encode_example(
         chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories)
+
+
+def _with_all(side: Encoded) -> Encoded:
+    """The side with loss on all tokens but the first of each sequence; what was read is of the turn it led to."""
+    turn, following = [NO_TURN] * len(side.ids), NO_TURN
+    for index in reversed(range(len(side.ids))):
+        following = side.turn[index] if side.turn[index] != NO_TURN else following
+        turn[index] = following
+    for start in side.starts:
+        turn[start] = NO_TURN
+    return replace(side, turn=tuple(turn))
 
 
 def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:

@@ -23,11 +23,17 @@ from tqdm.auto import tqdm
 from transformers import Trainer
 
 from perturn.data.cache import cache_folder
-from perturn.data.trl import from_trl
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.losses import TurnLogprobs
-from perturn.policy.config import TurnConfig, may_begin, refuse_data_parallel, section, share_kept
+from perturn.policy.config import (
+    TurnConfig,
+    may_begin,
+    refuse_data_parallel,
+    refuse_read_tokens,
+    section,
+    share_kept,
+)
 from perturn.policy.credits import loss_and_credit, needs_group
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, by_position
@@ -35,9 +41,9 @@ from perturn.policy.models import add_adapters, context_length, disable_dropout,
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
-from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
+from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
+from perturn.types import Trajectory, WeightedTrajectory
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +85,7 @@ class TurnTrainer(Trainer):
         credit = None if args.credit is None else section(args.credit, "credit")
         self.loss: Any
         self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
+        refuse_read_tokens(args, self.loss)
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
         model = load_model(model) if isinstance(model, str) else model
@@ -138,23 +145,6 @@ class TurnTrainer(Trainer):
         """Whether the loss reads the log-probabilities that actions were sampled with."""
         return bool(getattr(self.loss, "needs_behavior", False))
 
-    def _parse(self, row: Any, index: int) -> Row:
-        """A row in any of the accepted forms; a pair becomes its chosen side where the loss reads one side."""
-        known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
-        parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
-        if isinstance(parsed, PreferencePair):
-            if self._needs_behavior:
-                raise DataError(
-                    "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
-                    "each trajectory by itself."
-                )
-            return parsed if self.loss.needs_rejected else parsed.chosen
-        if self.loss.needs_rejected:
-            raise DataError(
-                "the loss compares two trajectories, but the row has one; give chosen and rejected."
-            )
-        return parsed
-
     def _encode(self, rows: Iterable[Any] | None, name: str) -> Examples | None:
         """Rows -> checked examples."""
         if rows is None:
@@ -162,7 +152,7 @@ class TurnTrainer(Trainer):
         args, encoded, taken, refused = self.turn_args, [], [], []
         for index, row in enumerate(rows):
             try:
-                parsed = self._parse(row, index)
+                parsed = as_row(row, index, self.loss)
                 encoded.append(self._example(parsed))
                 taken.append(parsed)
             except DataError as error:
@@ -189,7 +179,8 @@ class TurnTrainer(Trainer):
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
         args = self.turn_args
-        example = encode_example(trajectory, self.renderer, args.max_length, args.shared_prefix)
+        how = (args.max_length, args.shared_prefix, args.loss_on)
+        example = encode_example(trajectory, self.renderer, *how)
         if self._needs_behavior and isinstance(trajectory, Trajectory):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
         return with_weight(example, row.weight) if isinstance(row, WeightedTrajectory) else example

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from perturn.data.iterations import is_number
 from perturn.report import figures, text
 from perturn.report.credits import against_own
-from perturn.report.episodes import Catalogue, Piece
+from perturn.report.episodes import Catalogue
 from perturn.report.folder import RecordedRun
 from perturn.report.groups import shown_group
 from perturn.report.iterations import unbalanced
-from perturn.report.sections import draw, script_json, sections
+from perturn.report.sections import draw, sections
+from perturn.report.shell import ASSETS, fill
 from perturn.report.signals import meaning
 from perturn.report.stages import by_stem
 from perturn.report.summary import set_rows, signal_rows
@@ -30,24 +21,27 @@ from perturn.report.versus import against_first, flat, names_of, settings_that_d
 from perturn.stats import Estimate, cluster_interval
 from perturn.types import Trajectory
 
-_ASSETS = Path(__file__).parent / "assets"
-_CODE = [
-    "core",
-    "route",
-    "data",
-    "figures",
-    "tables",
-    "tokens",
-    "episode",
-    "align",
-    "group",
-    "list",
-    "browser",
-    "boot",
+CODE = [
+    ASSETS / f"{name}.js"
+    for name in (
+        *(
+            "core",
+            "route",
+            "data",
+            "figures",
+            "tables",
+            "tokens",
+            "episode",
+            "align",
+            "group",
+            "list",
+            "browser",
+        ),
+        "boot",
+    )
 ]
 """Files of the page's script, in the order they are joined."""
-_STYLES = ("base", "report", "episodes")
-_THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("#dde2e8", "#3a424d")}
+_STYLES = [ASSETS / f"{name}.css" for name in ("base", "report", "episodes")]
 
 
 def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -65,45 +59,20 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
     catalogue = Catalogue()
     for run, name in zip(runs, names, strict=True):
         catalogue.add(run, name)
-    library, boot = get_plotlyjs(), script()
-    style = "\n".join((_ASSETS / f"{name}.css").read_text(encoding="utf-8") for name in _STYLES)
-    return (
-        _templates()
-        .get_template("report.html.j2")
-        .render(
-            title=" · ".join(names),
-            runs=[
-                _run(run, name, number, row)
-                for number, (run, name, row) in enumerate(zip(runs, names, summaries, strict=True))
-            ],
-            versus=versus,
-            sections=sections(dict(zip(names, runs, strict=True)), dict(zip(names, summaries, strict=True))),
-            differences=settings_that_differ([flat(_settings(run)) for run in runs]),
-            pieces=catalogue.pieces([each.sides for each in versus if each.row]),
-            themes=script_json(json.dumps(_THEMES)),
-            library=_packed(library),
-            style=Markup(style),
-            boot=Markup(boot),
-            policy=_content_policy(style, (library, boot)),
-        )
+    values = {
+        "title": " · ".join(names),
+        "runs": [
+            _run(run, name, number, row)
+            for number, (run, name, row) in enumerate(zip(runs, names, summaries, strict=True))
+        ],
+        "versus": versus,
+        "sections": sections(dict(zip(names, runs, strict=True)), dict(zip(names, summaries, strict=True))),
+        "differences": settings_that_differ([flat(_settings(run)) for run in runs]),
+        "pieces": catalogue.pieces([each.sides for each in versus if each.row]),
+    }
+    return fill(
+        "report.html.j2", values, style=_STYLES, code=CODE, filters=(meaning, text.comparison_sentences)
     )
-
-
-def script() -> str:
-    """The page's own script: the files of `assets/`, joined into one scope."""
-    parts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _CODE]
-    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
-
-
-def _templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    own = (text.number, text.percent, text.interval, text.time, text.short, text.count, meaning)
-    environment.filters |= {function.__name__: function for function in own}
-    environment.filters["sentence"] = text.comparison_sentences
-    return environment
 
 
 def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,32 +150,6 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
         "versions": run.manifest.get("versions") or {},
         "commit": run.manifest.get("commit") or "",
     }
-
-
-def _content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Only our two scripts and our style run; nothing is fetched, and no text becomes markup.
-
-    Plotly makes an empty style element and adds rules to it, hence the hash of the empty style, and sets style
-    attributes on what it draws.
-    """
-    hashes = " ".join(_hash(each) for each in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)} {_hash('')}; "
-        "style-src-attr 'unsafe-inline'; img-src data:; "
-        "connect-src 'none'; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types perturn"
-    )
-
-
-@cache
-def _packed(library: str) -> Piece:
-    packed = gzip.compress(library.encode("utf-8"), 9, mtime=0)
-    return Piece("library", base64.b64encode(packed).decode("ascii"))
-
-
-def _hash(content: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
-    return f"'sha256-{digest}'"
 
 
 def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:

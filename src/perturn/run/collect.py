@@ -27,7 +27,7 @@ from perturn.types import Action, EpisodeProtocol, Task, Trajectory
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations"}
 """Keys of which a row of ours or of TRL's has one."""
-_AT_ONCE = 16
+AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
 
 
@@ -58,7 +58,7 @@ def show_expert(session: Session, stage: Stage) -> None:
     with run.stage(stage.name, file) as counts:
         if has_expert:
             jobs = make_jobs(session.panels.expert, recipe.seed)
-            at_once = recipe.explore.concurrency if recipe.explore else _AT_ONCE
+            at_once = recipe.explore.concurrency if recipe.explore else AT_ONCE
             counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
         else:
             counts |= outcomes(read_trajectories(file))

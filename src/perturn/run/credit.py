@@ -283,7 +283,7 @@ def compute_needed(
 def _policy(paths: RunPaths, recipe: Recipe, name: str) -> str:
     """Model name or folder of a policy that a credit reads."""
     folder = paths.checkpoint(name)
-    if name == "base":
+    if name == "base" and recipe.base is None:
         return recipe.model.name
     if not (folder / "config.json").is_file():
         raise RunError(

@@ -102,7 +102,7 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
 
 def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     """The card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
-    part = recipe.sft if policy == "sft" else recipe.align
+    part = {"base": recipe.base, "sft": recipe.sft}.get(policy, recipe.align)
     assert part is not None
     loss = str(part.loss["name"])
     head: dict[str, Any] = {
@@ -113,10 +113,11 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists():
         head["base_model"] = recipe.model.name
     scores = summary_of(run)
+    begun = "A Llama made from nothing" if recipe.base else f"`{recipe.model.name}`"
     lines = [
         f"# {recipe.name}: {policy}",
         "",
-        f"`{recipe.model.name}`, post-trained turn by turn with Perturn, loss `{loss}`.",
+        f"{begun}, post-trained turn by turn with Perturn, loss `{loss}`.",
         "",
         "## Scores",
         "",

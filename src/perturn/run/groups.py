@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
-from perturn.data.run_folder import Run
+from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
@@ -64,10 +64,10 @@ def credit(session: Session, stage: Stage) -> None:
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
     """Keys of the episodes whose first turn does not fit the length limit of training."""
-    limit = recipe.model.max_length or context_length(empty_model(recipe.model.name))
+    limit = recipe.model.max_length or context_length(empty_model(base_of(recipe)))
     if limit is None:
         return set()
-    renderer = make_renderer(recipe, recipe.model.name)
+    renderer = make_renderer(recipe, base_of(recipe))
     begun = (replace(one, turns=one.turns[:1]) for one in episodes if one.turns)
     return {one.key for one in begun if len(renderer.encode(one).ids) > limit}
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from perturn.audit.rows import rows_of
@@ -21,6 +21,7 @@ from perturn.io.reading import user_path
 from perturn.memory import release_memory
 from perturn.ranks import from_leader, leader_first, leads
 from perturn.run.kept import let_go
+from perturn.run.lessons import check_teacher
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
@@ -83,11 +84,11 @@ def refuse_early(recipe: Recipe, command: str | None) -> None:
             "collect": "explore",
             "pair": "pair",
             "credit": "groups",
-            "train": "sft or align",
+            "train": "base, sft or align",
             "evaluate": "evaluate",
         }
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
-    if not (recipe.sft or recipe.align) or command not in (None, "train"):
+    if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
     if not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
@@ -146,11 +147,13 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         PerturnError: The first mistake that can be found without working.
     """
     engine = engine_settings(recipe)
-    if recipe.sft is not None or recipe.align is not None:
+    if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
-    engine.check(lambda: locate("perturn.policy.models:empty_model")(recipe.model.name), to_yaml(recipe))
+    check_teacher(recipe)
+    engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
-        make_renderer(recipe, recipe.model.name)
+        if recipe.base is None:
+            make_renderer(recipe, recipe.model.name)
         locate("perturn.run.trainable:check_model")(recipe, trains=command in (None, "train"))
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
@@ -175,13 +178,19 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     return panels
 
 
-def run_stages(run: Run, command: str | None = None, names: Collection[str] | None = None) -> None:
+def run_stages(
+    run: Run,
+    command: str | None = None,
+    names: Collection[str] | None = None,
+    take_over: Callable[[Stage], bool] = lambda stage: False,
+) -> None:
     """Do the stages that are not done yet.
 
     Args:
         run: The run.
         command: Do the stages of one command only, those that can be done now; None: of all.
         names: Do these stages only; None: all.
+        take_over: Has a stage done without work, if it can; whether it could.
     """
     planned, trained = [], None
     for stage in stages(run.recipe):
@@ -206,6 +215,8 @@ def run_stages(run: Run, command: str | None = None, names: Collection[str] | No
                 console.print(f"{stage.name}: done before", style="dim")
             elif command and waits:
                 console.print(f"{stage.name}: waits for {waits[0]}")
+            elif not run.is_done(stage.name) and take_over(stage):
+                console.print(f"{stage.name}: taken over", style="dim")
             else:
                 console.print(stage.name, style="bold")
                 locate(stage.does)(session, stage)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from perturn.policy.models import compute_dtype, device, empty_model
-from perturn.settings.sections import ModelSettings
+from perturn.policy.models import compute_dtype, device
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Machine:
     """Memory of the process without a model."""
 
 
-def measure_machine(settings: ModelSettings, process_gb: float) -> Machine:
+def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
     """Time matrix products of a model's size for about a second; its weights are not read.
 
     Args:
-        settings: Of the model.
+        model: Without weights.
+        setting: `model.dtype`.
         process_gb: Memory of this process now, which stays where models run on the CPU.
     """
     where = device()
-    dtype = compute_dtype(settings.dtype, where)
-    model = empty_model(settings.name)
+    dtype = compute_dtype(setting, where, model.config)
     text = model.config.get_text_config()
     weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
     many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))

@@ -38,7 +38,7 @@ class _Noted(TypedDict):
 
 @dataclass(frozen=True)
 class Panels:
-    """The tasks of a run, by the section that names them: sft, explore and evaluate."""
+    """The tasks of a run, by the section that names them: base, sft, explore and evaluate."""
 
     environment: str
     """Name and version of the environment."""
@@ -76,6 +76,7 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
         ConfigError: Naming the section whose panel is empty or lacks tasks.
     """
     named = {
+        "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
         "sft": sft_tasks(recipe) if recipe.sft else None,
         "explore": recipe.explore.tasks if recipe.explore else None,
         "evaluate": recipe.evaluate.tasks if recipe.evaluate else None,

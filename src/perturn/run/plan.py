@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,30 +14,19 @@ from rich.table import Table
 
 from perturn.audit.rows import read_rows
 from perturn.data.paths import RunPaths
-from perturn.data.run_folder import memory_in_use, resolve_recipe, run_folder
+from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
-from perturn.data.store import read_trajectories
-from perturn.episodes.formats import FORMATS
-from perturn.episodes.play import Job, episode
-from perturn.errors import EngineFailure
-from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.run.collect import demonstrate, play_script
+from perturn.run.lengths import Episodes, look_at_episodes, renderer_of
 from perturn.run.loop import check, refuse_early
-from perturn.run.panels import Panels
 from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
-    make_protocol,
-    make_renderer,
-    world_maker,
 )
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed
 
 if TYPE_CHECKING:
     from perturn.run.machine import Machine
@@ -54,10 +41,6 @@ KEPT_BY_ALLOCATOR = 1.4
 """Memory held over memory needed."""
 LAYER_WIDTHS = 24
 """Numbers that a layer keeps of a token for the backward pass, over the hidden size; 2 if checkpointed."""
-_PLAYED = 4
-"""Episodes played to see how long they are."""
-_PATIENCE_SECONDS = 20.0
-"""After so long no further one is begun."""
 
 
 @dataclass(frozen=True)
@@ -94,38 +77,6 @@ class Plan:
         return asdict(self) | {"seconds": self.seconds}
 
 
-@dataclass(frozen=True)
-class Episodes:
-    """Number of episodes of each stage, and the length of one; tokens are assumed where no expert is to be seen."""
-
-    sft: int = 0
-    expert: int = 0
-    explore: int = 0
-    evaluate: int = 0
-    limit: float = 1.0
-    """Mean turn limit of the tasks."""
-    turns: float = 1.0
-    """Turns of an expert's episode; of a policy's, where there is no expert."""
-    prompt: float = 200.0
-    """Tokens before the first action."""
-    heard: float = 60.0
-    """Tokens of a later observation, with the template around it."""
-    said: float = 128.0
-    """Tokens of an action."""
-    seconds: float = 0.0
-    """Seconds of a turn in its world."""
-    memory_gb: float = 0.0
-    """Memory of this process and one world."""
-    source: str = "assumed, as no expert is to be seen"
-    """Origin of the lengths."""
-    problems: tuple[str, ...] = ()
-    """Failures of the episodes played now, a sentence each."""
-
-    def policy_turns(self, learned: bool) -> float:
-        """Turns of a policy's episode: of those between the expert's and the limit, one taught needs half."""
-        return (self.turns + self.limit) / 2 if learned else self.limit
-
-
 def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | None) -> Plan:
     """Check a recipe as a run would, and estimate what it costs; nothing is written.
 
@@ -144,10 +95,10 @@ def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | No
     refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
     panels = check(recipe, command)
     engine, machine = engine_settings(recipe), None
-    renderer = make_renderer(recipe, recipe.model.name) if engine.serves_checkpoints else None
-    found = look_at_episodes(recipe, panels, renderer)
+    found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
     if engine.serves_checkpoints:
-        machine = locate("perturn.run.machine:measure_machine")(recipe.model, found.memory_gb)
+        model = locate("perturn.run.trainable:empty_base")(recipe)
+        machine = locate("perturn.run.machine:measure_machine")(model, recipe.model.dtype, found.memory_gb)
         how = _how(machine, found)
     else:
         bound = getattr(engine, "bound", "unknown")
@@ -166,80 +117,6 @@ def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | No
     return Plan(str(folder), steps, how, list(found.problems))
 
 
-def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: Renderer | None) -> Episodes:
-    """Count the episodes and see how long they are, from those recorded or a few that the expert plays now."""
-    if panels is None:
-        return Episodes(memory_gb=memory_in_use() / 1e9)
-    protocol = make_protocol(recipe.protocol)
-    file = RunPaths(run_folder(recipe)).trajectories("expert")
-    shown = list(read_trajectories(file)) if file.is_file() else []
-    source, seconds, played = "recorded expert episodes", 0.0, []
-    with closing_world(world_maker(recipe)()) as env:
-        if not shown and panels.expert and hasattr(env, "expert"):
-            shown, seconds = _play(env, panels.expert, protocol)
-            source, played = "expert episodes played now", shown
-        elif not shown:
-            played = [
-                _try_out(env, next(task for tasks in panels.tasks.values() for task in tasks), protocol)
-            ]
-        memory = memory_in_use() / 1e9
-    limit = fmean(protocol.limit(task) for tasks in panels.tasks.values() for task in tasks)
-    lengths: dict[str, Any] = {"turns": limit}
-    if renderer and (shown := [one for one in shown if one.turns]):
-        lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer)
-    counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
-    if recipe.explore:
-        counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
-    return Episodes(
-        **counts,
-        expert=len(panels.expert),
-        limit=limit,
-        seconds=seconds,
-        memory_gb=memory,
-        problems=_problems(played),
-        **lengths,
-    )
-
-
-def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[list[Trajectory], float]:
-    """A few expert episodes of tasks spread over the panel, failed ones too, and the seconds of a turn."""
-    chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
-    played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
-    began = time.monotonic()  # the first one starts the world
-    for task in chosen[1:]:
-        if time.monotonic() - began < _PATIENCE_SECONDS:
-            played.append(demonstrate(env, Job(task, seed=0), protocol))
-    turns = sum(len(one.turns) for one in played[1:])
-    return played, (time.monotonic() - began) / max(turns, 1)
-
-
-def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
-    """An episode of one action."""
-    once = replace(protocol, max_turns=1, max_turns_by_kind={})
-    look = Action(FORMATS[protocol.format].write("", "look"))
-    return play_script(episode(env, Job(task, seed=0), protocol=once), [look], EngineFailure("unfinished"))
-
-
-def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
-    """The errors of the episodes that failed, the most frequent first."""
-    errors = Counter(one.error if failed(one) else None for one in played)
-    return tuple(
-        f"{count} of {errors.total()} episodes played now failed: {error}"
-        for error, count in errors.most_common()
-        if error is not None
-    )
-
-
-def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
-    """Mean lengths of some episodes, as `Episodes` has them."""
-    encoded = [renderer.encode(one, None) for one in shown]
-    first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
-    said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
-    turns = sum(each.turns for each in encoded)
-    heard = (sum(len(each.ids) for each in encoded) - said - sum(first)) / max(turns - len(encoded), 1)
-    return {"turns": turns / len(encoded), "prompt": fmean(first), "heard": heard, "said": said / turns}
-
-
 def _cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
@@ -248,6 +125,8 @@ def _cost(
         file = recipe.expert and recipe.expert.file
         work = f"episodes of {file}" if file else f"{found.expert} episodes"
         return work, found.expert * found.turns * found.seconds, found.memory_gb
+    if stage.name == "lessons":
+        return f"{found.lessons} episodes", found.lessons * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return f"groups of {found.explore} explored episodes", 1.0, found.memory_gb
     if stage.command == "pair":
@@ -256,7 +135,7 @@ def _cost(
     if stage.command == "train":
         assert machine is not None
         return _training_cost(recipe, stage, found, machine)
-    explores, learned = stage.command == "collect", stage.name != "evaluate-base"
+    explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
     work = (
@@ -273,10 +152,10 @@ def _cost(
 def _training_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
 ) -> tuple[str, float, float]:
-    settings = recipe.sft if stage.name == "sft" else recipe.align
-    assert settings is not None
-    on_pairs = stage.name != "sft" and recipe.groups is None
-    rows, what = (found.sft if stage.name == "sft" else found.explore), "episodes"
+    once = stage.name if stage.name in ("base", "sft") else None
+    settings = getattr(recipe, once or "align")
+    on_pairs = once is None and recipe.groups is None
+    rows, what = getattr(found, once or "explore"), "episodes"
     if on_pairs:
         own = recipe.pair and recipe.pair.file
         file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)

@@ -120,7 +120,7 @@ def policy_path(run: Run, policy: str) -> str:
     Raises:
         RunError: If it has not been trained yet.
     """
-    if policy == "base":
+    if policy == "base" and run.recipe.base is None:
         return run.recipe.model.name
     folder = run.paths.checkpoint(policy)
     if not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Train a run's policies: SFT on expert episodes, then alignment on preference pairs or on groups."""
+"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs or on groups."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
-from perturn.policy.models import context_length, load_model
+from perturn.policy.models import load_model, new_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Examples
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
+from perturn.policy.words import make_tokenizer
 from perturn.ranks import from_leader, leads
 from perturn.run.groups import read_groups
 from perturn.run.iterate import go_on, move_average, stay
 from perturn.run.kept import goes_on, keeps_average, let_go
+from perturn.run.lessons import heard, taught
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import open_trackers
 from perturn.run.trainable import lora_config, make_config
+from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, average_of
 from perturn.types import Trajectory, succeeded
 
+ONCE = ("base", "sft")
+"""Training stages that come before the iterations."""
 _ROUNDING = 0.1
 """Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
 
@@ -47,7 +52,7 @@ _ROUNDING = 0.1
 def train(session: Session, stage: Stage) -> None:
     """Train a policy, going on from the last complete checkpoint, and save it whole."""
     run, recipe = session.run, session.recipe
-    if recipe.iterations == 1 or stage.name == "sft":  # else the engine stays open, and gets the new weights
+    if recipe.iterations == 1 or stage.name in ONCE:  # else the engine stays open, and gets the new weights
         session.release()
     rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
@@ -67,6 +72,8 @@ def train(session: Session, stage: Stage) -> None:
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
     """The rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
     run, recipe = session.run, session.recipe
+    if stage.name == "base":
+        return taught(run), None
     if stage.name == "sft":
         return _taught(session), None
     if recipe.groups is None:
@@ -74,26 +81,45 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
     return read_groups(run, stage)
 
 
+def _settings(recipe: Recipe, stage: Stage) -> Train:
+    """The section of a training stage."""
+    settings = getattr(recipe, stage.name if stage.name in ONCE else "align")
+    assert isinstance(settings, Train)
+    return settings
+
+
+def _begin(run: Run, stage: Stage) -> tuple[Any, Any]:
+    """The model that a stage trains, as it was before, and its tokenizer."""
+    base = run.recipe.base
+    if stage.name != "base" or base is None:
+        path = policy_path(run, stage.start)
+        return load_model(path, say=console.print), load_tokenizer(path)
+    tokenizer = make_tokenizer(heard(run), base.shape.context)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with torch.random.fork_rng():
+        torch.manual_seed(base.seed)
+        return new_model(base.shape, len(tokenizer), **ends), tokenizer
+
+
 def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | None) -> dict[str, int]:
     """Train on at least one row; counts of the training data."""
     run, recipe = session.run, session.recipe
-    settings = recipe.sft if stage.name == "sft" else recipe.align
-    assert settings is not None
-    partial, path = run.paths.partial(stage.policy), policy_path(run, stage.start)
-    model = load_model(path, say=console.print)
+    settings = _settings(recipe, stage)
+    partial = run.paths.partial(stage.policy)
+    model, tokenizer = _begin(run, stage)
     progress = _Progress(run, stage.name, f"training {stage.policy}")
     resume = from_leader(last_checkpoint(partial) if leads() else None)
     step = int(resume.rpartition("-")[2]) if resume else 0
-    args = make_config(recipe, settings, partial, limit=context_length(model))
+    args = make_config(recipe, settings, partial, model)
     args.save_steps = _save_steps(settings, len(rows))
     args.episodes = episodes
-    if stage.name != "sft":
+    if stage.name not in ONCE:
         go_on(args, run, stage, len(rows))
     trainer = TurnTrainer(
         model,
         args=args,
         train_dataset=rows,
-        processing_class=load_tokenizer(path),
+        processing_class=tokenizer,
         ref_model=None if stage.reference == stage.start else policy_path(run, stage.reference),
         peft_config=settings.lora and lora_config(settings.lora),
         track=lambda work: track(work, "reference"),
@@ -124,7 +150,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         _save_whole(
             trainer,
             run.paths.checkpoint(stage.policy),
-            with_optimizer=stage.name != "sft" and goes_on(recipe),
+            with_optimizer=stage.name not in ONCE and goes_on(recipe),
         )
     return _count_tokens(examples)
 
@@ -147,9 +173,9 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
-    if keeps_average(run.recipe) and stage.name != "sft":
+    if keeps_average(run.recipe) and stage.name not in ONCE:
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
-    if stage.name == "sft" or run.recipe.groups:
+    if stage.name in ONCE or run.recipe.groups:
         return made
     return made + notes
 

@@ -15,7 +15,14 @@ from perturn.losses import LOSSES
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import choose_credit
 from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import add_adapters, compute_dtype, context_length, device, empty_model
+from perturn.policy.models import (
+    add_adapters,
+    compute_dtype,
+    context_length,
+    device,
+    empty_model,
+    new_model,
+)
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
@@ -34,8 +41,11 @@ _ARGUMENTS = {
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
+_VOCABULARY = 700
+"""Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
+_OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
-"""Settings of `Align` that are not of one training."""
+"""Settings of `Base` and of `Align` that are not of one training."""
 
 _REMEDY = {
     "groups": "such a loss goes into align, with the section `groups: {}`",
@@ -51,10 +61,10 @@ def check_training(recipe: Recipe) -> None:
     Raises:
         ConfigError: If a setting is wrong, or what it needs is not installed.
     """
-    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+    for name, settings in (("base", recipe.base), ("sft", recipe.sft), ("align", recipe.align)):
         if settings is None:
             continue
-        rows = "single trajectories" if name == "sft" else "groups" if recipe.groups else "pairs"
+        rows = "single trajectories" if name != "align" else "groups" if recipe.groups else "pairs"
         loss = build(LOSSES, settings.loss, f"{name}.loss")
         if _rows_of(loss) != rows:
             fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
@@ -64,7 +74,7 @@ def check_training(recipe: Recipe) -> None:
             )
         choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         try:
-            make_config(recipe, settings, run_folder(recipe), limit=None)
+            make_config(recipe, settings, run_folder(recipe), empty_base(recipe))
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
             raise ConfigError(f"{name}: {error}") from error
         if settings.lora and name == "align" and goes_on(recipe):
@@ -83,6 +93,14 @@ def _rows_of(loss: Any) -> str:
     return "pairs" if loss.needs_rejected else "single trajectories"
 
 
+def empty_base(recipe: Recipe) -> Any:
+    """The model that a run begins with, without weights; one that is to be made has a vocabulary of no meaning."""
+    if recipe.base is None:
+        return empty_model(recipe.model.name)
+    with torch.device("meta"):
+        return new_model(recipe.base.shape, _VOCABULARY)
+
+
 def check_model(recipe: Recipe, trains: bool) -> None:
     """Build the model without its weights, and upon it what trains it.
 
@@ -93,7 +111,7 @@ def check_model(recipe: Recipe, trains: bool) -> None:
     Raises:
         PerturnError: If it cannot be trained as the recipe says.
     """
-    model = empty_model(recipe.model.name)
+    model = empty_base(recipe)
     if trains:
         check_architecture(model)
     limit, most = context_length(model), recipe.model.max_length
@@ -102,32 +120,32 @@ def check_model(recipe: Recipe, trains: bool) -> None:
     for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
         if settings is not None and settings.lora is not None:
             try:
-                add_adapters(empty_model(recipe.model.name), lora_config(settings.lora), recipe.seed)
+                add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
             except ConfigError as error:
                 raise ConfigError(f"{name}.lora: {error}") from error
 
 
-def make_config(recipe: Recipe, settings: Train, output: Path, limit: int | None) -> TurnConfig:
-    """A stage's settings -> the trainer's."""
+def make_config(recipe: Recipe, settings: Train, output: Path, model: Any) -> TurnConfig:
+    """A stage's settings -> the trainer's, for a model that may have no weights."""
     where = device()
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
-    for name in ("tasks", "lora", *_OF_THE_LOOP):
+    for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
     own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    own.setdefault("seed", recipe.seed)
     return TurnConfig(
         **own,
         output_dir=str(output),
-        credit=None if settings is recipe.sft or recipe.credit is None else dict(recipe.credit),
-        max_length=recipe.model.max_length or limit,
+        credit=None if settings is not recipe.align or recipe.credit is None else dict(recipe.credit),
+        max_length=recipe.model.max_length or context_length(model),
         chat_template=chat_template(recipe.model),
-        bf16=compute_dtype(recipe.model.dtype, where) is torch.bfloat16,
+        bf16=compute_dtype(recipe.model.dtype, where, model.config) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         logging_steps=1,
         report_to=[],  # trackers are opened for each stage, in the run folder
         run_name=f"{recipe.name}-{output.stem}",
         project=PROJECT,
         disable_tqdm=True,
-        seed=recipe.seed,
     )
 
 

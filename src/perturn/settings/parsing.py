@@ -141,18 +141,27 @@ def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
             raise ConfigError(
                 f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
             )
-        *parents, last = path.split(".")
-        if len(parents) > _DEEPEST_KEY:
-            raise ConfigError(
-                f"override {word[:80]!r} names a key of more than {_DEEPEST_KEY} parts; shorten it."
-            )
-        section: Any = data
-        for parent in parents:
-            if isinstance(section, dict) and section.get(parent) is None:
-                section[parent] = {}
-            section = section.get(parent) if isinstance(section, dict) else None
-        if not isinstance(section, dict):
-            raise ConfigError(
-                f"override {word[:200]!r}: {'.'.join(parents)[:200]} is a value, not a section."
-            )
-        section[last] = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError)
+        set_key(data, path, parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError), word)
+
+
+def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None) -> None:
+    """Set a dotted key of a recipe's mapping, in place; sections that are missing are made.
+
+    Args:
+        data: The mapping.
+        path: Such as `align.loss.beta`.
+        value: Its value, which replaces all that was there.
+        word: The override that says so, for messages; None: the key alone does.
+    """
+    said = f"override {(word or path)[:200]!r}"
+    *parents, last = path.split(".")
+    if len(parents) > _DEEPEST_KEY:
+        raise ConfigError(f"{said[:90]} names a key of more than {_DEEPEST_KEY} parts; shorten it.")
+    section: Any = data
+    for parent in parents:
+        if isinstance(section, dict) and section.get(parent) is None:
+            section[parent] = {}
+        section = section.get(parent) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
+    section[last] = value

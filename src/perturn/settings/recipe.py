@@ -16,6 +16,7 @@ from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import (
     COUNT,
     Align,
+    Base,
     Evaluate,
     Expert,
     Explore,
@@ -24,7 +25,7 @@ from perturn.settings.sections import (
     Pair,
     ProtocolSettings,
     Section,
-    Train,
+    Sft,
     Worlds,
     require,
 )
@@ -47,9 +48,11 @@ class Recipe:
     """The rules of an episode; None where nothing is played."""
     engine: Section = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
+    base: Base | None = None
+    """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
     expert: Expert | None = None
     """Expert episodes; None: as `sft` and `pair` need them."""
-    sft: Train | None = None
+    sft: Sft | None = None
     """None: the model is a policy already."""
     align: Align | None = None
     """None: nothing is aligned."""
@@ -122,6 +125,7 @@ class Recipe:
             "explore.sampling must have temperature 1 and top_p 1 with groups, whose gradient is that of the policy "
             "itself and not of a sharper one that acts in its place.",
         )
+        self._complete_base()
         if self.environment is not None:
             require(
                 self.protocol is not None, "protocol is missing and has no default; set it in the recipe."
@@ -133,6 +137,7 @@ class Recipe:
             "sft": self.sft is not None and not own,
             "pair": paired,
             "groups": self.groups is not None,
+            "base": self.base is not None,
             "expert": self.expert is not None and not own,
             "explore": self.explore is not None,
         }
@@ -141,6 +146,20 @@ class Recipe:
             require(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
         require(
             self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
+        )
+
+    def _complete_base(self) -> None:
+        """Refuse a model beside the one that is made."""
+        if self.base is None:
+            return
+        require(
+            self.model.name == "base",
+            f"model.name must be base, as the section base makes it, got {self.model.name!r}; set it, or leave "
+            "base out.",
+        )
+        require(
+            self.model.chat_template is None,
+            "model.chat_template must be left out with base, whose tokenizer has its own.",
         )
 
 

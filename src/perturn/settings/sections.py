@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from perturn.bounds import SECONDS, Bound, bounded, check_bounds
+from perturn.bounds import SECONDS, SEED, Bound, bounded, check_bounds
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -27,12 +27,13 @@ def require(condition: bool, message: str) -> None:
 @dataclass(frozen=True)
 @bounded
 class ModelSettings:
-    """The pretrained policy."""
+    """The policy that the run begins with."""
 
     name: str
-    """Hub id, local folder, or a bundled name such as `smollm2-135m`."""
+    """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` where the section `base` makes it."""
     dtype: str = "auto"
-    """Type to compute in: float32, bfloat16, or auto (bfloat16 where the hardware has it). Weights train in float32."""
+    """Type to compute in: float32, bfloat16, or auto: bfloat16 where the hardware has it, but on CPUs float32 below a
+    hidden size of 256, where it is faster. Weights train in float32."""
     max_length: Annotated[int, COUNT] | None = None
     """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
     that limit."""
@@ -162,7 +163,7 @@ class Train:
     loss: Section
     """`name` of a loss and its settings."""
     tasks: Tasks | None = None
-    """Tasks whose expert episodes are trained on (SFT only)."""
+    """Tasks whose expert episodes are trained on (SFT and base only)."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 1.0
     """Passes over the data."""
     batch_size: Annotated[int, COUNT] = 4
@@ -195,6 +196,66 @@ class Train:
     def __post_init__(self) -> None:
         require("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
         check_bounds(self)
+
+
+@dataclass(frozen=True)
+class Sft(Train):
+    """The training stage that imitates the expert."""
+
+    loss_on: Literal["actions", "all"] = "actions"
+    """Tokens that carry loss: those that the expert wrote, or all after the first, those that it read too."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama that is made from nothing; its vocabulary is that of the episodes."""
+
+    hidden: Annotated[int, COUNT] = 128
+    """Features of a hidden state."""
+    layers: Annotated[int, COUNT] = 4
+    heads: Annotated[int, COUNT] = 4
+    """Attention heads of a layer; `hidden` must be a multiple of twice as many."""
+    mlp: Annotated[int, COUNT] = 384
+    """Features within a feed-forward block."""
+    context: Annotated[int, COUNT] = 2048
+    """Longest conversation, in tokens."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(
+            self.hidden % (2 * self.heads) == 0,
+            f"hidden must be a multiple of twice the heads, {2 * self.heads}, got {self.hidden}.",
+        )
+
+
+@dataclass(frozen=True)
+class Base(Sft):
+    """Pretraining from nothing: a small Llama learns to continue episodes of the expert, and of one who errs.
+
+    The defaults are those of 0.9M parameters and 10,000 episodes of ALFWorld, ten minutes of one core.
+    """
+
+    loss: Section = field(default_factory=lambda: {"name": "sft"})
+    loss_on: Literal["actions", "all"] = "all"
+    """Tokens that carry loss: all after the first, those that were read too, or those that the expert wrote."""
+    shape: Shape = field(default_factory=Shape)
+    clumsy: Annotated[int, Bound(least=0, most=10**6)] = 2
+    """Episodes of each task by an expert who errs and recovers, beside one of the expert."""
+    aimless: Annotated[int, COUNT] = 4
+    """Of every so many tasks, one is also played without a goal, so that the tokenizer knows all that the world says.
+    Nobody is taught such an episode."""
+    seed: Annotated[int, SEED] = 0
+    """Of the episodes, the first weights and the order of training; the run's own seed does not move the base."""
+    epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.5
+    batch_size: Annotated[int, COUNT] = 16
+    token_budget: Annotated[int, COUNT] = 16384
+    learning_rate: Annotated[float, Bound(above=0)] = 2.5e-3
+    adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.98
+    save_steps: Annotated[int, COUNT] = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.lora is None, "lora must be left out: adapters are added to weights that were trained.")
 
 
 @dataclass(frozen=True)

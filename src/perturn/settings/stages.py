@@ -8,6 +8,17 @@ from typing import Any
 
 from perturn.settings.recipe import Recipe
 
+# Settings that a stage and those before it read, as keys of the recipe; a section stands for all that is in it.
+_WORLD = ("seed", "environment", "protocol")
+_MODEL = ("model", "base")
+_LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
+_PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
+_SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency")
+_EXPERT = (*_WORLD, "expert")
+_SFT = (*_EXPERT, *_MODEL, "sft")
+_EXPLORE = (*_SFT, *_PLAY, "explore")
+_LOOP = (*_EXPLORE, "pair", "groups", "credit", "align")
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -30,6 +41,10 @@ class Stage:
     iteration: int = 1
     mark: str = ""
     """End of the names of its files: empty, or `-003` with several iterations."""
+    reads: tuple[str, ...] = ()
+    """Keys of all settings that it and the stages before it read, so that stages of two recipes that are equal in
+    these make the same; empty: nobody else makes it. So it is of several iterations from the first alignment on, since
+    policies and optimizers are let go on the way."""
 
 
 def stages(recipe: Recipe) -> list[Stage]:
@@ -65,36 +80,47 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """The stages that are done once: the expert's episodes, the base's score, SFT and its score."""
+    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
     with_expert = recipe.pair is not None and recipe.pair.file is None and recipe.pair.within == "expert"
+    made = ("base",) if recipe.base else ()
+    if recipe.base:
+        yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
+        yield Stage(
+            "base", "train", "perturn.run.train:train", ("lessons",), "base", reads=(*_LESSONS, "model")
+        )
     if recipe.sft or with_expert or recipe.expert:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
-        yield Stage("expert", "collect", does)
+        yield Stage("expert", "collect", does, reads=(*_EXPERT, "sft.tasks", "explore.tasks"))
     if recipe.evaluate:
-        yield _evaluation("base", ())
+        yield _evaluation("base", made, _PLAY)
     if recipe.sft:
-        yield Stage("sft", "train", "perturn.run.train:train", ("expert",), "sft", "base", "base")
+        # Of the expert's episodes it takes those of its own panel, so that of exploration is nothing to it.
+        does, needs = "perturn.run.train:train", (*made, "expert")
+        yield Stage("sft", "train", does, needs, "sft", "base", "base", reads=_SFT)
         if recipe.evaluate:
-            yield _evaluation("sft", ("sft",))
+            yield _evaluation("sft", ("sft",), (*_SFT, *_PLAY))
 
 
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
     """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
+    before = _EXPLORE if number == 1 else ()
+    after = _LOOP if recipe.iterations == 1 else ()
     its: Any = {"iteration": number, "mark": end}
     explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
         needs = (trained[start],) if start in trained else ()
-        yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, **its)
+        yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
     seen = _reference(recipe, number)
-    rows = list(_rows(recipe, explore, seen, end, its))
+    rows = list(_rows(recipe, explore, seen, end, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows
     if recipe.align:
         policy, needs = policy_of(recipe, number), (rows[-1].name,)
-        yield Stage(align, "train", "perturn.run.train:train", needs, policy, start, seen, **its)
+        does = "perturn.run.train:train"
+        yield Stage(align, "train", does, needs, policy, start, seen, reads=after, **its)
         if is_scored(recipe, number):
-            yield _evaluation(policy, (align,), number)
+            yield _evaluation(policy, (align,), after, number)
 
 
 def _reference(recipe: Recipe, number: int) -> str:
@@ -117,7 +143,15 @@ def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterat
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
 
 
-def _evaluation(policy: str, needs: tuple[str, ...], iteration: int = 1) -> Stage:
+def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
+    """Settings that are read up to the rows, if those up to the exploration are known."""
+    if not before or recipe.groups is None:
+        return before and (*before, "pair")
+    return (*before, "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+
+
+def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:
     """The score of a policy."""
     does = "perturn.run.evaluate:evaluate"
-    return Stage(f"evaluate-{policy}", "evaluate", does, needs, policy, iteration=iteration)
+    reads = reads and (*reads, *_SCORE)
+    return Stage(f"evaluate-{policy}", "evaluate", does, needs, policy, iteration=iteration, reads=reads)

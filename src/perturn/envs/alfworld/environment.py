@@ -7,9 +7,11 @@ official engine, which `alfworld-official` runs; `docs/environments.md` says how
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from perturn.envs.alfworld.clumsy import aimless_script, clumsy_script
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText
 from perturn.envs.alfworld.play import TextGame, check_grammar
@@ -74,6 +76,16 @@ class ALFWorld:
         """Thought and action of the expert, a pair a turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
+
+    def clumsy(self, task: Task, seed: int) -> Sequence[str]:
+        """Actions of the expert who errs and recovers, other ones for each seed."""
+        game = TextGame(self.grammar)
+        return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
+
+    def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
+        """Actions of somebody without a goal, who tries what can be done."""
+        game = TextGame(self.grammar)
+        return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
     def game(self, task: Task) -> GameText:
         """The game of a task, with the planner's walkthrough if the data has it."""

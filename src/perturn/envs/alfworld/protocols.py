@@ -73,3 +73,10 @@ ALFWORLD_GIGPO = EpisodeProtocol(
     list_admissible=True,
     sampling=Sampling(temperature=0.4),
 )
+ALFWORLD_LAB = EpisodeProtocol(
+    name="alfworld-lab",
+    format="action",
+    max_turns=30,
+    sampling=Sampling(temperature=0.0, max_new_tokens=16),
+)
+"""Of small policies made from nothing: no system text, which would tell them nothing, and no worked example. Ours."""

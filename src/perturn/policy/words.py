@@ -1,4 +1,4 @@
-"""A tokenizer for ALFWorld in which an object with its number, and each text between two objects, is one token.
+"""A tokenizer for the texts of one world, in which an object with its number is one token, and each text between two.
 
 `Action: take mug 2 from desk 1` is `Action: take `, `mug 2`, ` from `, `desk 1`. So an episode has some 200 tokens,
 where one of words has 390, and a model of a million parameters copies a name by attending to one token.
@@ -7,15 +7,16 @@ where one of words has 390, and a model of a million parameters copies a name by
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
+
+from perturn.errors import ModelError
 
 PAD, UNKNOWN, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
     "<|pad|>",
@@ -40,11 +41,18 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
     Args:
         texts: Messages: observations, actions, instructions.
         context: Longest conversation of the model, in tokens.
+
+    Raises:
+        ModelError: If they name no object with its number, or one of them is not given back.
     """
-    known = set(texts)
+    known = sorted(set(texts))
     highest: dict[str, int] = {}
     for kind, number in (each.split() for text in known for each in _NUMBERED.findall(text)):
         highest[kind] = max(int(number), highest.get(kind, 0))
+    if not highest:
+        raise ModelError(
+            "the episodes name no object with its number, such as mug 2, so they are not made of such words."
+        )
     kinds = "|".join(sorted(highest))
     pattern = rf"\b[a-z]+ \d+|\b(?:{kinds})\b"
     pieces = {piece for text in known for piece in _divide(pattern, text)}
@@ -53,6 +61,9 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
     found = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
     found.pre_tokenizer = Split(Regex(pattern), "isolated")
     found.decoder = Fuse()
+    for text in known:
+        if found.decode(found.encode(text).ids, skip_special_tokens=False) != text:
+            raise ModelError(f"the tokenizer of this world's words does not give back {text!r:.80}.")
     return PreTrainedTokenizerFast(
         tokenizer_object=found,
         pad_token=PAD,
@@ -63,15 +74,6 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, texts: Sequence[str]) -> None:
-    """Save a tokenizer, once it has given back every text."""
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if tokenizer.decode(ids, skip_special_tokens=False) != text:
-            raise ValueError(f"the tokenizer does not give back {text!r}.")
-    tokenizer.save_pretrained(folder)
 
 
 def _divide(pattern: str, text: str) -> list[str]:

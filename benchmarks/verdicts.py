@@ -1,0 +1,110 @@
+r"""How often a study's test and intervals err, with few seeds: ours, tasks alone, and the bootstrap.
+
+    python benchmarks/verdicts.py --out benchmarks/verdicts.json      two minutes on one core
+    python benchmarks/verdicts.py --quick                             a tenth of the studies
+
+Studies of two policies are drawn whose truth is known. Games differ in difficulty; a game under a seed in luck that
+both policies share, as two alignments of one SFT policy do; each policy has noise of its own for a game, for a game
+under a seed, and, as `luck` says, for all games of a seed. The two are alike, so each difference found is an error: its
+share is the level, 0.05 nominal. Beside it, how often the 95 % interval of one policy's success holds the true one.
+The standard error of a share of 0.05 is 0.013 for 300 studies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+import perturn.stats.paired
+from perturn.stats import crossed_bootstrap, crossed_comparison, crossed_interval, smallest_difference
+
+Table = list[list[float]]
+SIZES = ((1, 140), (2, 140), (3, 140), (5, 140), (10, 140), (3, 340), (5, 340))
+LUCK = {"none": 0.0, "some": 0.05, "much": 0.2}
+"""Spread of what a seed has of its own, in standard deviations of what decides an episode."""
+DRAW = np.random.default_rng(0)
+perturn.stats.paired.FLIPS = 1000
+
+
+def scores(seeds: int, tasks: int, luck: float) -> tuple[Table, Table]:
+    """Successes of two policies that are alike."""
+    shared = 0.6 + DRAW.normal(0, 1.2, (1, tasks)) + DRAW.normal(0, 0.45, (seeds, tasks))
+
+    def own() -> NDArray[np.float64]:
+        noise = DRAW.normal(0, luck, (seeds, 1)) + DRAW.normal(0, 0.05, (1, tasks))
+        return noise + DRAW.normal(0, 0.1, (seeds, tasks))
+
+    a, b = ((shared + own() > 0).astype(float).tolist() for _ in range(2))
+    return a, b
+
+
+def true_success(luck: float) -> float:
+    """Success of such a policy over all seeds and games: of a normal number above 0."""
+    return float(stats.norm.cdf(0.6 / np.sqrt(1.2**2 + 0.45**2 + 0.05**2 + 0.1**2 + luck**2)))
+
+
+def cell(seeds: int, tasks: int, luck: float, studies: int) -> dict[str, Any]:
+    """Shares of errors over so many studies, and medians of what they could have seen."""
+    truth, rows = true_success(luck), []
+    for _ in range(studies):
+        a, b = scores(seeds, tasks, luck)
+        found, alone = crossed_comparison(a, b), crossed_interval(a)
+        difference = (np.array(a) - np.array(b)).tolist()
+        low, high = crossed_bootstrap(difference, draws=400)
+        ends = crossed_bootstrap(a, draws=400)
+        spreads = [each for each in (found.spread, found.spread_of_tasks) if each.error > 0]
+        seen = max((smallest_difference(each.error, each.freedom) for each in spreads), default=np.nan)
+        rows.append(
+            (
+                np.mean(np.array(a) != np.array(b)),
+                found.p_value < 0.05,
+                found.p_value_of_tasks < 0.05,
+                low > 0 or high < 0,
+                alone.low <= truth <= alone.high,
+                ends[0] <= truth <= ends[1],
+                50 * (found.high - found.low),
+                100 * seen,
+            )
+        )
+    values = np.array(rows, dtype=float)
+    keys = ("differs", "level", "level_tasks", "level_bootstrap", "coverage", "coverage_bootstrap")
+    shares = {key: round(float(values[:, i].mean()), 4) for i, key in enumerate(keys)}
+    medians = {
+        key: round(float(np.nanmedian(values[:, i])), 2) for i, key in ((6, "half_width"), (7, "seen"))
+    }
+    return shares | medians
+
+
+def main() -> None:
+    """Print a table, and write it."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--out", type=Path)
+    words.add_argument("--quick", action="store_true")
+    args = words.parse_args()
+    studies = 30 if args.quick else 300
+    rows = []
+    print(
+        "| seeds x tasks | luck | differ | level | tasks alone | bootstrap | coverage | bootstrap | half width | seen |"
+    )
+    print("|---" * 10 + "|")
+    for seeds, tasks in SIZES:
+        for name, luck in LUCK.items():
+            row = {"seeds": seeds, "tasks": tasks, "luck": name, "studies": studies}
+            row |= cell(seeds, tasks, luck, studies)
+            rows.append(row)
+            shown = [f"{row[key]:.3f}" for key in list(row)[4:10]] + [
+                f"{row[key]:.1f}" for key in list(row)[10:]
+            ]
+            print(f"| {seeds} x {tasks} | {name} | {' | '.join(shown)} |", flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

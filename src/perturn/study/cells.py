@@ -1,0 +1,259 @@
+"""From a study to its cells: one of each environment, method, point of its sweep and seed, with the recipe of its run.
+
+Nothing is opened or loaded here.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perturn.bounds import efforts
+from perturn.data.run_folder import run_folder
+from perturn.errors import ConfigError
+from perturn.settings.cluster import Cluster
+from perturn.settings.parsing import parse, set_key
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import policy_of, stages
+from perturn.study.settings import SWEEP, Study
+
+_OF_THE_ALIGNMENT = ("explore", "pair", "groups", "credit", "iterations")
+"""Sections that go where the alignment goes."""
+_OF_TRAINING = ("sft", "align", "expert", "base")
+"""Sections that a score alone does not have."""
+_LONGEST_NAME = 120
+"""Characters of a run's name before its digest."""
+
+Point = dict[str, Any]
+"""Swept settings of a cell, by dotted key."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    environment: str
+    method: str
+    point: Point
+    seed: int
+    tuned: bool
+    """Whether its policy is scored on the tuning panel, within the run."""
+    recipe: Recipe
+    """Of its run, which trains."""
+    scoring: Mapping[str, Any]
+    """Recipe of the run that scores its policy on the test panel, but for the model."""
+
+    @property
+    def folder(self) -> Path:
+        """Of its run."""
+        return run_folder(self.recipe)
+
+    @property
+    def scored(self) -> Path:
+        """Folder of the run that scores its policy on the test panel."""
+        return Path(self.scoring["output"]) / str(self.scoring["name"])
+
+    @property
+    def policy(self) -> str:
+        """The policy that the method makes: the last one of the run."""
+        return policy_of(self.recipe, self.recipe.iterations)
+
+    @cached_property
+    def stages(self) -> list[str]:
+        """Stages of its run."""
+        return [stage.name for stage in stages(self.recipe)]
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return " ".join(
+            filter(None, (self.environment, self.method, point_text(self.point), f"seed {self.seed}"))
+        )
+
+    def test_recipe(self, model: str) -> Recipe:
+        """The recipe of the run that scores its policy, whose folder is `model`, on the test panel."""
+        return parse(Recipe, {**self.scoring, "model": {**self.scoring["model"], "name": model}})
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """A point as one text, such as `align.learning_rate=1e-05, align.loss.beta=0.1`; empty where nothing is swept."""
+    return ", ".join(f"{key}={value}" for key, value in point.items())
+
+
+class Plan:
+    """The cells of a study, and the recipes of their runs."""
+
+    def __init__(self, study: Study, recipe: Mapping[str, Any]) -> None:
+        """Lay methods and points over the recipe.
+
+        Args:
+            study: The study.
+            recipe: The recipe's mapping, as it is written.
+
+        Raises:
+            ConfigError: If the tuning of two methods would not be equal.
+        """
+        self.study, self._recipe = study, recipe
+        section = recipe.get("cluster")
+        self.cluster = None if section is None else _cluster(section)
+        """Where the cells are done, each on a node: the recipe's cluster, which is no cell's own."""
+        self.points = {
+            (environment, method): self._points(environment, method)
+            for environment in study.environments
+            for method in study.methods
+        }
+
+    def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
+        """One cell.
+
+        Raises:
+            ConfigError: If its recipe is wrong; named is the method.
+        """
+        study, data = self.study, self._data(environment, method, point, seed)
+        runs = {"output": str(study.folder / "runs")}
+        tuned = study.tune is not None and seed in study.tuned_seeds
+        if not tuned:
+            data["evaluate"] = None
+        elif study.tune is not None:
+            data["evaluate"] = {**(data.get("evaluate") or {}), "tasks": _panel(study.tune.tasks)}
+        name = _name(self, environment, method, point, seed)
+        try:
+            recipe = parse(Recipe, {**data, **runs, "name": f"{name}-{_digest(data)}"})
+            scoring = _scoring(self._data(environment, method, point, seed), _panel(study.test.tasks))
+            parse(Recipe, {**scoring, "name": "test"})
+        except ConfigError as error:
+            raise ConfigError(
+                f"{' '.join(filter(None, (environment, method, point_text(point))))}: {error}"
+            ) from None
+        # What is scored is what the run makes, so its name holds both digests.
+        scoring |= {**runs, "name": f"{recipe.name}-test-{_digest(scoring)}"}
+        return Cell(environment, method, point, seed, tuned, recipe, scoring)
+
+    def tuning(self) -> Iterator[Cell]:
+        """The cells that are played on the tuning panel."""
+        for seed in self.study.tuned_seeds:
+            for (environment, method), points in self.points.items():
+                for point in points:
+                    yield self.cell(environment, method, point, seed)
+
+    def testing(self, environment: str, method: str, point: Point) -> Iterator[Cell]:
+        """The cells of a method at its chosen point, on all seeds."""
+        for seed in self.study.seeds:
+            yield self.cell(environment, method, point, seed)
+
+    def _data(self, environment: str, method: str, point: Point, seed: int) -> dict[str, Any]:
+        """The recipe's mapping with all that is laid over it, in this order: environment, seed, method, point."""
+        study, data = self.study, copy.deepcopy(dict(self._recipe))
+        index = study.seeds.index(seed)
+        seeded = {key: values[index % len(values)] for key, values in study.by_seed.items()}
+        own = {key: value for key, value in study.methods[method].items() if key != SWEEP}
+        for overlay in (study.environments[environment], {"seed": seed, **seeded}, own, point):
+            for key, value in overlay.items():
+                if value is not None or _has_section(data, key):
+                    set_key(data, key, copy.deepcopy(value))
+        data.pop("cluster", None)
+        if data.get("align") is None:
+            for key in _OF_THE_ALIGNMENT:
+                data.pop(key, None)
+        return data
+
+    def _points(self, environment: str, method: str) -> list[Point]:
+        """The points that are tried for a method; one empty one where nothing of it is swept.
+
+        Raises:
+            ConfigError: If they are more or fewer than those of the others.
+        """
+        study, own = self.study, self.study.methods[method].get(SWEEP)
+        data = self._data(environment, method, {}, study.seeds[0])
+        swept = (
+            {key: values for key, values in study.sweep.items() if _has_section(data, key)}
+            if own is None
+            else own
+        )
+        if not isinstance(swept, Mapping) or not all(
+            isinstance(each, list) and each for each in swept.values()
+        ):
+            raise ConfigError(
+                f"methods.{method}.sweep must have a list of values for each key, got {swept!r:.200}."
+            )
+        found: list[Point] = [{}]
+        for key, values in swept.items():
+            found = [{**point, key: _number(value)} for point in found for value in values]
+        if (swept or own is not None) and len(found) != self._budget:
+            raise ConfigError(
+                f"methods.{method} tries {len(found)} points and others {self._budget}, so tuning would not be equal; "
+                "give each method as many, by a `sweep` of its own if need be."
+            )
+        return found
+
+    @cached_property
+    def _budget(self) -> int:
+        """Points that each method that is tuned tries: those of the study's sweep, else of the first method's own."""
+        sweeps = [self.study.sweep, *(method.get(SWEEP) or {} for method in self.study.methods.values())]
+        found = 1
+        for values in next((each for each in sweeps if each), {}).values():
+            found *= len(values)
+        return found
+
+
+def _cluster(section: Any) -> Cluster:
+    """Section `cluster` of a recipe -> settings."""
+    data = {Cluster.shorthand: section} if isinstance(section, str) else section
+    return parse(Cluster, data, "cluster")
+
+
+def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) -> str:
+    """Beginning of the name of a cell's run, for people."""
+    several = len(plan.study.environments) > 1
+    settings = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
+    parts = [*([environment] if several else []), method, *settings]
+    said = re.sub(r"[^\w.-]+", "-", "-".join(parts))[:_LONGEST_NAME]
+    return f"{said}-seed-{seed}"
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """Short digest of settings, without those that change nothing of what is made.
+
+    It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
+    """
+    counted = {key: value for key, value in data.items() if key not in efforts(Recipe)}
+    return hashlib.blake2b(
+        json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=4
+    ).hexdigest()
+
+
+def _scoring(data: dict[str, Any], panel: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a run that scores a policy and does nothing else, but for its model and its name."""
+    without = {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *_OF_THE_ALIGNMENT)}
+    return {**without, "evaluate": {**(data.get("evaluate") or {}), "tasks": panel, "every": 1}}
+
+
+def _panel(tasks: Any) -> dict[str, Any]:
+    """A panel as a recipe has it; `Tasks` leaves out what is not set."""
+    return {key: value for key, value in vars(tasks).items() if value is not None}
+
+
+def _has_section(data: Mapping[str, Any], key: str) -> bool:
+    """Whether the section of a dotted key is there; of a key without a section, whether it is itself."""
+    section: Any = data
+    *parents, last = key.split(".")
+    for parent in parents:
+        section = section.get(parent) if isinstance(section, Mapping) else None
+    return isinstance(section, Mapping) and (bool(parents) or last in section)
+
+
+def _number(value: Any) -> Any:
+    """A swept value; `1e-5` without a point is a text in YAML."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

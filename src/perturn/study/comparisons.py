@@ -1,0 +1,142 @@
+"""Methods against the baseline, paired by task and seed, corrected for how many there are, with the power of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from perturn.stats import (
+    Bounds,
+    CrossedComparison,
+    crossed_bootstrap,
+    crossed_comparison,
+    holm,
+    paired_comparison,
+    smallest_difference,
+)
+from perturn.study.recorded import BASE, Scores, rows_of, shared
+from perturn.study.wording import verdict
+
+LEVEL, POWER = 0.05, 0.8
+
+
+def family(compared: Iterable[str]) -> list[str]:
+    """Compared methods whose number p-values are corrected for: all but the model that nothing was taught."""
+    return [method for method in compared if method != BASE]
+
+
+def against_baseline(
+    tables: Mapping[str, Scores], baseline: str, bounds: Bounds
+) -> dict[str, dict[str, Any]]:
+    """Each method against the baseline, on the seeds and tasks that both have.
+
+    Args:
+        tables: Scores of each method, the baseline among them.
+        baseline: Its name.
+        bounds: Lowest and highest score possible, or None if there are none.
+
+    Returns:
+        A row a method; none for one that shares nothing with the baseline.
+    """
+    found: dict[str, CrossedComparison] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for method, scores in tables.items():
+        seeds, tasks = (
+            shared(scores, tables[baseline]) if method != baseline and baseline in tables else ([], [])
+        )
+        if tasks:
+            a, b = (rows_of(each, seeds, tasks) for each in (scores, tables[baseline]))
+            found[method] = crossed_comparison(a, b, bounds=bounds)
+            rows[method] = {
+                "baseline": baseline,
+                "seeds": seeds,
+                "tasks": len(tasks),
+                **_numbers(found[method], a, b),
+                "by_seed": [
+                    _seed_row(seed, scores[seed], tables[baseline][seed], tasks, bounds) for seed in seeds
+                ],
+            }
+    _correct(rows)
+    for method, row in rows.items():
+        row["smallest_difference"] = _smallest(found[method], len(family(rows)) if row["counted"] else 1)
+        row["verdict"] = verdict(row, LEVEL)
+    return rows
+
+
+def share_that_differs(scores: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float | None:
+    """Share of tasks on which two seeds of one method differ, over all pairs of seeds; None for one seed."""
+    pairs = list(combinations(seeds, 2))
+    if not pairs or not tasks:
+        return None
+    return fmean(scores[one][task] != scores[other][task] for one, other in pairs for task in tasks)
+
+
+def ends(low: float, high: float) -> list[float | None]:
+    """Both ends of an interval; None for one that the data cannot give."""
+    return [end if math.isfinite(end) else None for end in (low, high)]
+
+
+def _numbers(
+    found: CrossedComparison, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    difference = [[x - y for x, y in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
+    return {
+        "mean_difference": found.mean_difference,
+        "interval": ends(found.low, found.high),
+        "bootstrap": list(crossed_bootstrap(difference)),
+        "p_value": found.p_value,
+        "p_value_of_tasks": found.p_value_of_tasks,
+        "differs": fmean(abs(each) > 1e-12 for row in difference for each in row),
+        "variance": {
+            "between_seeds": found.spread.between_seeds,
+            "between_tasks": found.spread.between_tasks,
+            "within": found.spread.within,
+        },
+    }
+
+
+def _seed_row(
+    seed: int, a: Mapping[str, float], b: Mapping[str, float], tasks: Sequence[str], bounds: Bounds
+) -> dict[str, Any]:
+    """One seed: its difference, and McNemar's exact test where scores are the lowest or the highest."""
+    one = paired_comparison(
+        {task: a[task] for task in tasks}, {task: b[task] for task in tasks}, bounds=bounds
+    )
+    exact = one.mcnemar_p_value
+    return {
+        "seed": seed,
+        "mean_difference": one.mean_difference,
+        "interval": ends(one.low, one.high),
+        "p_value": one.p_value if exact is None else exact,
+        "is_mcnemar": exact is not None,
+        "wins": one.wins,
+        "losses": one.losses,
+        "ties": one.ties,
+    }
+
+
+def _correct(rows: Mapping[str, dict[str, Any]]) -> None:
+    """Add the corrected p-values; those of methods that are not counted stay as they are."""
+    counted = family(rows)
+    for method, row in rows.items():
+        row["counted"] = method in counted
+    for key in ("p_value", "p_value_of_tasks"):
+        corrected = dict(zip(counted, holm([rows[method][key] for method in counted]), strict=True))
+        for method, row in rows.items():
+            row[f"{key}_holm"] = corrected.get(method, row[key])
+
+
+def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
+    """The true difference that would have been found with a chance of `POWER`, were it the only one.
+
+    By the errors that were observed; at the strictest step of the correction. None where no score differed, so that
+    nothing is known of what a difference would look like.
+    """
+    spreads = [one for one in (found.spread, found.spread_of_tasks) if one.error > 0]
+    sizes = [
+        smallest_difference(one.error, one.freedom, level=LEVEL / comparisons, power=POWER) for one in spreads
+    ]
+    return max(sizes, default=None)

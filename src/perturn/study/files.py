@@ -1,0 +1,100 @@
+"""The files of a study that verdicts are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.io.writing import replacing, write_whole
+from perturn.study.board import Board, Method
+from perturn.study.cells import Cell, Point, point_text
+from perturn.study.results import Panel, outcomes, seconds
+
+_NO_POINT = "no point of its sweep was finished on every tuning seed; the rows of those cells say why."
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where everything lies in a study's folder."""
+
+    folder: Path
+
+    @property
+    def study(self) -> Path:
+        """The study as it was read, with its defaults."""
+        return self.folder / "study.yaml"
+
+    @property
+    def cells(self) -> Path:
+        """A row a cell."""
+        return self.folder / "cells.json"
+
+    @property
+    def episodes(self) -> Path:
+        """A row an episode."""
+        return self.folder / "episodes.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all that cells have printed."""
+        return self.folder / "logs"
+
+    def log(self, cell: Cell) -> Path:
+        """All that a cell has printed."""
+        return self.logs / f"{cell.recipe.name}.log"
+
+
+def write_results(files: Files, board: Board) -> None:
+    """Write `cells.json` and `episodes.jsonl`, of all cells that are known by now."""
+    cells = list(board.cells())
+    rows = [_cell_row(board, cell, panel) for cell, panel in cells]
+    rows += [
+        row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
+    ]
+    write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
+    with replacing(files.episodes) as fresh, fresh.open("w", encoding="utf-8") as file:
+        for cell, panel in cells:
+            if board.state(cell, panel) == "done" and (panel == "test" or cell.tuned):
+                file.writelines(json.dumps(row) + "\n" for row in episode_rows(cell, panel))
+
+
+def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
+    """The row of a cell in `cells.json`."""
+    state = board.state(cell, panel)
+    runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    return {
+        **_key(cell.environment, cell.method, cell.point, cell.seed, panel),
+        "state": state,
+        "error": board.errors.get(cell.folder) if state == "failed" else None,
+        "seconds": seconds(cell, panel),
+        "runs": [str(run.relative_to(board.plan.study.folder)) for run in runs],
+    }
+
+
+def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
+    """The rows of a method without a point to test."""
+    for seed in board.plan.study.seeds:
+        yield {
+            **_key(*method, {}, seed, "test"),
+            "state": "failed",
+            "error": _NO_POINT,
+            "seconds": 0.0,
+            "runs": [],
+        }
+
+
+def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -> dict[str, Any]:
+    return {"environment": environment, "method": method, "point": point, "seed": seed, "panel": panel}
+
+
+def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
+    """The rows of a finished cell in `episodes.jsonl`."""
+    for one in outcomes(cell, panel):
+        key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
+            "point": point_text(cell.point)
+        }
+        own = ("task", "kind", "success", "score", "turns", "invalid")
+        yield key | {name: getattr(one, name) for name in own}

@@ -1,0 +1,79 @@
+"""A study from its file to its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from perturn.data.lock import RunLock
+from perturn.io.writing import write_whole, writing
+from perturn.run.progress import console
+from perturn.study.board import Board
+from perturn.study.cells import Plan
+from perturn.study.check import check_study
+from perturn.study.conduct import Conductor, Crew
+from perturn.study.files import Files, write_results
+from perturn.study.nodes import Nodes
+from perturn.study.page import write_study_page
+from perturn.study.processes import Processes
+from perturn.study.settings import Study, read_study
+from perturn.study.show import Screen
+from perturn.table import locate
+
+
+def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
+    """Read a study and see how far it is; nothing is written.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
+    study, recipe = read_study(file, overrides)
+    board = Board(Plan(study, recipe))
+    check_study(study, [cell for cell, _ in board.to_do().values()])
+    return board
+
+
+def run_study(board: Board, workers: int | None = None) -> Path:
+    """Do the cells that are not done, and write the study's results, also of what there is after Ctrl-C; then its page.
+
+    Args:
+        board: Of the study.
+        workers: Cells at the same time; None: as the study says.
+
+    Returns:
+        The page.
+
+    Raises:
+        InUseError: If another process works on the study.
+    """
+    study = board.plan.study
+    files = Files(study.folder)
+    with writing(study.folder):
+        files.logs.mkdir(parents=True, exist_ok=True)
+    lock, screen = RunLock(study.folder), Screen(console)
+    try:
+        _write_study(files, study)
+        with screen.shown(board):
+            Conductor(board, _crew(board, workers or study.workers), files, screen.tell).run()
+    finally:
+        write_results(files, board)
+        lock.release()
+    return write_study_page(study.folder)
+
+
+def _write_study(files: Files, study: Study) -> None:
+    """Keep the study with its defaults."""
+    write_whole(files.study, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False))
+
+
+def _crew(board: Board, workers: int | None) -> Crew:
+    """Who does the cells: the nodes of the recipe's cluster, or this machine."""
+    if board.plan.cluster is not None:
+        return Nodes(board.plan.cluster, board.plan.study.folder, workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = workers or (cores if locate("perturn.policy.models:device")().type == "cpu" else 1)
+    return Processes(size, max(1, cores // size))

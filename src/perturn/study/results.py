@@ -1,0 +1,62 @@
+"""Results of cells, read from the folders of their runs; and the choice of a point by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from perturn.data.outcomes import Outcome, read_outcomes
+from perturn.data.paths import RunPaths
+from perturn.data.seals import read_manifest
+from perturn.study.cells import Cell, Point
+
+Panel = Literal["tune", "test"]
+PANELS: tuple[Panel, ...] = ("tune", "test")
+
+
+def is_done(cell: Cell, panel: Panel) -> bool:
+    """Whether a cell's run is finished, and for the test panel its score too."""
+    done = _stages(cell.folder)
+    whole = all(done.get(name, {}).get("done") for name in cell.stages)
+    return whole and (panel == "tune" or bool(_stages(cell.scored).get("evaluate-base", {}).get("done")))
+
+
+def _stages(folder: Path) -> dict[str, Any]:
+    """Notes of the stages in the manifest of a run; none where there is no run."""
+    manifest = read_manifest(folder) if folder.is_dir() else None
+    found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
+    return found
+
+
+def seconds(cell: Cell, panel: Panel) -> float:
+    """Time of all stages of a cell as if it were made alone: of those taken over, the time of who made them."""
+    folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
+    return round(sum(found), 1)
+
+
+def peak_gb(cell: Cell) -> float:
+    """The most memory that the run of a cell has had."""
+    return max(
+        (float(note.get("peak_memory_gb", 0.0)) for note in _stages(cell.folder).values()), default=0.0
+    )
+
+
+def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
+    """Episodes of a cell's policy on a panel, by task."""
+    paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
+    return sorted(
+        read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task
+    )
+
+
+def choose(scores: Iterable[tuple[Point, Sequence[Outcome]]]) -> Point | None:
+    """The point with the best mean success over all its seeds and tasks; of equal ones the first.
+
+    Args:
+        scores: Of each point that was finished on every seed, its episodes.
+    """
+    means = [(fmean(one.success for one in episodes), point) for point, episodes in scores]
+    return max(means, key=lambda each: each[0])[1] if means else None

@@ -1,0 +1,158 @@
+"""A study file: which methods are compared, on which seeds and environments, tuned and tested on which panels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from perturn.bounds import SEED, check_bounds
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.reading import parse_yaml, read_text, user_path
+from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
+from perturn.settings.sections import COUNT, HeldOutTasks, require
+from perturn.settings.shipped import shipped, shipped_recipe
+
+Overlay = dict[str, Any]
+"""Dotted keys of a recipe -> the values laid over it, each in place of all that stood there."""
+
+BASE: Overlay = {"sft": None, "align": None, "expert": None}
+"""The method that only scores the model."""
+SFT: Overlay = {"align": None}
+"""The method that stops after SFT."""
+SWEEP = "sweep"
+"""The key of a method that is no setting of the recipe: its own sweep."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """How the swept settings of a method are chosen: by mean success on a panel that no verdict reads."""
+
+    tasks: HeldOutTasks
+    seeds: list[Annotated[int, SEED]] | None = None
+    """Those of the study's seeds on which every point is tried; None: all of them."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """The panel of the verdicts."""
+
+    tasks: HeldOutTasks
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a study needs to be repeated."""
+
+    name: str
+    """The study's folder under `output`."""
+    recipe: str
+    """A recipe beside the study file, or the name of one that comes with the package."""
+    methods: dict[str, Overlay]
+    """Name -> settings laid over the recipe, by dotted keys; null takes a section out. `base` and `sft`, which score
+    the model and stop after SFT, are added where they are missing. A method may have a `sweep` of its own."""
+    test: Test
+    seeds: list[Annotated[int, SEED]] = field(default_factory=lambda: [0])
+    by_seed: dict[str, list[Any]] = field(default_factory=dict)
+    """Settings that go with a seed: the first value with the first seed, and so on, from the beginning again where
+    there are fewer values than seeds."""
+    environments: dict[str, Overlay] = field(default_factory=dict)
+    """Name -> settings laid over the recipe; empty: the recipe's own environment."""
+    sweep: dict[str, list[Any]] = field(default_factory=dict)
+    """Key -> values tried, in every combination, for each method that has the key's section."""
+    tune: Tune | None = None
+    """None: nothing is swept."""
+    baseline: str | None = None
+    """The method that the others are compared with; None: sft, or base where nothing is taught."""
+    workers: Annotated[int, COUNT] | None = None
+    """Cells worked on at the same time; None: as many as there are cores, or one where there is a GPU."""
+    output: str = "studies/results"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(
+            bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
+            f"name must name a folder, got {self.name!r:.80}.",
+        )
+        user_path(self.output, "output")
+        for part in ("methods", "environments"):
+            for name in getattr(self, part):
+                require(
+                    bool(re.fullmatch(r"\w[\w.-]*", name)),
+                    f"{part}: {name!r:.80} must be usable in a folder's name.",
+                )
+        for part in ("seeds", "methods"):
+            require(len(getattr(self, part)) > 0, f"{part} is empty; name at least one.")
+        require(len(set(self.seeds)) == len(self.seeds), f"seeds must differ, got {self.seeds}.")
+        for key, values in (*self.by_seed.items(), *self.sweep.items()):
+            require(len(values) > 0, f"{key} has no value; name at least one.")
+        unknown = [seed for seed in self.tuned_seeds if seed not in self.seeds]
+        require(not unknown, f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}.")
+        swept = bool(self.sweep) or any(method.get(SWEEP) for method in self.methods.values())
+        require(
+            self.tune is not None or not swept,
+            "sweep needs a panel to choose on; set tune.tasks, such as a dev split.",
+        )
+
+    @property
+    def tuned_seeds(self) -> list[int]:
+        """Seeds that are played on the tuning panel."""
+        if self.tune is None:
+            return []
+        return self.seeds if self.tune.seeds is None else self.tune.seeds
+
+    @property
+    def folder(self) -> Path:
+        """Where the study lies."""
+        return Path(self.output) / self.name
+
+
+def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[str, Any]]:
+    """Read a study file and its recipe, and apply `key=value` words to the study.
+
+    Returns:
+        The study, and the recipe's mapping as it is written.
+
+    Raises:
+        ConfigError: The first mistake, in one line saying where.
+    """
+    data = _mapping(user_path(file, "study"), "study")
+    apply_overrides(data, overrides)
+    refuse_secrets(data)
+    study = parse(Study, data)
+    recipe = _mapping(_recipe_file(study.recipe, file.parent), "recipe")
+    return _completed(study, recipe), recipe
+
+
+def _mapping(file: Path, what: str) -> dict[str, Any]:
+    """A file of YAML that is a mapping."""
+    data = parse_yaml(read_text(file, ConfigError), f"{what} {str(file)!r}", ConfigError)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{what} {str(file)!r} must be a mapping of settings, got {type(data).__name__}.")
+    return data
+
+
+def _recipe_file(name: str, beside: Path) -> Path:
+    """The file of a study's recipe."""
+    near = beside / user_path(name, "recipe")
+    found = near if near.is_file() else shipped_recipe(name)
+    if found is None:
+        raise ConfigError(
+            f"recipe: {near} does not exist, nor does one of that name come with the package."
+            f"{did_you_mean(name, shipped())}"
+        )
+    return found
+
+
+def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
+    """The study with the methods that are always there, its baseline, and its environments by name."""
+    usual = {"base": BASE} | ({"sft": SFT} if recipe.get("sft") is not None else {})
+    methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
+    baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)
+    if baseline not in methods:
+        raise ConfigError(f"unknown baseline {baseline!r}.{did_you_mean(baseline, methods)}")
+    own = (recipe.get("environment") or {}).get("name", "environment")
+    environments = study.environments or {re.sub(r"[^\w.-]+", "-", str(own)).strip("-"): {}}
+    return replace(study, methods=methods, baseline=baseline, environments=environments)

@@ -1,0 +1,108 @@
+"""Stages that several cells of a study share: each is made by one of them, and taken over by the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perturn.data.run_folder import Run, counted_settings
+from perturn.data.seals import read_manifest
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage, stages
+from perturn.study.cells import Cell
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run that makes a stage too."""
+
+    folder: Path
+    alike: tuple[str, ...]
+    """Stages it needs that are the same in both runs."""
+
+
+Sources = dict[str, list[Source]]
+"""Stage -> other runs that make the same."""
+
+
+def identities(recipe: Recipe) -> dict[str, str]:
+    """Stage -> digest of its name and of all settings that it and the stages before it read.
+
+    Stages of two recipes with equal digests make the same, but for what depends on timing. Stages that nobody else
+    makes are left out.
+    """
+    counted = counted_settings(recipe)
+    found = {}
+    for stage in stages(recipe):
+        read = {key: value for key, value in counted.items() if _is_read(key, stage.reads)}
+        if stage.reads:
+            text = json.dumps([stage.name, stage.policy, read], sort_keys=True, default=str)
+            found[stage.name] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return found
+
+
+def _is_read(key: str, reads: Iterable[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in reads)
+
+
+class Sharing:
+    """Which stages the cells of a study share, and which of them are done."""
+
+    def __init__(self) -> None:
+        self._identities: dict[Path, dict[str, str]] = {}
+        self._makers: dict[str, list[Path]] = defaultdict(list)
+        self._done: set[str] = set()
+
+    def add(self, cell: Cell) -> None:
+        """Take a cell into account."""
+        if cell.folder in self._identities:
+            return
+        self._identities[cell.folder] = own = identities(cell.recipe)
+        for identity in own.values():
+            self._makers[identity].append(cell.folder)
+        self.look(cell)
+
+    def look(self, cell: Cell) -> None:
+        """See which stages the run of a cell has finished by now."""
+        own = self._identities[cell.folder]
+        self._done.update(own[name] for name in done_stages(cell.folder) if name in own)
+
+    def to_make(self, cell: Cell) -> set[str]:
+        """Identities of a cell's stages that no run has finished."""
+        return set(self._identities[cell.folder].values()) - self._done
+
+    def counts(self, cells: Collection[Cell]) -> tuple[int, int]:
+        """Stages of all runs, and how many of them are different, which is how many are made."""
+        own = [self._identities[cell.folder] for cell in cells]
+        shared = sum(map(len, own)) - len({identity for each in own for identity in each.values()})
+        total = sum(len(cell.stages) for cell in cells)
+        return total, total - shared
+
+    def sources(self, cell: Cell) -> Sources:
+        """The other runs that make a cell's stages."""
+        own, found = self._identities[cell.folder], {}
+        for stage in stages(cell.recipe):
+            others = [
+                folder for folder in self._makers.get(own.get(stage.name, ""), ()) if folder != cell.folder
+            ]
+            found[stage.name] = [Source(folder, self._alike(own, folder, stage)) for folder in others]
+        return found
+
+    def _alike(self, own: Mapping[str, str], folder: Path, stage: Stage) -> tuple[str, ...]:
+        theirs = self._identities[folder]
+        return tuple(need for need in stage.needs if need in own and own[need] == theirs.get(need))
+
+
+def done_stages(folder: Path) -> set[str]:
+    """The stages that a run has finished; none where there is no run."""
+    manifest = read_manifest(folder) if folder.is_dir() else None
+    return {name for name, note in (manifest or {"stages": {}})["stages"].items() if note.get("done")}
+
+
+def take_over(run: Run, stage: Stage, sources: Sources) -> bool:
+    """Take a stage over from the first run that has finished it; whether one has."""
+    return any(run.take_over(stage.name, each.folder, each.alike) for each in sources.get(stage.name, ()))

@@ -1,0 +1,89 @@
+"""How a study's verdicts are worded. A difference that was not seen is no proof that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "these seeds": "on these seeds alone",
+    "unseen": "no difference seen",
+}
+"""Each verdict in a cell of a table."""
+
+
+def verdict(row: Mapping[str, Any], level: float) -> str:
+    """A comparison in one of `WORDS`.
+
+    Args:
+        row: A comparison, with its corrected p-values.
+        level: Of the test.
+    """
+    low, high = row["interval"]
+    if len(row["seeds"]) > 1 and row["p_value_holm"] < level:
+        if low is not None and low > 0:
+            return "better"
+        if high is not None and high < 0:
+            return "worse"
+    return "these seeds" if row["p_value_of_tasks_holm"] < level else "unseen"
+
+
+def sentences(method: str, row: Mapping[str, Any], measure: str = "success") -> tuple[str, str]:
+    """A comparison in words: the verdict, and its evidence.
+
+    Args:
+        method: Its name.
+        row: Its comparison, with the verdict.
+        measure: `success`, whose differences are given in points, or `score`.
+    """
+    return _verdict(method, row, measure), _evidence(row, measure)
+
+
+def points(value: float | None, measure: str = "success") -> str:
+    """A difference with its sign; of success in points, which are hundredths."""
+    if value is None:
+        return "?"
+    return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3f}"
+
+
+def p_value(value: float) -> str:
+    """A p-value."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _verdict(method: str, row: Mapping[str, Any], measure: str) -> str:
+    baseline = row["baseline"]
+    if row["verdict"] in ("better", "worse"):
+        return f"{method} is {row['verdict']} than {baseline}."
+    if row["verdict"] == "these seeds":
+        side, count = "better" if row["mean_difference"] > 0 else "worse", len(row["seeds"])
+        these = "this one seed" if count == 1 else f"these {count} seeds"
+        return (
+            f"{method} is {side} than {baseline} under {these}; that it would be under others is not shown."
+        )
+    return f"No difference between {method} and {baseline} was seen{_limit(row, measure)}."
+
+
+def _limit(row: Mapping[str, Any], measure: str) -> str:
+    """How large a difference would have been seen."""
+    size, most = row["smallest_difference"], 1.0
+    if size is None:
+        return ": they came out alike in every episode"
+    if measure == "success" and size > most:
+        return "; so few seeds could have shown none of any size"
+    unit = f"{100 * size:.1f} points" if measure == "success" else f"{size:.3f}"
+    return f"; this study would have seen one of {unit} four times in five"
+
+
+def _evidence(row: Mapping[str, Any], measure: str) -> str:
+    low, high = (points(end, measure) for end in row["interval"])
+    unit = " points" if measure == "success" else ""
+    seeds = "1 seed" if len(row["seeds"]) == 1 else f"{len(row['seeds'])} seeds"
+    tasks = "1 task" if row["tasks"] == 1 else f"{row['tasks']} tasks"
+    return (
+        f"Difference {points(row['mean_difference'], measure)}{unit} (95\u00a0% interval {low} to {high}; "
+        f"p {p_value(row['p_value'])}, corrected {p_value(row['p_value_holm'])}; {seeds} \u00d7 {tasks}, "
+        f"of which {100 * row['differs']:.1f}\u00a0% came out otherwise)."
+    )

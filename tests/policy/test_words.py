@@ -1,0 +1,61 @@
+"""The tokenizer of one world's words: an object with its number is one token, and every text comes back."""
+
+import pytest
+
+from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.errors import ModelError
+from perturn.policy.tokens import Renderer
+from perturn.policy.words import ASSISTANT, END, PAD, UNKNOWN, USER, make_tokenizer
+from perturn.types import Action, Task, Trajectory, Turn
+
+TEXTS = [
+    "You see a mug 2, and a desk 1.",
+    "Action: take mug 2 from desk 1",
+    "Your task is to: put a mug in desk.",
+]
+
+
+def pieces(tokenizer, text):
+    return tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_an_object_is_one_token_and_so_is_what_lies_between():
+    tokenizer = make_tokenizer(TEXTS, 64)
+
+    assert pieces(tokenizer, TEXTS[1]) == ["Action: take ", "mug 2", " from ", "desk 1"]
+    assert pieces(tokenizer, TEXTS[2]) == ["Your task is to: put a ", "mug", " in ", "desk", "."]
+
+
+def test_all_numbers_up_to_the_highest_are_known_and_others_are_not():
+    """Mug 1 was never seen, and mug 3 is too high; the special tokens come first."""
+    tokenizer = make_tokenizer(TEXTS, 64)
+
+    assert pieces(tokenizer, "mug 1 from mug 3") == ["mug 1", " from ", UNKNOWN]
+    assert tokenizer.pad_token_id == tokenizer.convert_tokens_to_ids(PAD) == 0
+    assert tokenizer.eos_token == END
+
+
+def test_every_text_comes_back():
+    env = ALFWorldLike()
+    texts = [env.reset(task).text for task in env.tasks("train")[:50]]
+    tokenizer = make_tokenizer(texts, 64)
+
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        assert tokenizer.unk_token_id not in ids
+
+
+def test_its_template_serves_many_turns_and_closes_the_policys_own_alone():
+    renderer = Renderer(make_tokenizer(TEXTS, 64))
+    turn = Turn(({"role": "user", "content": TEXTS[0]},), Action(TEXTS[1]))
+    ids = renderer.encode(Trajectory(Task("t"), (turn, turn))).ids
+
+    said = [USER, "You see a ", "mug 2", ", and a ", "desk 1", "."]
+    said += [ASSISTANT, "Action: take ", "mug 2", " from ", "desk 1", END]
+    assert renderer.tokenizer.convert_ids_to_tokens(ids) == 2 * said
+
+
+def test_texts_without_numbered_objects_are_refused():
+    with pytest.raises(ModelError, match="no object with its number"):
+        make_tokenizer(["go north"], 64)

@@ -1,0 +1,180 @@
+"""Which cells are done when, and which point is chosen, seen with workers that only pretend."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from perturn.data.outcomes import Outcome
+from perturn.data.seals import read_manifest
+from perturn.io.writing import write_whole
+from perturn.study.board import Board
+from perturn.study.cells import Cell, Plan
+from perturn.study.conduct import Conductor
+from perturn.study.files import Files, write_results
+from perturn.study.results import choose
+from perturn.study.settings import read_study
+from perturn.study.show import seconds_left
+
+from .corridor import RECIPE, STUDY
+
+
+def episode(success):
+    return Outcome("t", float(success), success, False, 1, 0, None, "p")
+
+
+def test_the_point_with_the_best_mean_success_is_chosen():
+    """2 of 3 beats 1 of 2; points that were not finished are not among them."""
+    scores = [
+        ({"a": 1}, [episode(True), episode(False)]),
+        ({"a": 2}, [episode(True), episode(True), episode(False)]),
+    ]
+
+    assert choose(scores) == {"a": 2}
+
+
+def test_of_equal_points_the_first_is_chosen():
+    assert choose([({"a": 2}, [episode(True)]), ({"a": 1}, [episode(True)])]) == {"a": 2}
+
+
+def test_without_a_finished_point_there_is_none():
+    assert choose([]) is None
+
+
+@dataclass
+class Pretended:
+    """A worker that is done at once, or fails; its run gets a manifest that says so."""
+
+    cell: Cell
+    test: bool
+    fails: bool
+    began: float = field(default_factory=time.monotonic)
+    has_ended = True
+
+    def error(self):
+        """Why it failed."""
+        if self.fails:
+            return "it broke"
+        self._write(self.cell.folder, self.cell.stages, self.cell.policy)
+        if self.test:
+            self._write(self.cell.scored, ["evaluate-base"], "base")
+        return None
+
+    def _write(self, folder, stages, policy):
+        notes = {name: {"done": True, "seconds": 2.0, "peak_memory_gb": 1.0} for name in stages}
+        write_whole(folder / "manifest.json", json.dumps({"stages": notes}))
+        best = self.cell.point.get("align.learning_rate", 0) > 0.005
+        row = {"task": {"id": "t", "kind": "k"}, "success": best, "total_reward": float(best)}
+        write_whole(folder / "evaluation" / f"{policy}.jsonl", json.dumps(row) + "\n")
+
+    def stop(self):
+        """Nothing runs."""
+
+    def end(self):
+        """Nothing runs."""
+
+
+@dataclass
+class PretendedCrew:
+    """Notes which cells are begun together."""
+
+    fails: tuple = ()
+    begun: list = field(default_factory=list)
+
+    def most(self, peak_gb):
+        """Three at a time."""
+        return 3
+
+    def start(self, cell, sources, test, log):
+        """Begin a cell."""
+        self.begun[-1].append(cell)
+        return Pretended(cell, test, any(word in cell.label for word in self.fails))
+
+    def wait(self, workers, seconds):
+        """The cells that follow are begun after these."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Does the study with a crew; the board and the crew."""
+    (tmp_path / "corridor.yaml").write_text(RECIPE)
+    (tmp_path / "study.yaml").write_text(STUDY)
+
+    def do(*fails):
+        board = Board(Plan(*read_study(tmp_path / "study.yaml", [f"output={tmp_path}"])))
+        crew = PretendedCrew(fails)
+        conductor = Conductor(board, crew, Files(tmp_path / "whole"), lambda _: crew.begun.append([]))
+        crew.begun.append([])
+        conductor.run()
+        write_results(conductor.files, board)
+        return board, crew, conductor
+
+    return do
+
+
+def states(board):
+    """(method, point, seed, panel) -> state."""
+    return {
+        (cell.method, *cell.point.values(), cell.seed, panel): board.state(cell, panel)
+        for cell, panel in board.cells()
+    }
+
+
+def test_no_two_cells_that_would_make_the_same_are_at_work_together(study):
+    """All of seed 0 need its base's score first, and the aligned ones its SFT; the two seeds share nothing."""
+    board, crew, _ = study()
+
+    together = [[(cell.method, cell.seed) for cell in begun] for begun in crew.begun if begun]
+    assert together[0] == [("base", 0), ("base", 1), ("sft", 1)]
+    assert together[1] == [("sft", 0)]
+    assert together[2] == [("dpo", 0)]
+    assert together[3] == [("dpo", 0), ("tlm-dre", 0), ("tlm-dre", 0)]
+    assert set(states(board).values()) == {"done"}
+
+
+def test_the_chosen_point_alone_is_tested_and_on_every_seed(study):
+    board, _, _ = study()
+
+    assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.01}
+    tested = [key for key in states(board) if key[0] == "dpo" and key[-1] == "test"]
+    assert tested == [("dpo", 0.01, 0, "test"), ("dpo", 0.01, 1, "test")]
+    assert board.unknown == 0
+
+
+def test_a_point_that_fails_on_a_seed_is_not_chosen(study):
+    """The better one failed, so the other is; no other method is touched."""
+    board, _, _ = study("dpo align.learning_rate=0.01")
+
+    assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.001}
+    assert board.chosen["perturn_corridor-Corridor", "tlm-dre"] == {"align.learning_rate": 0.01}
+    assert states(board)["dpo", 0.01, 0, "tune"] == "failed"
+    assert states(board)["dpo", 0.001, 1, "test"] == "done"
+
+
+def test_a_method_without_a_point_has_failed_on_the_test_panel(study, tmp_path):
+    """A row for each seed says so."""
+    study("dpo align")
+
+    rows = json.loads((tmp_path / "whole" / "cells.json").read_text())
+    failed = [row for row in rows if row["method"] == "dpo" and row["panel"] == "test"]
+    assert [(row["seed"], row["state"], row["point"]) for row in failed] == [
+        (0, "failed", {}),
+        (1, "failed", {}),
+    ]
+    assert failed[0]["error"].startswith("no point of its sweep was finished")
+    assert {row["error"] for row in rows if row["method"] == "dpo" and row["panel"] == "tune"} == {"it broke"}
+
+
+def test_time_left_is_that_of_cells_like_those_done(study):
+    """Nothing is known before a cell is done, and nothing is left in the end."""
+    board, crew, conductor = study()
+
+    assert seconds_left(conductor) == 0
+    fresh = Conductor(Board(board.plan), crew, conductor.files)
+    assert seconds_left(fresh) is None
+    assert read_manifest(Path(next(board.plan.tuning()).folder))

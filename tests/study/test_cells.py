@@ -1,0 +1,170 @@
+"""From a study file to its cells: what is laid over the recipe, which points are tried, and what is refused."""
+
+import pytest
+
+from perturn.errors import ConfigError
+from perturn.study.cells import Plan, point_text
+from perturn.study.settings import read_study
+
+RECIPE = """
+name: one
+model: {name: m}
+environment: {name: e}
+protocol: {name: p}
+sft: {loss: {name: sft}}
+explore: {samples: 2}
+pair: {threshold: 0.5}
+align: {loss: {name: tlm-dre, pivot: 0.8}, learning_rate: 1.0e-6}
+evaluate: {sampling: {max_new_tokens: 7}}
+"""
+STUDY = """
+name: small
+recipe: one.yaml
+seeds: [3, 4, 5]
+methods:
+  dpo: {align.loss: {name: dpo}}
+  tlm-dre: {}
+sweep: {align.learning_rate: [1e-6, 1.0e-5]}
+tune: {tasks: {split: dev}, seeds: [3]}
+test: {tasks: {split: test, n: 5}}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Makes the plan of the study with `key=value` words."""
+    (tmp_path / "one.yaml").write_text(RECIPE)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return lambda *words: Plan(*read_study(tmp_path / "study.yaml", words))
+
+
+def refusal(call, *arguments):
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_method_replaces_what_it_names_and_leaves_the_rest(plan):
+    """The loss is another as a whole, so no setting of the recipe's loss is left; the rate of the point comes last."""
+    cell = plan().cell("e", "dpo", {"align.learning_rate": 1e-5}, 4)
+
+    assert cell.recipe.align.loss == {"name": "dpo"}
+    assert cell.recipe.align.learning_rate == 1e-5
+    assert cell.recipe.pair.threshold == 0.5
+    assert cell.recipe.seed == 4
+    assert cell.policy == "dpo"
+
+
+def test_base_and_sft_are_always_there_and_lose_what_belongs_to_the_alignment(plan):
+    """Without exploration, so that no cell of theirs plays what nobody learns from."""
+    found = plan()
+
+    assert list(found.study.methods) == ["base", "sft", "dpo", "tlm-dre"]
+    assert found.study.baseline == "sft"
+    base, sft = (found.cell("e", name, {}, 3) for name in ("base", "sft"))
+    assert (base.policy, base.stages) == ("base", ["evaluate-base"])
+    assert (sft.policy, sft.stages) == ("sft", ["expert", "evaluate-base", "sft", "evaluate-sft"])
+
+
+def test_without_sft_the_baseline_is_the_model(tmp_path, plan):
+    """A recipe that aligns a model as it is has no policy `sft`."""
+    without = RECIPE.replace("sft: {loss: {name: sft}}\n", "")
+    (tmp_path / "one.yaml").write_text(without)
+
+    assert plan().study.baseline == "base"
+    assert "sft" not in plan().study.methods
+
+
+def test_the_tuning_panel_is_played_on_its_seeds_alone(plan):
+    """Other seeds train and are scored on the test panel by a run of its own, on the test tasks and nothing else."""
+    tuned, other = (plan().cell("e", "dpo", {"align.learning_rate": 1e-5}, seed) for seed in (3, 4))
+
+    assert (tuned.recipe.evaluate.tasks.split, tuned.recipe.evaluate.sampling.max_new_tokens) == ("dev", 7)
+    assert other.recipe.evaluate is None
+    scoring = tuned.test_recipe("runs/x/checkpoints/dpo")
+    assert (scoring.evaluate.tasks.split, scoring.evaluate.tasks.n) == ("test", 5)
+    assert scoring.evaluate.sampling.max_new_tokens == 7
+    assert scoring.model.name == "runs/x/checkpoints/dpo"
+    assert (scoring.sft, scoring.align, scoring.explore, scoring.pair) == (None, None, None, None)
+
+
+def test_every_method_with_the_section_tries_every_combination(plan):
+    """Two rates and two batch sizes are four points; `1e-6`, a text in YAML, is a number; base and sft have none."""
+    found = plan("sweep={align.learning_rate: [1e-6, 1.0e-5], align.batch_size: [2, 4]}")
+
+    assert found.points["e", "sft"] == [{}]
+    assert found.points["e", "dpo"] == [
+        {"align.learning_rate": rate, "align.batch_size": size} for rate in (1e-6, 1e-5) for size in (2, 4)
+    ]
+    assert point_text(found.points["e", "dpo"][0]) == "align.learning_rate=1e-06, align.batch_size=2"
+    assert len(list(found.tuning())) == 2 + 2 * 4
+
+
+def test_a_method_may_sweep_other_settings_as_often(plan):
+    """Dmpo has a discount to tune; two values are as many as two rates."""
+    own = "methods.dmpo={align.loss: {name: dmpo}, sweep: {align.loss.gamma: [0.5, 0.9]}}"
+
+    assert plan(own).points["e", "dmpo"] == [{"align.loss.gamma": 0.5}, {"align.loss.gamma": 0.9}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["methods.dmpo={sweep: {align.loss.beta: [1, 2, 3]}}"], "methods.dmpo tries 3 points and others 2"),
+        (["methods.dmpo={sweep: {}}"], "methods.dmpo tries 1 points and others 2"),
+        (["methods.dmpo={sweep: [1]}"], "must have a list of values for each key"),
+        (
+            ["sweep={}", "methods.dpo.sweep={align.beta: [1, 2]}", "methods.tlm-dre.sweep={a.b: [1]}"],
+            "tries 1 points and",
+        ),
+        (["tune=null"], "sweep needs a panel to choose on"),
+        (["tune.seeds=[7]"], "tune.seeds must be among the study's seeds [3, 4, 5], got [7]"),
+        (["seeds=[1, 1]"], "seeds must differ"),
+        (["seeds=[]"], "seeds is empty"),
+        (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
+        (["recipe=two.yaml"], "two.yaml does not exist, nor does one of that name come with the package"),
+        (["method={}"], "unknown key 'method'. Did you mean 'methods'?"),
+        (["methods.a/b={}"], "must be usable in a folder's name"),
+    ],
+)
+def test_what_a_study_is_refused_for(plan, words, said):
+    assert said in refusal(plan, *words)
+
+
+def test_a_wrong_setting_of_a_method_names_the_method(plan):
+    found = plan("methods.dpo={align.lossy: 1}")
+
+    assert refusal(found.cell, "e", "dpo", {}, 3).startswith("e dpo: unknown key 'align.lossy'. Did you mean")
+
+
+def test_settings_that_go_with_a_seed_begin_again(plan):
+    """Two thresholds over three seeds: the third seed has the first one."""
+    found = plan("by_seed={pair.threshold: [0.1, 0.2]}")
+
+    assert [cell.recipe.pair.threshold for cell in found.testing("e", "dpo", {})] == [0.1, 0.2, 0.1]
+
+
+def test_environments_are_laid_below_methods(plan):
+    """Each has cells of its own, whose runs carry its name."""
+    found = plan(
+        "environments={easy: {environment.level: 1, pair.threshold: 0.1}, hard: {environment.level: 2}}"
+    )
+    easy, hard = (found.cell(name, "dpo", {}, 3) for name in ("easy", "hard"))
+
+    assert (easy.recipe.environment["level"], easy.recipe.pair.threshold) == (1, 0.1)
+    assert (hard.recipe.environment["level"], hard.recipe.pair.threshold) == (2, 0.5)
+    assert hard.recipe.name.startswith("hard-dpo-seed-3-")
+
+
+def test_a_run_is_named_by_all_that_changes_what_it_makes(plan, tmp_path):
+    """Not by where and how fast it works; and the sft run not by the alignment, which is nothing to it."""
+
+    def names(*words, recipe=RECIPE):
+        (tmp_path / "one.yaml").write_text(recipe)
+        return [plan(*words).cell("e", method, {}, 3).recipe.name for method in ("dpo", "sft")]
+
+    dpo, sft = names()
+    assert names(recipe=RECIPE + "worlds: {processes: 3}\nreport_to: [wandb]\n") == [dpo, sft]
+    aligned = names(recipe=RECIPE.replace("threshold: 0.5", "threshold: 0.6"))
+    assert (aligned[0] != dpo, aligned[1] == sft) == (True, True)
+    assert names("tune.tasks.n=3")[1] != sft

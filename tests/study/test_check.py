@@ -1,0 +1,94 @@
+"""What is refused before any work: a test panel that something learns from, and what `perturn run` would refuse."""
+
+import re
+import sys
+
+import pytest
+
+from perturn.cli import main
+from perturn.data.lock import RunLock
+from perturn.errors import ConfigError, InUseError
+from perturn.study.loop import open_study, run_study
+
+STUDY = """
+name: small
+recipe: recipe.yaml
+output: {output}
+methods:
+  tlm-dre: {{}}
+tune: {{tasks: {{split: test, per_kind: 2}}}}
+test: {{tasks: {{split: test, per_kind: 2, skip: 2}}}}
+"""
+
+
+@pytest.fixture
+def study(recipe, tmp_path):
+    """A study of the tiny recipe, which is beside it."""
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY.format(output=tmp_path / "studies"))
+    return file
+
+
+def refusal(study, *words):
+    with pytest.raises(ConfigError) as caught:
+        open_study(study, words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("split", "skip", "section"), [("train", 0, "sft"), ("train", 5, "explore"), ("test", 1, "tune")]
+)
+def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, section):
+    """SFT has tasks 0 to 3 of train, exploration 4 to 7, tuning 0 and 1 of test."""
+    said = refusal(study, f"test.tasks={{split: {split}, per_kind: 1, skip: {skip}}}")
+
+    assert re.search(
+        rf"test\.tasks shares 1 tasks with {section}\.tasks, such as '.+'; what is tested must not", said
+    )
+
+
+def test_the_next_tasks_are_nobodys(study):
+    assert open_study(study, ["test.tasks={split: test, per_kind: 1, skip: 2}"]).to_do()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["methods.dpo={align.loss: {name: dop}}"], "dpo seed 0: unknown align.loss.name 'dop'"),
+        (["methods.dpo={align.loss: {name: ppo-clip}}"], "align.loss.name must be a loss on pairs"),
+        (["sweep={align.loss.pivot: [0.5, 2]}"], "pivot=2 seed 0: align.loss.pivot must be"),
+        (["test.tasks.split=tset"], "test.tasks: "),
+        (["test.tasks.per_kind=10000"], "test.tasks: kind"),
+        (["tune.tasks.per_kind=10000"], "tune.tasks: kind"),
+        (["methods.far={environment.name: nowhere}"], "far seed 0: "),
+    ],
+)
+def test_every_recipe_is_checked_as_a_run_would(study, words, said):
+    assert said in refusal(study, *words)
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(study, tmp_path, monkeypatch, capsys):
+    """Three methods of one seed; expert, base, SFT and its score are made once."""
+    monkeypatch.setattr(sys, "argv", ["perturn", "study", str(study), "--dry-run"])
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    assert not caught.value.code
+    assert not (tmp_path / "studies").exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 runs of 13 stages, of which 9 are made and the others taken over" in said
+
+
+def test_two_processes_do_not_work_on_one_study(study, tmp_path, monkeypatch):
+    """The one that comes second is told; it changes no file."""
+    board = open_study(study)
+
+    def taken(*_):
+        raise InUseError("in use")
+
+    monkeypatch.setattr(RunLock, "__init__", taken)
+
+    with pytest.raises(InUseError):
+        run_study(board)
+    assert [file.name for file in (tmp_path / "studies" / "small").iterdir()] == ["logs"]

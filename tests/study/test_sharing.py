@@ -1,0 +1,108 @@
+"""Which stages two recipes share: those all whose settings, and those of the stages before, are equal."""
+
+import copy
+
+import pytest
+
+from perturn.data.run_folder import counted_settings
+from perturn.settings.parsing import parse, set_key
+from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.shipped import shipped
+from perturn.settings.stages import stages
+from perturn.study.sharing import identities
+
+DATA = {
+    "name": "one",
+    "model": {"name": "m"},
+    "environment": {"name": "alfworld-like", "games": 1},
+    "protocol": {"name": "alfworld-eto"},
+    "expert": {},
+    "sft": {"loss": {"name": "sft"}, "tasks": {}},
+    "explore": {"samples": 2},
+    "align": {"loss": {"name": "dpo"}},
+}
+EXPERT, BASE, SFT, SCORED = "expert", "evaluate-base", "sft", "evaluate-sft"
+EXPLORE, PAIR, ALIGN, LAST = "explore", "pair", "align", "evaluate-dpo"
+ALIGNED = {ALIGN, LAST}
+AFTER = {EXPLORE, PAIR, *ALIGNED}
+TAUGHT = {SFT, SCORED, *AFTER}
+ALL = {EXPERT, BASE, *TAUGHT}
+PLAYED = {BASE, SCORED, *AFTER}
+SCORES = {BASE, SCORED, LAST}
+
+
+def changed(key, value):
+    """The stages that are not shared once a setting is another."""
+    data = copy.deepcopy(DATA)
+    set_key(data, key, value)
+    one, other = (identities(parse(Recipe, each)) for each in (DATA, data))
+    return {name for name in one if one[name] != other.get(name)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("seed", 1, ALL),
+        ("environment.games", 2, ALL),
+        ("protocol.max_turns", 3, ALL),
+        ("model.dtype", "float32", ALL - {EXPERT}),
+        ("engine", {"name": "local", "context": 9}, PLAYED),
+        ("deterministic", True, PLAYED),
+        ("expert.file", "e.jsonl", ALL - {BASE}),
+        ("sft.tasks.n", 3, ALL - {BASE}),
+        ("sft.learning_rate", 1e-3, TAUGHT),
+        ("explore.tasks.n", 3, {EXPERT, *AFTER}),
+        ("explore.samples", 3, AFTER),
+        ("pair.threshold", 0.1, {PAIR, *ALIGNED}),
+        ("align.learning_rate", 1e-3, ALIGNED),
+        ("align.loss", {"name": "dpo", "beta": 0.2}, ALIGNED),
+        ("evaluate.tasks.n", 3, SCORES),
+        ("evaluate.sampling.max_new_tokens", 3, SCORES),
+        ("evaluate.concurrency", 3, SCORES),
+        ("worlds.processes", 3, set()),
+        ("output", "elsewhere", set()),
+        ("name", "two", set()),
+    ],
+)
+def test_a_setting_parts_the_stages_that_read_it_and_those_after_them(key, value, expected):
+    """Tasks of exploration are the expert's too; but what SFT learns is the expert's on its own panel."""
+    assert changed(key, value) == expected
+
+
+def test_no_setting_is_read_by_nobody():
+    """But for those that say which stages there are: nobody shares what comes after a first iteration."""
+    recipe = parse(Recipe, {**DATA, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}})
+    read = {key for each in (recipe, parse(Recipe, DATA)) for stage in stages(each) for key in stage.reads}
+    unread = [
+        key
+        for key in counted_settings(recipe)
+        if not any(key == each or key.startswith(f"{each}.") for each in read)
+    ]
+
+    assert sorted(unread) == ["evaluate.every", "iterations"]
+
+
+def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
+    """The loss may name the credit; a learning rate changes no weight."""
+    data = {**DATA, "groups": {}, "credit": {"name": "rloo"}, "align": {"loss": {"name": "ppo-clip"}}}
+    faster = {**data, "align": {**data["align"], "learning_rate": 1e-3}}
+    other = {**data, "align": {"loss": {"name": "ppo-clip", "kl": 0.1}}}
+    one, two, three = (identities(parse(Recipe, each)) for each in (data, faster, other))
+
+    assert one["credit"] == two["credit"] != three["credit"]
+    assert one["explore"] == three["explore"]
+
+
+def test_of_many_iterations_all_before_the_first_alignment_is_shared():
+    """Later policies and optimizers are let go on the way, so nobody could go on from them."""
+    found = identities(parse(Recipe, {**DATA, "iterations": 3}))
+
+    assert list(found) == [EXPERT, BASE, SFT, SCORED, "explore-001", "pair-001"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_stage_up_to_the_first_alignment_says_what_it_reads(name):
+    recipe = read_recipe(shipped()[name])
+    first = next((i for i, stage in enumerate(stages(recipe)) if stage.name.startswith("align")), None)
+
+    assert all(stage.reads for stage in stages(recipe)[:first])
