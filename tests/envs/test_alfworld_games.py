@@ -158,3 +158,14 @@ def test_it_keeps_the_contract(tmp_path):
     write_archive(tmp_path, a_game())
 
     assert check_environment(lambda: ALFWorld(str(tmp_path)), split="valid_seen") == []
+
+
+def test_more_made_up_games_begin_with_the_same_ones():
+    """The other splits stay; a number less than one is refused."""
+    few, many = ALFWorldLike(), ALFWorldLike(train_games=700)
+
+    assert (len(few.tasks("train")), len(many.tasks("train"))) == (600, 700)
+    assert few.tasks("train") == many.tasks("train")[:600]
+    assert few.tasks("valid_seen") == many.tasks("valid_seen")
+    with pytest.raises(ConfigError, match="train_games must be >= 1, got 0"):
+        ALFWorldLike(train_games=0)

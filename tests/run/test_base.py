@@ -11,6 +11,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
 from perturn.policy.models import load_model, weights_digest
 from perturn.policy.names import load_tokenizer
+from perturn.report import write_report
 from perturn.run.lengths import look_at_episodes, renderer_of
 from perturn.run.lessons import heard, lessons, taught
 from perturn.run.loop import check, open_run, run_stages
@@ -18,6 +19,7 @@ from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Base
 from perturn.types import Task
+from perturn.watch import Watcher
 
 RECIPE = {
     "name": "made",
@@ -93,6 +95,15 @@ def test_the_tokenizer_knows_all_that_was_heard(made):
     tokenizer = load_tokenizer(str(made.paths.checkpoint("base")))
 
     assert not any(tokenizer.unk_token_id in tokenizer(text)["input_ids"] for text in heard(made))
+
+
+def test_report_and_watch_show_how_it_was_trained(made):
+    """The page has its curves; the screen its last loss."""
+    page = write_report(made.folder).read_text(encoding="utf-8")
+    last = json.loads(made.paths.metrics("base").read_text().splitlines()[-1])
+
+    assert "The base, from nothing" in page
+    assert Watcher(made.folder).look().metrics["base"]["loss"] == last["loss"]
 
 
 def test_the_runs_seed_does_not_move_the_base_and_its_own_does(made, tmp_path):

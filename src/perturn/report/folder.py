@@ -48,6 +48,7 @@ class RecordedRun:
     pairs: list[PreferencePair]
     confidence: list[Row]
     """One row a pair; empty if the file is absent or does not match the pairs."""
+    base: list[Row]
     sft: list[Row]
     align: list[Row]
     evaluation: dict[str, list[Trajectory]]
@@ -135,6 +136,7 @@ def read_run(path: Path) -> RecordedRun:
         explored=explored,
         pairs=pairs,
         confidence=confidence,
+        base=read_notes(paths.metrics("base"), Metrics),
         sft=read_notes(paths.metrics("sft"), Metrics),
         align=joined_metrics(iterations) or read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,

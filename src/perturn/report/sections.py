@@ -128,6 +128,7 @@ def sections(
         runs: The runs by the name the page gives them.
         summaries: Their numbers, as `summary.summary_of` gives them.
     """
+    base = {name: run.base for name, run in runs.items() if run.base}
     sft = {name: run.sft for name, run in runs.items() if run.sft}
     align = {name: run.align for name, run in runs.items() if run.align}
     return {
@@ -142,6 +143,7 @@ def sections(
         "learning": _learning(summaries),
         "iterations": _by_iteration(summaries),
         "ledger": _ledgers(summaries),
+        "base": _curves("base", base, (*_SFT, *_others(base, *_SFT))),
         "sft": _curves("sft", sft, (*_SFT, *_others(sft, *_SFT))),
         "margin": _curves("margin", align, (_MARGIN,), height=320),
         "align": _curves("align", align, (*_ALIGN, *_others(align, _MARGIN, *_ALIGN, *_DENSITY))),

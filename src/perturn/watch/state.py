@@ -125,7 +125,8 @@ class Watcher:
         scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
         marks = [mark for mark in reversed(self._paths.marks) if self._paths.metrics(f"align{mark}").exists()]
         logged = {
-            stage: self._rows(self._paths.metrics(stage)) for stage in ("sft", f"align{(marks or [''])[0]}")
+            stage: self._rows(self._paths.metrics(stage))
+            for stage in ("base", "sft", f"align{(marks or [''])[0]}")
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
         iterations = look_at_iterations(self._paths, done, self._rows)

@@ -16,7 +16,7 @@ from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.generate import SPLITS, make_game
 from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.benchmark import check_known, choose_kinds
-from perturn.errors import EnvironmentFailure
+from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
@@ -33,24 +33,30 @@ class ALFWorldLike:
     in_process: ClassVar[bool] = True
     protocol: ClassVar[str] = "alfworld-eto"
 
-    def __init__(self, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, grammar: str = "0.4", kinds: tuple[str, ...] = (), train_games: int = SPLITS["train"]
+    ) -> None:
         """Check the settings.
 
         Args:
             grammar: How commands are said, as for `ALFWorld`.
             kinds: Kinds of tasks to list. Empty is all six.
+            train_games: Games of `train`. The first ones are those of a smaller number.
         """
+        if train_games < 1:
+            raise ConfigError(f"train_games must be >= 1, got {train_games}.")
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"
+        self._sizes = SPLITS | {"train": train_games}
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split: `train` (600), `valid_seen` (60) or `valid_unseen` (60)."""
+        """All tasks of a split: `train` (600, or `train_games`), `valid_seen` (60) or `valid_unseen` (60)."""
         check_known("split", split, SPLITS, "alfworld-like")
         return [
             Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
-            for number in range(SPLITS[split])
+            for number in range(self._sizes[split])
             if (kind := KINDS[number % len(KINDS)]) in self.kinds
         ]
 
