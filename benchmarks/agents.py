@@ -11,7 +11,8 @@ POLICY is the folder of the model. A side is an engine in a process of its own, 
 
 Worlds say what they said in the episodes, whatever the policy answers, so all sides have the same prompts and the same
 number of turns; answers are each side's own, sampled with the same seeds. All goes through our driver and its worlds'
-threads. A play that is not counted comes first. A ratio is the median over plays of the first side's turns a second over another's in the same round.
+threads. A play that is not counted comes first. A ratio is the median over plays of the first side's turns a second
+over another's in the same round.
 
 Beside turns a second: tokens of an answer; `idle`, the share of places without a conversation while the engine worked;
 `tail`, the share of the time after the last episode had begun; `processor`, microseconds of all threads of the process
