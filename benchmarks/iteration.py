@@ -2,7 +2,7 @@ r"""A whole online iteration (rollouts, credit, a step), here and in TRL's GRPOT
 
     python benchmarks/iteration.py runs/iteration            one policy, three iterations of each side in turn
 
-The environment is a class for TRL's `environment_factory`: a house of ten rooms, a tool call in each. The policy is
+The environment is a class for TRL's `environment_factory`: a house of six rooms, a tool call in each. The policy is
 taught one episode first, so that both sides play it: the turns and tokens of an episode are printed for each. Each
 side is in a process of its own and plays 8 samples of a task with transformers on the CPU; iterations alternate, the
 first of each is not counted. TRL runs at its defaults but for the length of an episode, the decoding and float32.
@@ -43,14 +43,14 @@ from perturn.types import Action, EpisodeProtocol, Sampling, WeightedTrajectory
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-WAYS = ["north", "east", "east", "south", "west", "north", "north", "east", "south", "east"]
+WAYS = ["north", "east", "east", "south", "west", "north"]
 SAMPLES, TEMPERATURE = 8, 0.2
 PROTOCOL = EpisodeProtocol("house", "tools", max_turns=len(WAYS) + 2)
 ROW = {"prompt": [{"role": "user", "content": "Walk through the house to the garden. "}]}
 
 
 class House:
-    """Ten rooms; each says which door is open."""
+    """Six rooms; each says which door is open."""
 
     def reset(self, **row: object) -> str:
         """Stand at the entrance."""
@@ -115,7 +115,7 @@ def teach(folder: Path, size: str) -> None:
     said = [ToolAction("", (ToolCall("walk", {"way": way}),)) for way in WAYS] + [ToolAction("I am there.")]
     steps = episode(env, Job(env.tasks("train")[0], 0), protocol=PROTOCOL)
     shown = play_script(steps, [Action(write_text(each)) for each in said], OSError("more"))
-    args = TurnConfig(**common(loss={"name": "sft"}, max_steps=60, learning_rate=2e-3))
+    args = TurnConfig(**common(loss={"name": "sft"}, max_steps=150, learning_rate=2e-3))
     model = make_model(size, len(tokenizer))
     trainer = TurnTrainer(model, args=args, train_dataset=[shown], processing_class=tokenizer)
     trainer.train()
@@ -192,7 +192,7 @@ def theirs(folder: Path, iterations: int) -> None:
                 max_steps=iterations,
                 logging_steps=1,
                 num_generations=SAMPLES,
-                max_completion_length=1500,
+                max_completion_length=800,
                 temperature=TEMPERATURE,
                 learning_rate=1e-9,
             )
