@@ -73,6 +73,21 @@ def test_the_stages_come_in_order_and_the_base_is_scored(made):
     assert stages["base"]["counts"]["loss_tokens"] == stages["base"]["counts"]["tokens"] - len(taught(made))
 
 
+def test_a_base_is_made_where_a_later_alignment_keeps_an_average(tmp_path):
+    """It is of no iteration, so it moves no average."""
+    online = {
+        "sft": {"loss": {"name": "sft"}, "tasks": {"n": 8, "skip": 40}},
+        "iterations": 2,
+        "align": {"loss": {"name": "dpo"}, "reference": "average", "minibatches": 1},
+        "pair": {"within": "group"},
+        "explore": {"tasks": {"n": 2, "skip": 40}, "per_iteration": 2, "samples": 2},
+    }
+    run = make(tmp_path, names=("lessons", "base"), **online)
+
+    assert run.is_done("base")
+    assert {each.name for each in run.paths.checkpoint("base").parent.iterdir()} == {"base"}
+
+
 def test_what_is_taught_succeeds_and_is_not_aimless(made):
     all_of_them = list(read_trajectories(made.paths.trajectories("lessons")))
 

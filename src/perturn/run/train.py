@@ -62,7 +62,7 @@ def train(session: Session, stage: Stage) -> None:
             console.print("nothing to learn from; the policy stays as it is", style="yellow")
             counts["examples"] = 0
             stay(run, stage)
-        if leads() and keeps_average(recipe):
+        if leads() and keeps_average(recipe) and stage.name not in ONCE:
             move_average(run, stage)
     if leads():
         shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
