@@ -254,7 +254,7 @@ def fast_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def compute_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
+def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch.dtype:
     """The `dtype` setting -> the type to compute in.
 
     `auto` takes bfloat16 where the hardware has it, but for models on a CPU that are too narrow to gain by it.
@@ -262,13 +262,15 @@ def compute_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
     Args:
         dtype: The setting.
         device: Where the model runs.
-        config: Of the model.
+        config: Of the model; None: it is not known yet, nor narrow.
     """
     if dtype not in DTYPES:
         raise ModelError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     if dtype != "auto":
         return torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    narrow = device.type == "cpu" and config.get_text_config().hidden_size < WORTH_BFLOAT16
+    narrow = (
+        config is not None and device.type == "cpu" and config.get_text_config().hidden_size < WORTH_BFLOAT16
+    )
     return torch.bfloat16 if fast_bfloat16(device) and not narrow else torch.float32
 
 

@@ -74,7 +74,7 @@ def check_training(recipe: Recipe) -> None:
             )
         choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         try:
-            make_config(recipe, settings, run_folder(recipe), empty_base(recipe))
+            make_config(recipe, settings, run_folder(recipe), model=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
             raise ConfigError(f"{name}: {error}") from error
         if settings.lora and name == "align" and goes_on(recipe):
@@ -125,9 +125,9 @@ def check_model(recipe: Recipe, trains: bool) -> None:
                 raise ConfigError(f"{name}.lora: {error}") from error
 
 
-def make_config(recipe: Recipe, settings: Train, output: Path, model: Any) -> TurnConfig:
-    """A stage's settings -> the trainer's, for a model that may have no weights."""
-    where = device()
+def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
+    """A stage's settings -> the trainer's; without a model what depends on it is left open."""
+    where, config = device(), None if model is None else model.config
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
@@ -137,9 +137,9 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any) -> Tu
         **own,
         output_dir=str(output),
         credit=None if settings is not recipe.align or recipe.credit is None else dict(recipe.credit),
-        max_length=recipe.model.max_length or context_length(model),
+        max_length=recipe.model.max_length or (context_length(model) if model is not None else None),
         chat_template=chat_template(recipe.model),
-        bf16=compute_dtype(recipe.model.dtype, where, model.config) is torch.bfloat16,
+        bf16=compute_dtype(recipe.model.dtype, where, config) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         logging_steps=1,
         report_to=[],  # trackers are opened for each stage, in the run folder

@@ -207,7 +207,7 @@ class LocalEngine:
                 if row.history.apart:  # it reads what is freed now
                     row.history = History(self._blocks)
                 self._beginnings.free()
-                row.room = capacity_for(row.longest)
+                row.capacity = capacity_for(row.longest)
             self._running.append(self._waiting.popleft())
 
     def _apart(self, shared: Sequence[Beginning]) -> int:
@@ -221,9 +221,9 @@ class LocalEngine:
     def _wanted(self, row: Row, shared: Sequence[Beginning], apart: int) -> int:
         """Memory of the running conversations and of one that joins, if so many nodes of what it shares stay apart."""
         own = row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
-        row.room = capacity_for(own)
+        row.capacity = capacity_for(own)
         fresh = sum(node.tokens for node in shared if not node.held)
-        return self._token_bytes * (sum(each.room for each in self._running) + row.room + fresh)
+        return self._token_bytes * (sum(each.capacity for each in self._running) + row.capacity + fresh)
 
     def _resting(self) -> int:
         """Memory of conversations at rest, and of what is held for several."""

@@ -20,8 +20,8 @@ class Row:
     """Tokens of prompt and answer, at most."""
     draw: random.Random
     history: History
-    room: int = 0
-    """Tokens that its slot will have room for, once it joined the batch."""
+    capacity: int = 0
+    """Tokens that its slot will hold, once it joined the batch."""
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
