@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from perturn.stats import (
@@ -17,10 +18,13 @@ from perturn.stats import (
     paired_comparison,
     smallest_difference,
 )
+from perturn.study.bases import Bases, seeds_by_base
 from perturn.study.recorded import BASE, Scores, rows_of, shared
 from perturn.study.wording import verdict
 
 LEVEL, POWER = 0.05, 0.8
+EACH_ITS_OWN: Bases = MappingProxyType({})
+"""No seeds share a base."""
 
 
 def family(compared: Iterable[str]) -> list[str]:
@@ -29,14 +33,17 @@ def family(compared: Iterable[str]) -> list[str]:
 
 
 def against_baseline(
-    tables: Mapping[str, Scores], baseline: str, bounds: Bounds
+    tables: Mapping[str, Scores], baseline: str, bounds: Bounds, bases: Bases = EACH_ITS_OWN
 ) -> dict[str, dict[str, Any]]:
     """Each method against the baseline, on the seeds and tasks that both have.
+
+    Seeds of one base are averaged first, so that what a method has with a base counts once.
 
     Args:
         tables: Scores of each method, the baseline among them.
         baseline: Its name.
         bounds: Lowest and highest score possible, or None if there are none.
+        bases: The base that each seed begins with.
 
     Returns:
         A row a method; none for one that shares nothing with the baseline.
@@ -48,13 +55,16 @@ def against_baseline(
             shared(scores, tables[baseline]) if method != baseline and baseline in tables else ([], [])
         )
         if tasks:
-            a, b = (rows_of(each, seeds, tasks) for each in (scores, tables[baseline]))
+            together, both = seeds_by_base(seeds, bases), (scores, tables[baseline])
+            a, b = (rows_of(each, together, tasks) for each in both)
             found[method] = crossed_comparison(a, b, bounds=bounds)
             rows[method] = {
                 "baseline": baseline,
                 "seeds": seeds,
+                "seeds_by_base": together,
                 "tasks": len(tasks),
                 **_numbers(found[method], a, b),
+                "differs": _share_of_pairs(*both, seeds, tasks),
                 "by_seed": [
                     _seed_row(seed, scores[seed], tables[baseline][seed], tasks, bounds) for seed in seeds
                 ],
@@ -79,6 +89,11 @@ def ends(low: float, high: float) -> list[float | None]:
     return [end if math.isfinite(end) else None for end in (low, high)]
 
 
+def _share_of_pairs(a: Scores, b: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float:
+    """Share of seeds and tasks on which two methods differ."""
+    return fmean(abs(a[seed][task] - b[seed][task]) > 1e-12 for seed in seeds for task in tasks)
+
+
 def _numbers(
     found: CrossedComparison, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
@@ -89,7 +104,6 @@ def _numbers(
         "bootstrap": list(crossed_bootstrap(difference)),
         "p_value": found.p_value,
         "p_value_of_tasks": found.p_value_of_tasks,
-        "differs": fmean(abs(each) > 1e-12 for row in difference for each in row),
         "variance": {
             "between_seeds": found.spread.between_seeds,
             "between_tasks": found.spread.between_tasks,

@@ -71,6 +71,7 @@ def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
         "error": board.errors.get(cell.folder) if state == "failed" else None,
         "seconds": seconds(cell, panel),
         "runs": [str(run.relative_to(board.plan.study.folder)) for run in runs],
+        "makes_base": cell.recipe.base is not None,
     }
 
 
