@@ -97,5 +97,5 @@ def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
         key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
             "point": point_text(cell.point)
         }
-        own = ("task", "kind", "success", "score", "turns", "invalid")
+        own = ("task", "kind", "success", "score", "turns", "invalid", "failed")
         yield key | {name: getattr(one, name) for name in own}

@@ -51,6 +51,8 @@ class EpisodeRow(TypedDict):
     score: Annotated[float, Field(allow_inf_nan=False)]
     turns: Count
     invalid: Count
+    failed: NotRequired[bool]
+    """Whether the environment or the engine broke it off; such an episode is no success, and its score 0."""
 
 
 Episodes = Sequence[Mapping[str, Any]]

@@ -106,6 +106,7 @@ def _method(
         "method": method,
         "point": next((row["point"] for row in tested if row["state"] == "done"), {}),
         "episodes": len(rows),
+        "failed": sum(row.get("failed", False) for row in rows),
         "tasks": len(tasks),
         "seeds": seeds,
         "left_out": sum(row["task"] not in set(tasks) for row in rows),
@@ -195,6 +196,18 @@ def _notes(
         if row["left_out"]:
             left = _count(row["left_out"], "episode")
             yield f"Of {name}, {left} left out: tasks that it has not played under each of its seeds."
+    yield from _on_failed(study, environment, methods)
+
+
+def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Episodes that were broken off, which verdicts count as losses."""
+    for row in methods:
+        if row["failed"]:
+            share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
+            yield f"{row['method']}: {share} failed in the environment or the engine; each counts as no success."
+    played = [each for row in methods for each in study.played("test", environment, row["method"])]
+    if any("failed" not in each for each in played):
+        yield "episodes.jsonl does not say which episodes failed; give the same command again, and it will."
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
