@@ -27,13 +27,17 @@ EACH_ITS_OWN: Bases = MappingProxyType({})
 """No seeds share a base."""
 
 
-def family(compared: Iterable[str]) -> list[str]:
-    """Compared methods whose number p-values are corrected for: all but the model that nothing was taught."""
-    return [method for method in compared if method != BASE]
+def family(methods: Iterable[str], baseline: str) -> list[str]:
+    """Methods whose number p-values are corrected for: all but the baseline and the model that nothing was taught."""
+    return [method for method in dict.fromkeys(methods) if method not in (BASE, baseline)]
 
 
 def against_baseline(
-    tables: Mapping[str, Scores], baseline: str, bounds: Bounds, bases: Bases = EACH_ITS_OWN
+    tables: Mapping[str, Scores],
+    baseline: str,
+    bounds: Bounds,
+    bases: Bases = EACH_ITS_OWN,
+    planned: Iterable[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Each method against the baseline, on the seeds and tasks that both have.
 
@@ -44,6 +48,8 @@ def against_baseline(
         baseline: Its name.
         bounds: Lowest and highest score possible, or None if there are none.
         bases: The base that each seed begins with.
+        planned: Methods of the study file. Those without a score count in the correction too, since it is made for all
+            that are looked for, not for those that came first.
 
     Returns:
         A row a method; none for one that shares nothing with the baseline.
@@ -69,9 +75,10 @@ def against_baseline(
                     _seed_row(seed, scores[seed], tables[baseline][seed], tasks, bounds) for seed in seeds
                 ],
             }
-    _correct(rows)
+    counted = family([*planned, *rows], baseline)
+    _correct(rows, counted)
     for method, row in rows.items():
-        row["smallest_difference"] = _smallest(found[method], len(family(rows)) if row["counted"] else 1)
+        row["smallest_difference"] = _smallest(found[method], len(counted) if row["counted"] else 1)
         row["verdict"] = verdict(row, LEVEL)
     return rows
 
@@ -132,13 +139,16 @@ def _seed_row(
     }
 
 
-def _correct(rows: Mapping[str, dict[str, Any]]) -> None:
-    """Add the corrected p-values; those of methods that are not counted stay as they are."""
-    counted = family(rows)
+def _correct(rows: Mapping[str, dict[str, Any]], counted: Sequence[str]) -> None:
+    """Add the corrected p-values; those of methods that are not counted stay as they are.
+
+    A method without a score has a p of 1, so that every other one is corrected as if it were the smaller.
+    """
     for method, row in rows.items():
         row["counted"] = method in counted
     for key in ("p_value", "p_value_of_tasks"):
-        corrected = dict(zip(counted, holm([rows[method][key] for method in counted]), strict=True))
+        known = [rows[method][key] if method in rows else 1.0 for method in counted]
+        corrected = dict(zip(counted, holm(known), strict=True))
         for method, row in rows.items():
             row[f"{key}_holm"] = corrected.get(method, row[key])
 

@@ -82,6 +82,11 @@ class RecordedStudy:
         return bases_of(self.settings)
 
     @property
+    def planned(self) -> list[str]:
+        """Methods of the study file."""
+        return list(self.settings.get("methods") or {})
+
+    @property
     def environments(self) -> list[str]:
         """Those that any cell or episode names."""
         return list(dict.fromkeys(row["environment"] for row in (*self.cells, *self.episodes)))
@@ -90,7 +95,7 @@ class RecordedStudy:
         """Methods of an environment: base and SFT first, then as the study names them."""
         rows = (*self.cells, *self.episodes)
         found = dict.fromkeys(row["method"] for row in rows if row["environment"] == environment)
-        order = [BASE, SFT, *(self.settings.get("methods") or {}), *found]
+        order = [BASE, SFT, *self.planned, *found]
         return [name for name in dict.fromkeys(order) if name in found]
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
     for measure, bounds in measures.items():
         tables = {method: table(rows, measure) for method, rows in played.items()}
-        against = against_baseline(tables, study.baseline, bounds, study.bases)
+        against = against_baseline(tables, study.baseline, bounds, study.bases, study.planned)
         for row in methods:
             row[measure]["against"] = against.get(row["method"])
     seeds = sorted({seed for row in methods for seed in row["seeds"]})
@@ -70,11 +70,16 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     return {
         "protocol": _protocol(study, name),
         "seeds": seeds,
-        "comparisons": len(family([row["method"] for row in methods if row["success"]["against"]])),
+        "comparisons": len(family([*study.planned, *played], study.baseline)),
         "measures": list(measures),
         "methods": methods,
         "tuning": tuning,
-        "notes": [*_notes(study, name, methods, seeds), *_on_tuning(tuning), *_on_seeds(study, name, seeds)],
+        "notes": [
+            *_notes(study, name, methods, seeds),
+            *_on_tuning(tuning),
+            *_on_choice(methods, tuning),
+            *_on_seeds(study, name, seeds),
+        ],
     }
 
 
@@ -227,6 +232,19 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
         if worse:
             yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning panel."
+
+
+def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Whether a point was chosen on policies that are tested too: the best of several was lucky as well."""
+    for row in methods:
+        points = [each for each in tuning if each["method"] == row["method"]]
+        both = sorted({seed for each in points for seed in each["seeds"]} & set(row["seeds"]))
+        if len(points) > 1 and both:
+            seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
+            yield (
+                f"{row['method']} was chosen among {len(points)} points on {seeds}, tested too: the best of several is "
+                "lucky as well as good, so its verdict leans towards it, by up to a few points."
+            )
 
 
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
