@@ -2,6 +2,7 @@ r"""How often a study's test and intervals err, with few seeds: ours, tasks alon
 
     python benchmarks/verdicts.py --out benchmarks/verdicts.json      two minutes on one core
     python benchmarks/verdicts.py --quick                             a tenth of the studies
+    python benchmarks/verdicts.py --bases                             seeds that share bases, alone; seconds
 
 Studies of two policies are drawn whose truth is known. Games differ in difficulty; a game under a seed in luck that
 both policies share, as two alignments of one SFT policy do; each policy has noise of its own for a game, for a game
@@ -81,13 +82,43 @@ def cell(seeds: int, tasks: int, luck: float, studies: int) -> dict[str, Any]:
     return shares | medians
 
 
+def shared_bases(seeds: int, bases: int, studies: int, tasks: int = 140) -> tuple[float, float]:
+    """Level where a gain goes with the base and is 0 over all bases: by seed, and with each base once."""
+    wrong = np.zeros(2)
+    for _ in range(studies):
+        shared = DRAW.normal(0, 2, (1, tasks)) + DRAW.logistic(size=(seeds, tasks))
+        gain = DRAW.normal(0, 0.2, bases)[np.arange(seeds) % bases] + DRAW.normal(0, 0.05, seeds)
+        a, b = (
+            (shared + own + DRAW.normal(0, 0.3, shared.shape) > 0).astype(float)
+            for own in (gain[:, None], 0.0)
+        )
+        once = [np.array([side[base::bases].mean(0) for base in range(bases)]).tolist() for side in (a, b)]
+        wrong[0] += crossed_comparison(a.tolist(), b.tolist()).p_value < 0.05
+        wrong[1] += crossed_comparison(once[0], once[1]).p_value < 0.05
+    by_seed, by_base = (wrong / studies).tolist()
+    return by_seed, by_base
+
+
+def print_shared_bases(studies: int) -> None:
+    """Print a table of `shared_bases`."""
+    print("| seeds | bases | level by seed | level by base |")
+    print("|---" * 4 + "|")
+    for seeds, bases in ((6, 2), (10, 3), (10, 5), (10, 10)):
+        by_seed, by_base = shared_bases(seeds, bases, studies)
+        print(f"| {seeds} | {bases} | {by_seed:.3f} | {by_base:.3f} |", flush=True)
+
+
 def main() -> None:
     """Print a table, and write it."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--out", type=Path)
     words.add_argument("--quick", action="store_true")
+    words.add_argument("--bases", action="store_true")
     args = words.parse_args()
     studies = 30 if args.quick else 300
+    if args.bases:
+        print_shared_bases(studies)
+        return
     rows = []
     print(
         "| seeds x tasks | luck | differ | level | tasks alone | bootstrap | coverage | bootstrap | half width | seen |"

@@ -26,6 +26,7 @@ def episodes(method, gain, seed, *, environment, panel, tasks, point=""):
             "environment": environment, "method": method, "point": point, "seed": seed, "panel": panel,
             "task": f"{panel}-{task:03d}", "kind": KINDS[task % 3], "success": bool(success[task]),
             "score": float(success[task]), "turns": int(turns[task]), "invalid": int(turns[task]) // 3,
+            "failed": False,
         }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def small(folder, scores, *, baseline="sft", measure=None):
     rows = [
         {"environment": "toy", "method": method, "point": "", "seed": seed, "panel": "test", "task": task, "kind": "",
          "success": bool(ok), "score": float(ok) if measure is None else measure(method, task), "turns": 4,
-         "invalid": 1}
+         "invalid": 1, "failed": False}
         for method, seeds in scores.items() for seed, tasks in seeds.items() for task, ok in tasks.items()
     ]  # fmt: skip
     cells = [

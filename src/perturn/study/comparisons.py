@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from perturn.stats import (
@@ -17,26 +18,38 @@ from perturn.stats import (
     paired_comparison,
     smallest_difference,
 )
+from perturn.study.bases import Bases, seeds_by_base
 from perturn.study.recorded import BASE, Scores, rows_of, shared
 from perturn.study.wording import verdict
 
 LEVEL, POWER = 0.05, 0.8
+EACH_ITS_OWN: Bases = MappingProxyType({})
+"""No seeds share a base."""
 
 
-def family(compared: Iterable[str]) -> list[str]:
-    """Compared methods whose number p-values are corrected for: all but the model that nothing was taught."""
-    return [method for method in compared if method != BASE]
+def family(methods: Iterable[str], baseline: str) -> list[str]:
+    """Methods whose number p-values are corrected for: all but the baseline and the model that nothing was taught."""
+    return [method for method in dict.fromkeys(methods) if method not in (BASE, baseline)]
 
 
 def against_baseline(
-    tables: Mapping[str, Scores], baseline: str, bounds: Bounds
+    tables: Mapping[str, Scores],
+    baseline: str,
+    bounds: Bounds,
+    bases: Bases = EACH_ITS_OWN,
+    planned: Iterable[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Each method against the baseline, on the seeds and tasks that both have.
+
+    Seeds of one base are averaged first, so that what a method has with a base counts once.
 
     Args:
         tables: Scores of each method, the baseline among them.
         baseline: Its name.
         bounds: Lowest and highest score possible, or None if there are none.
+        bases: The base that each seed begins with.
+        planned: Methods of the study file. Those without a score count in the correction too, since it is made for all
+            that are looked for, not for those that came first.
 
     Returns:
         A row a method; none for one that shares nothing with the baseline.
@@ -48,20 +61,24 @@ def against_baseline(
             shared(scores, tables[baseline]) if method != baseline and baseline in tables else ([], [])
         )
         if tasks:
-            a, b = (rows_of(each, seeds, tasks) for each in (scores, tables[baseline]))
+            together, both = seeds_by_base(seeds, bases), (scores, tables[baseline])
+            a, b = (rows_of(each, together, tasks) for each in both)
             found[method] = crossed_comparison(a, b, bounds=bounds)
             rows[method] = {
                 "baseline": baseline,
                 "seeds": seeds,
+                "seeds_by_base": together,
                 "tasks": len(tasks),
                 **_numbers(found[method], a, b),
+                "differs": _share_of_pairs(*both, seeds, tasks),
                 "by_seed": [
                     _seed_row(seed, scores[seed], tables[baseline][seed], tasks, bounds) for seed in seeds
                 ],
             }
-    _correct(rows)
+    counted = family([*planned, *rows], baseline)
+    _correct(rows, counted)
     for method, row in rows.items():
-        row["smallest_difference"] = _smallest(found[method], len(family(rows)) if row["counted"] else 1)
+        row["smallest_difference"] = _smallest(found[method], len(counted) if row["counted"] else 1)
         row["verdict"] = verdict(row, LEVEL)
     return rows
 
@@ -79,6 +96,11 @@ def ends(low: float, high: float) -> list[float | None]:
     return [end if math.isfinite(end) else None for end in (low, high)]
 
 
+def _share_of_pairs(a: Scores, b: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float:
+    """Share of seeds and tasks on which two methods differ."""
+    return fmean(abs(a[seed][task] - b[seed][task]) > 1e-12 for seed in seeds for task in tasks)
+
+
 def _numbers(
     found: CrossedComparison, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
@@ -89,7 +111,6 @@ def _numbers(
         "bootstrap": list(crossed_bootstrap(difference)),
         "p_value": found.p_value,
         "p_value_of_tasks": found.p_value_of_tasks,
-        "differs": fmean(abs(each) > 1e-12 for row in difference for each in row),
         "variance": {
             "between_seeds": found.spread.between_seeds,
             "between_tasks": found.spread.between_tasks,
@@ -118,13 +139,16 @@ def _seed_row(
     }
 
 
-def _correct(rows: Mapping[str, dict[str, Any]]) -> None:
-    """Add the corrected p-values; those of methods that are not counted stay as they are."""
-    counted = family(rows)
+def _correct(rows: Mapping[str, dict[str, Any]], counted: Sequence[str]) -> None:
+    """Add the corrected p-values; those of methods that are not counted stay as they are.
+
+    A method without a score has a p of 1, so that every other one is corrected as if it were the smaller.
+    """
     for method, row in rows.items():
         row["counted"] = method in counted
     for key in ("p_value", "p_value_of_tasks"):
-        corrected = dict(zip(counted, holm([rows[method][key] for method in counted]), strict=True))
+        known = [rows[method][key] if method in rows else 1.0 for method in counted]
+        corrected = dict(zip(counted, holm(known), strict=True))
         for method, row in rows.items():
             row[f"{key}_holm"] = corrected.get(method, row[key])
 

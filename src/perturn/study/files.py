@@ -71,6 +71,7 @@ def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
         "error": board.errors.get(cell.folder) if state == "failed" else None,
         "seconds": seconds(cell, panel),
         "runs": [str(run.relative_to(board.plan.study.folder)) for run in runs],
+        "makes_base": cell.recipe.base is not None,
     }
 
 
@@ -96,5 +97,5 @@ def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
         key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
             "point": point_text(cell.point)
         }
-        own = ("task", "kind", "success", "score", "turns", "invalid")
+        own = ("task", "kind", "success", "score", "turns", "invalid", "failed")
         yield key | {name: getattr(one, name) for name in own}

@@ -16,6 +16,7 @@ from perturn.data.paths import RunPaths
 from perturn.data.run_files import REMEDY, Amount, Count, Inside, Stamp, parse_settings, read_note, read_notes
 from perturn.errors import RunError
 from perturn.io.reading import check_shape, parse_json, read_text
+from perturn.study.bases import Bases, bases_of
 
 BASE, SFT = "base", "sft"
 """Policies that no method made; they are scored on the test panel as methods are."""
@@ -33,6 +34,7 @@ class CellRow(TypedDict):
     error: NotRequired[str | None]
     seconds: NotRequired[Amount | None]
     runs: NotRequired[list[Inside]]
+    makes_base: NotRequired[bool]
 
 
 class EpisodeRow(TypedDict):
@@ -49,6 +51,8 @@ class EpisodeRow(TypedDict):
     score: Annotated[float, Field(allow_inf_nan=False)]
     turns: Count
     invalid: Count
+    failed: NotRequired[bool]
+    """Whether the environment or the engine broke it off; such an episode is no success, and its score 0."""
 
 
 Episodes = Sequence[Mapping[str, Any]]
@@ -72,6 +76,16 @@ class RecordedStudy:
     """Conditions of the scores on the test panel, by environment and method, but for the seed; a method whose runs are
     not there has none."""
 
+    @cached_property
+    def bases(self) -> Bases:
+        """The base that each seed begins with."""
+        return bases_of(self.settings)
+
+    @property
+    def planned(self) -> list[str]:
+        """Methods of the study file."""
+        return list(self.settings.get("methods") or {})
+
     @property
     def environments(self) -> list[str]:
         """Those that any cell or episode names."""
@@ -81,7 +95,7 @@ class RecordedStudy:
         """Methods of an environment: base and SFT first, then as the study names them."""
         rows = (*self.cells, *self.episodes)
         found = dict.fromkeys(row["method"] for row in rows if row["environment"] == environment)
-        order = [BASE, SFT, *(self.settings.get("methods") or {}), *found]
+        order = [BASE, SFT, *self.planned, *found]
         return [name for name in dict.fromkeys(order) if name in found]
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
@@ -152,9 +166,9 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
     return seeds, tasks
 
 
-def rows_of(values: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> list[list[float]]:
-    """A row a seed, a column a task."""
-    return [[values[seed][task] for task in tasks] for seed in seeds]
+def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
+    """A row for seeds that count together, which is their mean; a column a task."""
+    return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
 def _read_cells(file: Path) -> list[dict[str, Any]]:

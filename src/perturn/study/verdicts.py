@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
+from perturn.study.bases import Bases, has_one_base, seeds_by_base
 from perturn.study.comparisons import LEVEL, POWER, against_baseline, ends, family, share_that_differs
 from perturn.study.recorded import (
     Episodes,
@@ -61,7 +62,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
     for measure, bounds in measures.items():
         tables = {method: table(rows, measure) for method, rows in played.items()}
-        against = against_baseline(tables, study.baseline, bounds)
+        against = against_baseline(tables, study.baseline, bounds, study.bases, study.planned)
         for row in methods:
             row[measure]["against"] = against.get(row["method"])
     seeds = sorted({seed for row in methods for seed in row["seeds"]})
@@ -69,11 +70,16 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     return {
         "protocol": _protocol(study, name),
         "seeds": seeds,
-        "comparisons": len(family([row["method"] for row in methods if row["success"]["against"]])),
+        "comparisons": len(family([*study.planned, *played], study.baseline)),
         "measures": list(measures),
         "methods": methods,
         "tuning": tuning,
-        "notes": [*_notes(study, name, methods, seeds), *_on_tuning(tuning), *_on_seeds(len(seeds))],
+        "notes": [
+            *_notes(study, name, methods, seeds),
+            *_on_tuning(tuning),
+            *_on_choice(methods, tuning),
+            *_on_seeds(study, name, seeds),
+        ],
     }
 
 
@@ -95,7 +101,7 @@ def _method(
     study: RecordedStudy, environment: str, method: str, rows: Episodes, measures: Mapping[str, Bounds]
 ) -> dict[str, Any]:
     """A method on the test panel."""
-    successes = table(rows, "success")
+    successes, bases = table(rows, "success"), study.bases
     seeds, tasks = shared(successes) if rows else ([], [])
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
     tested = [row for row in cells if row["panel"] == "test"]
@@ -105,24 +111,28 @@ def _method(
         "method": method,
         "point": next((row["point"] for row in tested if row["state"] == "done"), {}),
         "episodes": len(rows),
+        "failed": sum(row.get("failed", False) for row in rows),
         "tasks": len(tasks),
         "seeds": seeds,
         "left_out": sum(row["task"] not in set(tasks) for row in rows),
-        **{measure: _mean(table(rows, measure), bounds) for measure, bounds in measures.items()},
+        **{measure: _mean(table(rows, measure), bounds, bases) for measure, bounds in measures.items()},
         "seeds_differ": share_that_differs(successes, seeds, tasks),
-        "turns": _mean(table(rows, "turns"), None),
-        "invalid": _invalid(rows),
+        "turns": _mean(table(rows, "turns"), None, bases),
+        "invalid": _invalid(rows, bases),
         "seconds": fmean(spent) if spent else None,
         "tuning_seconds": sum(tuned),
     }
 
 
-def _mean(values: Scores, bounds: Bounds) -> dict[str, Any]:
-    """A mean over seeds and tasks, with both of its intervals; None where there is no task under every seed."""
+def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
+    """A mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
+
+    Seeds of one base are averaged first.
+    """
     seeds, tasks = shared(values) if values else ([], [])
     if not tasks:
         return {"mean": None, "interval": [None, None], "bootstrap": [None, None]}
-    rows = rows_of(values, seeds, tasks)
+    rows = rows_of(values, seeds_by_base(seeds, bases), tasks)
     found = crossed_interval(rows, bounds=bounds)
     return {
         "mean": found.mean,
@@ -131,12 +141,12 @@ def _mean(values: Scores, bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def _invalid(episodes: Episodes) -> dict[str, Any]:
+def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
     """Share of turns that are invalid: with r the share and m the mean of turns, r + (invalid - r turns) / m."""
     turns, invalid = table(episodes, "turns"), table(episodes, "invalid")
     mean = fmean([each for tasks in turns.values() for each in tasks.values()] or [0.0])
     if mean == 0:
-        return _mean({}, None)
+        return _mean({}, None, bases)
     share = fmean([each for tasks in invalid.values() for each in tasks.values()]) / mean
     found = _mean(
         {
@@ -144,6 +154,7 @@ def _invalid(episodes: Episodes) -> dict[str, Any]:
             for seed, tasks in turns.items()
         },
         None,
+        bases,
     )
     cut = [None if end is None else min(1.0, max(0.0, end)) for end in found["interval"]]
     return found | {"interval": cut}
@@ -164,7 +175,7 @@ def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dic
             "text": text,
             "seeds": seeds,
             "tasks": len(tasks),
-            "success": _mean(successes, (0.0, 1.0)),
+            "success": _mean(successes, (0.0, 1.0), study.bases),
             "chosen": text in chosen,
         }
 
@@ -190,6 +201,18 @@ def _notes(
         if row["left_out"]:
             left = _count(row["left_out"], "episode")
             yield f"Of {name}, {left} left out: tasks that it has not played under each of its seeds."
+    yield from _on_failed(study, environment, methods)
+
+
+def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Episodes that were broken off, which verdicts count as losses."""
+    for row in methods:
+        if row["failed"]:
+            share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
+            yield f"{row['method']}: {share} failed in the environment or the engine; each counts as no success."
+    played = [each for row in methods for each in study.played("test", environment, row["method"])]
+    if any("failed" not in each for each in played):
+        yield "episodes.jsonl does not say which episodes failed; give the same command again, and it will."
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -211,12 +234,44 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning panel."
 
 
-def _on_seeds(count: int) -> Iterator[str]:
-    if count == 1:
-        yield "One seed: the intervals say how other tasks would come out, and nothing of another seed."
-    elif 1 < count <= FEW_SEEDS:
-        yield f"{count} seeds say little of others: intervals are wide where seeds differ. 5 to 10 make them narrower."
+def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Whether a point was chosen on policies that are tested too: the best of several was lucky as well."""
+    for row in methods:
+        points = [each for each in tuning if each["method"] == row["method"]]
+        both = sorted({seed for each in points for seed in each["seeds"]} & set(row["seeds"]))
+        if len(points) > 1 and both:
+            seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
+            yield (
+                f"{row['method']} was chosen among {len(points)} points on {seeds}, tested too: the best of several is "
+                "lucky as well as good, so its verdict leans towards it, by up to a few points."
+            )
+
+
+def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
+    """Whether there are few seeds, and whether they share a base."""
+    count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
+    if own < count:
+        what = "base"
+        yield f"{count} seeds share {_number(own, 'base')}: seeds of one base are averaged, and count as one."
+    elif count > 1 and has_one_base(
+        study.settings, [row for row in study.cells if row["environment"] == environment]
+    ):
+        yield (
+            "All seeds begin with one base, so that every interval and verdict is for this one base alone: "
+            "another base may rank the methods otherwise. by_seed: {base.seed: [0, 1, 2]} makes several."
+        )
+    if own == 1:
+        yield f"One {what}: the intervals say how other tasks would come out, and nothing of another {what}."
+    elif 1 < own <= FEW_SEEDS:
+        yield (
+            f"{own} {what}s say little of others: intervals are wide where {what}s differ. "
+            "5 to 10 make them narrower."
+        )
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"
+    return f"{_number(number, noun)} {'is' if number == 1 else 'are'}"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

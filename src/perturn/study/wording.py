@@ -22,7 +22,7 @@ def verdict(row: Mapping[str, Any], level: float) -> str:
         level: Of the test.
     """
     low, high = row["interval"]
-    if len(row["seeds"]) > 1 and row["p_value_holm"] < level:
+    if len(row["seeds_by_base"]) > 1 and row["p_value_holm"] < level:
         if low is not None and low > 0:
             return "better"
         if high is not None and high < 0:
@@ -81,6 +81,8 @@ def _evidence(row: Mapping[str, Any], measure: str) -> str:
     low, high = (points(end, measure) for end in row["interval"])
     unit = " points" if measure == "success" else ""
     seeds = "1 seed" if len(row["seeds"]) == 1 else f"{len(row['seeds'])} seeds"
+    if len(row["seeds_by_base"]) < len(row["seeds"]):
+        seeds += " of 1 base" if len(row["seeds_by_base"]) == 1 else f" of {len(row['seeds_by_base'])} bases"
     tasks = "1 task" if row["tasks"] == 1 else f"{row['tasks']} tasks"
     return (
         f"Difference {points(row['mean_difference'], measure)}{unit} (95\u00a0% interval {low} to {high}; "

@@ -1,0 +1,89 @@
+"""Notes of a study: reasons to read its verdicts with care."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from perturn.study import files
+from perturn.study.page import write_study_page
+from perturn.study.verdicts import summarize
+from study.recorded_studies import make, write
+from study.test_board import episode
+
+
+def notes(folder):
+    """Notes of the one environment."""
+    return summarize(folder)["environments"]["alfworld"]["notes"]
+
+
+def test_failed_episodes_are_counted_and_stay_in(tmp_path):
+    """Seven losses of dpo were failures: the numbers stay, and a note says how many."""
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    before = summarize(tmp_path)["environments"]["alfworld"]
+    lost = [row for row in rows if (row["method"], row["panel"], row["success"]) == ("dpo", "test", False)]
+    for row in lost[:7]:
+        row["failed"] = True
+    write(tmp_path, settings, cells, rows)
+
+    found = summarize(tmp_path)["environments"]["alfworld"]
+
+    said = "dpo: 7 of 420 test episodes failed in the environment or the engine; each counts as no success."
+    assert said in found["notes"]
+    assert not any("failed" in note for note in before["notes"])
+    assert [row["failed"] for row in found["methods"]] == [0, 7]
+    assert found["methods"] == [before["methods"][0], before["methods"][1] | {"failed": 7}]
+
+
+def test_episodes_that_do_not_say_whether_they_failed_are_named(tmp_path):
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    del next(row for row in rows if row["panel"] == "test")["failed"]
+    write(tmp_path, settings, cells, rows)
+
+    assert any(
+        note.startswith("episodes.jsonl does not say which episodes failed") for note in notes(tmp_path)
+    )
+
+
+def test_a_row_says_whether_its_episode_failed(monkeypatch):
+    monkeypatch.setattr(files, "outcomes", lambda cell, panel: [replace(episode(False), failed=True)])
+    cell = SimpleNamespace(environment="toy", method="dpo", point={}, seed=0)
+
+    assert [row["failed"] for row in files.episode_rows(cell, "test")] == [True]
+
+
+def test_methods_that_are_not_there_yet_are_corrected_for(tmp_path):
+    """Of four methods of the study file one has a score: its p is four times as large, as it is beside the others."""
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    alone = summarize(tmp_path)["environments"]["alfworld"]
+    waiting = {name: {} for name in ("base", "sft", "dpo", "online", "rft", "nat")}
+    write(tmp_path, settings | {"methods": waiting}, cells, rows)
+
+    found = summarize(tmp_path)["environments"]["alfworld"]
+
+    row, before = (each["methods"][1]["success"]["against"] for each in (found, alone))
+    assert (alone["comparisons"], found["comparisons"]) == (1, 4)
+    assert row["p_value"] == before["p_value_holm"]
+    assert row["p_value_holm"] == min(1.0, 4 * row["p_value"])
+    assert row["smallest_difference"] > before["smallest_difference"]
+
+
+def test_a_page_of_two_measures_says_that_each_is_a_family(tmp_path):
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    one = write_study_page(tmp_path).read_text(encoding="utf-8")
+    write(tmp_path, settings, cells, [row | {"score": row["score"] / 2} for row in rows])
+
+    both = write_study_page(tmp_path).read_text(encoding="utf-8")
+
+    assert "by Holm, all that the study file names, in this environment." in one
+    assert "for score alone: success and score are two families" in both
+
+
+def test_a_point_that_was_chosen_on_tested_seeds_is_named(tmp_path):
+    """Points of dpo were tried on seeds 0 and 1; sft has none to choose from, and other seeds do not lean."""
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    said = [note for note in notes(tmp_path) if "was chosen among" in note]
+    moved = [row | {"seed": row["seed"] + 7} if row["panel"] == "test" else row for row in rows]
+    write(tmp_path, settings, cells, moved)
+
+    assert len(said) == 1
+    assert said[0].startswith("dpo was chosen among 3 points on seeds 0, 1, tested too")
+    assert not any("was chosen among" in note for note in notes(tmp_path))
