@@ -4,11 +4,17 @@ import re
 import sys
 
 import pytest
+import yaml
 
 from perturn.cli import main
 from perturn.data.lock import RunLock
+from perturn.data.store import write_records
+from perturn.envs.load import make_environment
 from perturn.errors import ConfigError, InUseError
+from perturn.run.panels import choose_tasks
+from perturn.settings.sections import Tasks
 from perturn.study.loop import open_study, run_study
+from perturn.types import Action, PreferencePair, Trajectory, Turn
 
 STUDY = """
 name: small
@@ -45,6 +51,47 @@ def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, secti
     assert re.search(
         rf"test\.tasks shares 1 tasks with {section}\.tasks, such as '.+'; what is tested must not", said
     )
+
+
+def test_nothing_is_learned_on_the_tuning_panel(study):
+    """SFT has tasks 0 to 3 of train."""
+    said = refusal(study, "tune.tasks={split: train, per_kind: 1}")
+
+    assert re.search(
+        r"tune\.tasks shares 1 tasks with sft\.tasks, such as '.+'; what is tuned on must not", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("pair.file", "test")]
+)
+def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, recipe, tmp_path, key, panel):
+    """SFT is taught every episode of such a file, whatever its own panel."""
+    env = make_environment(yaml.safe_load(recipe.read_text())["environment"])
+    tasks = choose_tasks(env, Tasks(split="test", per_kind=1, skip=2 if panel == "test" else 0))
+    turn = Turn(({"role": "user", "content": "a"},), Action("b"))
+    episodes = [Trajectory(task, (turn,), "e", success=True) for task in tasks]
+    file = tmp_path / "own.jsonl"
+    rows = episodes if key == "expert.file" else [PreferencePair(one, one) for one in episodes]
+    write_records(file, rows)
+
+    said = refusal(study, f"methods.own={{{key}: {file}}}")
+
+    assert f"{panel}.tasks shares {len(tasks)} tasks with {key}, such as" in said
+    assert "take its rows out" in said
+
+
+def test_cells_that_come_after_tuning_are_checked_before_it(study):
+    """Seed 1 is not tuned, so its cells are made once a point is chosen; it would explore tasks 2 and 3 of test."""
+    said = refusal(
+        study,
+        "seeds=[0, 1]",
+        "tune.seeds=[0]",
+        "sweep={align.learning_rate: [1.0e-4, 1.0e-3]}",
+        "by_seed={explore.tasks: [{split: train, per_kind: 1}, {split: test, per_kind: 1, skip: 2}]}",
+    )
+
+    assert "seed 1: test.tasks shares 1 tasks with explore.tasks" in said
 
 
 def test_the_next_tasks_are_nobodys(study):

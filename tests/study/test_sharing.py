@@ -1,10 +1,11 @@
 """Which stages two recipes share: those all whose settings, and those of the stages before, are equal."""
 
 import copy
+import json
 
 import pytest
 
-from perturn.data.run_folder import counted_settings
+from perturn.data.run_folder import Run, counted_settings
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped
@@ -106,3 +107,30 @@ def test_every_stage_up_to_the_first_alignment_says_what_it_reads(name):
     first = next((i for i, stage in enumerate(stages(recipe)) if stage.name.startswith("align")), None)
 
     assert all(stage.reads for stage in stages(recipe)[:first])
+
+
+def take(tmp_path, name, path):
+    """Of two runs, each with texts of tokens and a stamp, the second one takes a stage over from the first."""
+    one, two = (parse(Recipe, {**DATA, "name": each, "output": str(tmp_path)}) for each in ("one", "two"))
+    with Run(one) as theirs, Run(two) as ours:
+        for run, text in ((theirs, "mug"), (ours, "desk")):
+            run.paths.tokens.write_text(json.dumps({"7": text, text: text}))
+            run.paths.stamp.write_text(text)
+        file = theirs.folder / path
+        with theirs.stage(name, file):
+            file.write_text("x\n")
+        assert ours.take_over(name, theirs.folder)
+        return json.loads(ours.paths.tokens.read_text()), ours.paths.stamp.read_text()
+
+
+def test_what_no_model_has_read_brings_no_texts_of_tokens_and_no_stamp(tmp_path):
+    """The expert's episodes are shared by runs of different vocabularies and evaluations."""
+    assert take(tmp_path, EXPERT, "trajectories/expert.jsonl") == ({"7": "desk", "desk": "desk"}, "desk")
+
+
+def test_a_score_brings_its_stamp_and_texts_of_tokens_that_are_missing(tmp_path):
+    """A token that has a text already keeps it."""
+    texts, stamp = take(tmp_path, BASE, "evaluation/base.jsonl")
+
+    assert texts == {"7": "desk", "mug": "mug", "desk": "desk"}
+    assert stamp == "mug"

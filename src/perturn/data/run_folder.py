@@ -30,6 +30,7 @@ from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole,
 from perturn.ranks import leads
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.stages import stages
 from perturn.tables import table
 
 _log = logging.getLogger(__name__)
@@ -155,17 +156,19 @@ class Run:
         refuse_damage(theirs, own)
         for file in own:
             link_whole(theirs / file, self.folder / file)
-        self._take_shared(RunPaths(theirs))
+        self._take_shared(stage, RunPaths(theirs))
         self.manifest["files"] |= own
         self._note(stage, {**note, "taken_from": theirs.name}, [])
         return True
 
-    def _take_shared(self, theirs: RunPaths) -> None:
-        """Take what a stage of another run has left in files that no stage has alone."""
-        noted = [read_note(paths.tokens, dict[str, str]) for paths in (self.paths, theirs)]
-        if noted[1]:
-            write_whole(self.paths.tokens, json.dumps((noted[0] or {}) | noted[1], ensure_ascii=False) + "\n")
-        if theirs.stamp.is_file() and not self.paths.stamp.is_file():
+    def _take_shared(self, name: str, theirs: RunPaths) -> None:
+        """Take what a stage of another run has left, in files that no stage has alone, of what is the same here."""
+        stage = next(each for each in stages(self.recipe) if each.name == name)
+        if "model" in stage.reads:  # else the other run may have another vocabulary
+            noted = [read_note(paths.tokens, dict[str, str]) or {} for paths in (theirs, self.paths)]
+            if noted[0]:
+                write_whole(self.paths.tokens, json.dumps(noted[0] | noted[1], ensure_ascii=False) + "\n")
+        if stage.command == "evaluate" and theirs.stamp.is_file():
             link_whole(theirs.stamp, self.paths.stamp)
 
     @contextmanager

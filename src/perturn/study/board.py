@@ -62,6 +62,15 @@ class Board:
                 found[cell.folder] = cell, panel == "test" or found.get(cell.folder, (cell, False))[1]
         return found
 
+    def possible(self) -> Iterator[Cell]:
+        """Cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
+        found = {folder: cell for folder, (cell, _) in self.to_do().items()}
+        for method, points in self.plan.points.items():
+            if method not in self.chosen:
+                each = (cell for point in points for cell in self.plan.testing(*method, point))
+                found |= {cell.folder: cell for cell in each if cell.folder not in found}
+        yield from found.values()
+
     @property
     def unknown(self) -> int:
         """Cells of the test panel of methods whose point is not chosen yet."""

@@ -22,10 +22,9 @@ from perturn.settings.cluster import Cluster
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages
+from perturn.study.keys import OF_THE_ALIGNMENT, refuse_unknown, refuse_without_alignment
 from perturn.study.settings import SWEEP, Study
 
-_OF_THE_ALIGNMENT = ("explore", "pair", "groups", "credit", "iterations")
-"""Sections that go where the alignment goes."""
 _OF_TRAINING = ("sft", "align", "expert", "base")
 """Sections that a score alone does not have."""
 _LONGEST_NAME = 120
@@ -98,8 +97,9 @@ class Plan:
             recipe: The recipe's mapping, as it is written.
 
         Raises:
-            ConfigError: If the tuning of two methods would not be equal.
+            ConfigError: If a key would go unread, or the tuning of two methods would not be equal.
         """
+        refuse_unknown(study)
         self.study, self._recipe = study, recipe
         section = recipe.get("cluster")
         self.cluster = None if section is None else _cluster(section)
@@ -160,7 +160,7 @@ class Plan:
                     set_key(data, key, copy.deepcopy(value))
         data.pop("cluster", None)
         if data.get("align") is None:
-            for key in _OF_THE_ALIGNMENT:
+            for key in OF_THE_ALIGNMENT:
                 data.pop(key, None)
         return data
 
@@ -168,10 +168,12 @@ class Plan:
         """The points that are tried for a method; one empty one where nothing of it is swept.
 
         Raises:
-            ConfigError: If they are more or fewer than those of the others.
+            ConfigError: If they are more or fewer than those of the others, or of what the method does not have.
         """
         study, own = self.study, self.study.methods[method].get(SWEEP)
         data = self._data(environment, method, {}, study.seeds[0])
+        if data.get("align") is None:
+            refuse_without_alignment(study, method)
         swept = (
             {key: values for key, values in study.sweep.items() if _has_section(data, key)}
             if own is None
@@ -231,7 +233,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _scoring(data: dict[str, Any], panel: dict[str, Any]) -> dict[str, Any]:
     """The recipe of a run that scores a policy and does nothing else, but for its model and its name."""
-    without = {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *_OF_THE_ALIGNMENT)}
+    without = {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *OF_THE_ALIGNMENT)}
     return {**without, "evaluate": {**(data.get("evaluate") or {}), "tasks": panel, "every": 1}}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from perturn.audit.rows import read_rows
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
+from perturn.io.reading import user_path
 from perturn.run.loop import check, refuse_early
 from perturn.run.panels import choose_tasks, look_up
 from perturn.run.session import world_maker
@@ -17,17 +19,17 @@ from perturn.settings.sections import Tasks
 from perturn.study.cells import Cell
 from perturn.study.settings import Study
 from perturn.table import locate
-from perturn.types import Environment
+from perturn.types import Environment, PreferencePair
 
 
 def check_study(study: Study, cells: Iterable[Cell]) -> None:
-    """Check the recipe of each cell as `perturn run` would, and that nothing is learned or tuned on the test panel.
+    """Check the recipe of each cell as `perturn run` would, and that nothing is learned where it is tuned or tested.
 
     Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
 
     Args:
         study: The study.
-        cells: Those to work on.
+        cells: All that may be worked on.
 
     Raises:
         PerturnError: The first mistake; it names the cell.
@@ -50,30 +52,62 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
 
 def _panels(recipe: Recipe) -> str:
     """All that decides which tasks the stages of a recipe see."""
-    sections = (recipe.base, recipe.sft, recipe.explore, recipe.evaluate)
+    sections = (recipe.base, recipe.sft, recipe.explore)
     tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
-    return json.dumps([recipe.environment, *tasks], sort_keys=True, default=str)
+    made = [each is not None for each in (*sections, recipe.expert, recipe.evaluate)]
+    return json.dumps([recipe.environment, tasks, made, _own_files(recipe)], sort_keys=True, default=str)
+
+
+def _own_files(recipe: Recipe) -> dict[str, str]:
+    """Files of the user's that a recipe learns from, by their keys."""
+    sections = {"expert.file": recipe.expert, "pair.file": recipe.pair}
+    return {key: each.file for key, each in sections.items() if each is not None and each.file is not None}
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Refuse a test panel of which a stage of the cell's run would see a task.
+    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task.
 
     Raises:
-        ConfigError: Naming the section and a task.
+        ConfigError: Naming the panel, what has a task of it too, and the task.
+        DataError: If a file of the user's cannot be read.
     """
     with closing_world(world_maker(cell.recipe)()) as env:
-        held = _ids(env, study.test.tasks, "test.tasks")
-        if study.tune is not None:
-            _ids(env, study.tune.tasks, "tune.tasks")
-        panels = look_up(cell.recipe, env)
-    for name, tasks in panels.tasks.items():
-        both = sorted(held.intersection(task.id for task in tasks))
-        if both:
-            section = "tune.tasks" if name == "evaluate" else f"{name}.tasks"
+        tested = _ids(env, study.test.tasks, "test.tasks")
+        tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
+        panels = look_up(cell.recipe, env).tasks
+    learned = {
+        f"{name}.tasks": {task.id for task in tasks} for name, tasks in panels.items() if name != "evaluate"
+    }
+    learned |= {key: _ids_in(file, key) for key, file in _own_files(cell.recipe).items()}
+    _refuse_shared("test.tasks", tested, learned | {"tune.tasks": tuned})
+    _refuse_shared("tune.tasks", tuned, learned)
+
+
+def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
+    """Refuse a panel that shares a task with others.
+
+    Raises:
+        ConfigError: Naming both and a task.
+    """
+    must_not = (
+        "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
+    )
+    for name, ids in others.items():
+        if both := sorted(held & ids):
+            whose = "take its rows out" if name.endswith(".file") else "`skip` those"
             raise ConfigError(
-                f"test.tasks shares {len(both)} tasks with {section}, such as {both[0]!r:.80}; what is tested must not "
-                "be learned or tuned on, so take another split, or `skip` those."
+                f"{panel} shares {len(both)} tasks with {name}, such as {both[0]!r:.80}; what is {must_not}, so take "
+                f"another split, or {whose}."
             )
+
+
+def _ids_in(file: str, key: str) -> set[str]:
+    """Ids of the tasks of a file of the user's; rows of TRL's have none but a number."""
+    found = set()
+    for row in read_rows(user_path(file, key)):
+        sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
+        found |= {side.task.id for side in sides}
+    return found
 
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:

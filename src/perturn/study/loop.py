@@ -33,7 +33,7 @@ def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
     """
     study, recipe = read_study(file, overrides)
     board = Board(Plan(study, recipe))
-    check_study(study, [cell for cell, _ in board.to_do().values()])
+    check_study(study, board.possible())
     return board
 
 

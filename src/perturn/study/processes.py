@@ -26,6 +26,7 @@ from perturn.io.plain import told
 from perturn.run.loop import open_run, run_stages
 from perturn.run.session import policy_path
 from perturn.study.cells import Cell
+from perturn.study.results import forget_stale, note_scored
 from perturn.study.sharing import Sources, take_over
 from perturn.table import locate
 
@@ -175,5 +176,7 @@ def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
         run_stages(run, take_over=lambda stage: take_over(run, stage, sources))
         model = policy_path(run, cell.policy)
     if test:
+        forget_stale(cell)
         with open_run(cell.test_recipe(model)) as scored:
+            note_scored(cell)
             run_stages(scored)

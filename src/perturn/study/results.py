@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,10 +11,14 @@ from typing import Any, Literal
 
 from perturn.data.outcomes import Outcome, read_outcomes
 from perturn.data.paths import RunPaths
+from perturn.data.run_files import read_note
 from perturn.data.seals import read_manifest
+from perturn.io.writing import write_whole
 from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
+_SCORED = "scored.json"
+"""The note, in the folder of a cell's score, of which weights were scored."""
 PANELS: tuple[Panel, ...] = ("tune", "test")
 
 
@@ -20,7 +26,34 @@ def is_done(cell: Cell, panel: Panel) -> bool:
     """Whether a cell's run is finished, and for the test panel its score too."""
     done = _stages(cell.folder)
     whole = all(done.get(name, {}).get("done") for name in cell.stages)
-    return whole and (panel == "tune" or bool(_stages(cell.scored).get("evaluate-base", {}).get("done")))
+    if not whole or panel == "tune":
+        return whole
+    return bool(_stages(cell.scored).get("evaluate-base", {}).get("done")) and not _is_stale(cell)
+
+
+def forget_stale(cell: Cell) -> None:
+    """Remove the score of a cell whose policy has been made anew since, with other weights."""
+    if _is_stale(cell):
+        shutil.rmtree(cell.scored)
+
+
+def note_scored(cell: Cell) -> None:
+    """Keep, in the folder of a cell's score, which weights are scored there."""
+    write_whole(cell.scored / _SCORED, json.dumps(_weights(cell)) + "\n")
+
+
+def _is_stale(cell: Cell) -> bool:
+    """Whether a cell's score is that of other weights than its policy has; without a note nobody can tell."""
+    noted = read_note(cell.scored / _SCORED, dict[str, str])
+    return noted is not None and noted != _weights(cell)
+
+
+def _weights(cell: Cell) -> dict[str, str]:
+    """SHA-256 of the files of a cell's policy, by path in its run; none of a model that no run makes."""
+    within = f"{RunPaths(cell.folder).name(RunPaths(cell.folder).checkpoint(cell.policy))}/"
+    manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
+    seals = manifest.get("files", {})
+    return {file: one["sha256"] for file, one in seals.items() if file.startswith(within)}
 
 
 def _stages(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Keys of a study that no cell would read, refused before any cell is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from perturn.errors import ConfigError, did_you_mean
+from perturn.settings.recipe import Recipe
+from perturn.study.settings import SWEEP, Study
+
+OF_THE_ALIGNMENT = ("explore", "pair", "groups", "credit", "iterations")
+"""Sections that go where the alignment goes."""
+
+
+def refuse_unknown(study: Study) -> None:
+    """Refuse keys that are of no section of a recipe; with null as its value such a key would go unseen.
+
+    Raises:
+        ConfigError: Naming the first one.
+    """
+    _refuse("by_seed", study.by_seed)
+    _refuse(SWEEP, study.sweep)
+    for name, overlay in study.environments.items():
+        _refuse(f"environments.{name}", overlay)
+    for name, method in study.methods.items():
+        _refuse(f"methods.{name}", [key for key in method if key != SWEEP])
+        own = method.get(SWEEP)
+        _refuse(f"methods.{name}.{SWEEP}", own if isinstance(own, Mapping) else ())
+
+
+def _refuse(where: str, keys: Iterable[Any]) -> None:
+    """Refuse keys whose first part is of no recipe."""
+    known = [each.name for each in fields(Recipe)]
+    for key in map(str, keys):
+        first = key.partition(".")[0]
+        if first not in known:
+            raise ConfigError(f"{where}: unknown key {key[:200]!r}.{did_you_mean(first, known)}")
+
+
+def refuse_without_alignment(study: Study, method: str) -> None:
+    """Refuse what a method without an alignment sets, or sweeps, of the sections that go with it.
+
+    Raises:
+        ConfigError: Naming the first key.
+    """
+    own = study.methods[method]
+    swept = own.get(SWEEP)
+    for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
+        if value is not None and key.partition(".")[0] in OF_THE_ALIGNMENT:
+            raise ConfigError(
+                f"methods.{method} sets {key}, which goes with the alignment, and has none (`align: null`); remove "
+                "the one or the other."
+            )
