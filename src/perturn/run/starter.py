@@ -28,6 +28,8 @@ from perturn.tables import table
 _TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
 """Sections whose `name` picks an entry, whose settings are theirs."""
 _MOST_TASKS = 10
+_LEFT_OUT = {(Recipe, "base")}
+"""Sections that a recipe for a model that is there has no use for."""
 _WIDTH = 110
 
 
@@ -180,7 +182,7 @@ def _fields(
 ) -> Iterator[str]:
     """All fields of a settings class: those chosen as they are, the others as commented defaults."""
     active = set(chosen)
-    names = list(_defaults(kind))
+    names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
     if live and not active and not may_be_empty:
         active = {names[0]}  # a section must not be empty
     for name in names:
