@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,7 +18,6 @@ from perturn.study.loop import open_study, run_study
 
 from .corridor import make_place
 
-PERTURN = Path(sys.executable).with_name("perturn")
 OWN = ("recipe.yaml", "tasks.json", "tokens.json")
 PER_SEED = ("expert", "evaluate-base", "sft", "evaluate-sft", "explore", "pair")
 
@@ -30,6 +28,12 @@ def place(tmp_path_factory, tiny_folder):
     folder = tmp_path_factory.mktemp("study")
     make_place(folder, tiny_folder)
     return folder
+
+
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
+    "from perturn.cli import main; main()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def start(place):
             "CORRIDOR_PAUSE": str(pause),
         }
         return subprocess.Popen(
-            [PERTURN, "study", "study.yaml", *words, "--workers", "2"],
+            [sys.executable, "-c", INTERRUPTIBLE, "study", "study.yaml", *words, "--workers", "2"],
             cwd=place,
             env=environment,
             stdout=subprocess.PIPE,
