@@ -7,14 +7,12 @@ official engine, which `alfworld-official` runs; `docs/environments.md` says how
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import ClassVar
 
-from perturn.envs.alfworld.clumsy import aimless_script, clumsy_script
-from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText
 from perturn.envs.alfworld.play import TextGame, check_grammar
+from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import choose_kinds
 from perturn.types import Observation, Task
 
@@ -22,7 +20,7 @@ VERSION = "1.0"
 """Changes whenever an observation, a list of commands, a reward or a win does."""
 
 
-class ALFWorld:
+class ALFWorld(GamesTaught):
     """ALFWorld as an `Environment` and an `Expert`.
 
     The text of an observation is the official engine's. The first one is the room, a blank line, and the task.
@@ -67,25 +65,6 @@ class ALFWorld:
     def step(self, action: str) -> Observation:
         """Take one action, a command such as `go to desk 1`."""
         return self._game.step(action)
-
-    def expert(self, task: Task) -> Sequence[str]:
-        """Actions of an explorer who sees observations alone; a running episode is not disturbed."""
-        return [action for _, action in self.demonstration(task)]
-
-    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Thought and action of the expert, a pair a turn."""
-        game = TextGame(self.grammar)
-        return demonstrate(Player(game.reset(self.game(task)), game.step))
-
-    def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Actions of the expert who errs and recovers, other ones for each seed."""
-        game = TextGame(self.grammar)
-        return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
-
-    def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Actions of somebody without a goal, who tries what can be done."""
-        game = TextGame(self.grammar)
-        return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
     def game(self, task: Task) -> GameText:
         """The game of a task, with the planner's walkthrough if the data has it."""

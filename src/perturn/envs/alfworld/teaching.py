@@ -1,0 +1,43 @@
+"""How a game that can be read is shown: by the expert, by one who errs, and by one without a goal."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from perturn.envs.alfworld.clumsy import aimless_script, clumsy_script
+from perturn.envs.alfworld.expert import Player, demonstrate
+from perturn.envs.alfworld.games import GameText
+from perturn.envs.alfworld.play import TextGame
+from perturn.envs.alfworld.text import Grammar
+from perturn.types import Task
+
+
+class GamesTaught(ABC):
+    """A `Teacher`; each plays a game of its own, so a running episode is not disturbed."""
+
+    grammar: Grammar
+
+    @abstractmethod
+    def game(self, task: Task) -> GameText:
+        """The game of a task."""
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Actions of an explorer who sees observations alone."""
+        return [action for _, action in self.demonstration(task)]
+
+    def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
+        """Thought and action of the expert, a pair a turn."""
+        game = TextGame(self.grammar)
+        return demonstrate(Player(game.reset(self.game(task)), game.step))
+
+    def clumsy(self, task: Task, seed: int) -> Sequence[str]:
+        """Actions of the expert who errs and recovers, other ones for each seed."""
+        game = TextGame(self.grammar)
+        return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
+
+    def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
+        """Actions of somebody without a goal, who tries what can be done."""
+        game = TextGame(self.grammar)
+        return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
