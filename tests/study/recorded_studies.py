@@ -82,3 +82,25 @@ def write(folder, settings, cells, rows):
     (folder / "cells.json").write_text(json.dumps(cells), encoding="utf-8")
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "episodes.jsonl").write_text(lines, encoding="utf-8")
+
+
+def small(folder, scores, *, baseline="sft", measure=None):
+    """A study of hand-written successes: method -> seed -> task -> success, on the test panel alone."""
+    rows = [
+        {"environment": "toy", "method": method, "point": "", "seed": seed, "panel": "test", "task": task, "kind": "",
+         "success": bool(ok), "score": float(ok) if measure is None else measure(method, task), "turns": 4,
+         "invalid": 1, "failed": False}
+        for method, seeds in scores.items() for seed, tasks in seeds.items() for task, ok in tasks.items()
+    ]  # fmt: skip
+    cells = [
+        {"environment": "toy", "method": method, "point": {}, "seed": seed, "panel": "test", "state": "done",
+         "error": None, "seconds": 2.0}
+        for method, seeds in scores.items() for seed in seeds
+    ]  # fmt: skip
+    write(folder, {"name": "toy", "baseline": baseline}, cells, rows)
+    return cells, rows
+
+
+def panel(*successes):
+    """Successes by task."""
+    return {f"t{index}": ok for index, ok in enumerate(successes)}

@@ -81,7 +81,7 @@ def test_the_tuning_panel_is_played_on_its_seeds_alone(plan):
 
     assert (tuned.recipe.evaluate.tasks.split, tuned.recipe.evaluate.sampling.max_new_tokens) == ("dev", 7)
     assert other.recipe.evaluate is None
-    scoring = tuned.test_recipe("runs/x/checkpoints/dpo")
+    scoring = tuned.scoring_recipe("runs/x/checkpoints/dpo")
     assert (scoring.evaluate.tasks.split, scoring.evaluate.tasks.n) == ("test", 5)
     assert scoring.evaluate.sampling.max_new_tokens == 7
     assert scoring.model.name == "runs/x/checkpoints/dpo"

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from perturn.errors import RunError
 from perturn.stats import crossed_comparison, crossed_interval, holm, paired_comparison
 from perturn.study.verdicts import summarize
 from perturn.study.wording import sentences
-from study.recorded_studies import make, write
+from study.recorded_studies import make, panel, small, write
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +28,8 @@ def against(summary, method, measure="success"):
     return methods(summary)[method][measure]["against"]
 
 
-def small(folder, scores, *, baseline="sft", measure=None):
-    """A study of hand-written successes: method -> seed -> task -> success, on the test panel alone."""
-    rows = [
-        {"environment": "toy", "method": method, "point": "", "seed": seed, "panel": "test", "task": task, "kind": "",
-         "success": bool(ok), "score": float(ok) if measure is None else measure(method, task), "turns": 4,
-         "invalid": 1, "failed": False}
-        for method, seeds in scores.items() for seed, tasks in seeds.items() for task, ok in tasks.items()
-    ]  # fmt: skip
-    cells = [
-        {"environment": "toy", "method": method, "point": {}, "seed": seed, "panel": "test", "state": "done",
-         "error": None, "seconds": 2.0}
-        for method, seeds in scores.items() for seed in seeds
-    ]  # fmt: skip
-    write(folder, {"name": "toy", "baseline": baseline}, cells, rows)
-    return cells, rows
-
-
 def toy(summary):
     return summary["environments"]["toy"]
-
-
-def panel(*successes):
-    return {f"t{index}": ok for index, ok in enumerate(successes)}
 
 
 def test_what_is_true_is_found(whole):
@@ -386,35 +364,3 @@ def test_a_summary_is_the_same_each_time(tmp_path, whole):
     make(tmp_path)
 
     assert json.dumps(summarize(tmp_path)) == json.dumps(whole)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("cells.json", "[{}]", "cells.json: [0].environment: expected a value, got none"),
-        ("cells.json", "{}", "cells.json: expected a list"),
-        ("episodes.jsonl", "{}\n", "episodes.jsonl:1: environment: expected a value, got none"),
-        ("episodes.jsonl", "nonsense\n", "episodes.jsonl:1: expected JSON"),
-        ("study.yaml", "a: [", "study.yaml is not YAML"),
-    ],
-)
-def test_a_malformed_file_is_refused_by_its_place(tmp_path, file, text, said):
-    small(tmp_path, {"sft": {0: panel(1)}})
-    (tmp_path / file).write_text(text, encoding="utf-8")
-
-    with pytest.raises(RunError) as caught:
-        summarize(tmp_path)
-    assert said in str(caught.value)
-
-
-def test_a_number_that_is_none_is_refused(tmp_path):
-    cells, rows = small(tmp_path, {"sft": {0: panel(1)}})
-    write(tmp_path, {}, cells, [rows[0] | {"score": float("nan")}])
-
-    with pytest.raises(RunError, match="score"):
-        summarize(tmp_path)
-
-
-def test_a_folder_without_a_study_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"holds no study\.yaml"):
-        summarize(tmp_path)

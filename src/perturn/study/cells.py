@@ -76,7 +76,7 @@ class Cell:
             filter(None, (self.environment, self.method, point_text(self.point), f"seed {self.seed}"))
         )
 
-    def test_recipe(self, model: str) -> Recipe:
+    def scoring_recipe(self, model: str) -> Recipe:
         """The recipe of the run that scores its policy, whose folder is `model`, on the test panel."""
         return parse(Recipe, {**self.scoring, "model": {**self.scoring["model"], "name": model}})
 

@@ -177,6 +177,6 @@ def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
         model = policy_path(run, cell.policy)
     if test:
         forget_stale(cell)
-        with open_run(cell.test_recipe(model)) as scored:
+        with open_run(cell.scoring_recipe(model)) as scored:
             note_scored(cell)
             run_stages(scored)

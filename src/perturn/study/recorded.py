@@ -135,11 +135,6 @@ def read_recorded(folder: Path) -> RecordedStudy:
     )
 
 
-def point_text(point: Mapping[str, Any]) -> str:
-    """A point as episodes name it, such as `align.learning_rate=1e-05, align.loss.beta=0.1`."""
-    return ", ".join(f"{key}={value}" for key, value in point.items())
-
-
 def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str, float]]:
     """A number of each episode by seed and task, samples of a task averaged.
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
 from perturn.study.bases import Bases, has_one_base, seeds_by_base
+from perturn.study.cells import point_text
 from perturn.study.comparisons import LEVEL, POWER, against_baseline, ends, family, share_that_differs
 from perturn.study.recorded import (
     Episodes,
     RecordedStudy,
     Scores,
-    point_text,
     read_recorded,
     rows_of,
     shared,

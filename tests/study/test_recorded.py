@@ -1,0 +1,39 @@
+"""Folders of studies that are damaged: refused by the file and the place."""
+
+import pytest
+
+from perturn.errors import RunError
+from perturn.study.verdicts import summarize
+from study.recorded_studies import panel, small, write
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("cells.json", "[{}]", "cells.json: [0].environment: expected a value, got none"),
+        ("cells.json", "{}", "cells.json: expected a list"),
+        ("episodes.jsonl", "{}\n", "episodes.jsonl:1: environment: expected a value, got none"),
+        ("episodes.jsonl", "nonsense\n", "episodes.jsonl:1: expected JSON"),
+        ("study.yaml", "a: [", "study.yaml is not YAML"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_its_place(tmp_path, file, text, said):
+    small(tmp_path, {"sft": {0: panel(1)}})
+    (tmp_path / file).write_text(text, encoding="utf-8")
+
+    with pytest.raises(RunError) as caught:
+        summarize(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_number_that_is_none_is_refused(tmp_path):
+    cells, rows = small(tmp_path, {"sft": {0: panel(1)}})
+    write(tmp_path, {}, cells, [rows[0] | {"score": float("nan")}])
+
+    with pytest.raises(RunError, match="score"):
+        summarize(tmp_path)
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"holds no study\.yaml"):
+        summarize(tmp_path)
