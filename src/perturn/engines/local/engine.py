@@ -196,7 +196,9 @@ class LocalEngine:
                 self._join(row)
             shared = row.history.end.shared if row.history.end and not row.history.ids else []
             apart = self._apart(shared)
-            wanted = self._wanted(row, shared, apart)
+            held_apart = row.history.tokens_apart + sum(node.tokens for node in shared[:apart])
+            row.capacity = capacity_for(row.longest - held_apart)
+            wanted = self._wanted(row, shared)
             while not (fits := wanted + self._resting() <= self._budget) and self._kept:
                 self._kept.popitem(last=False)
             if not fits and self._running:
@@ -218,10 +220,8 @@ class LocalEngine:
         worth = [(len(node.members) - 1) * node.tokens * layer_bytes > CALL_BYTES for node in shared]
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
-    def _wanted(self, row: Row, shared: Sequence[Beginning], apart: int) -> int:
-        """Memory of the running conversations and of one that joins, if so many nodes of what it shares stay apart."""
-        own = row.longest - row.history.tokens_apart - sum(node.tokens for node in shared[:apart])
-        row.capacity = capacity_for(own)
+    def _wanted(self, row: Row, shared: Sequence[Beginning]) -> int:
+        """Memory of the running conversations and of one that joins, and of what it shares and nobody holds yet."""
         fresh = sum(node.tokens for node in shared if not node.held)
         return self._token_bytes * (sum(each.capacity for each in self._running) + row.capacity + fresh)
 
