@@ -35,10 +35,10 @@ from perturn.engines.local.engine import LocalEngine
 from perturn.envs.trl import TrlFactory
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.play import play
+from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_text
 from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
-from perturn.run.collect import play_script
 from perturn.types import Action, EpisodeProtocol, Sampling, WeightedTrajectory
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -26,6 +26,7 @@ from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.study.again import AgainFile
 from perturn.study.cells import Plan
 from perturn.study.settings import read_study
 
@@ -184,6 +185,14 @@ def merged(recipe, changes):
 YAML = [(page, block) for page in PAGES for block in blocks(page, "yaml")]
 
 
+@pytest.mark.parametrize("block", [block for _, block in YAML if "again:" in block])
+def test_studies_again_of_the_pages_are_accepted(block):
+    """What they name is another study, which is not there."""
+    asked = parse(AgainFile, yaml.safe_load(block))
+
+    assert asked.again != asked.name
+
+
 @pytest.mark.parametrize("block", [block for _, block in YAML if "methods:" in block])
 def test_study_files_of_the_pages_have_cells(block, tmp_path):
     """With the recipe that they name, which comes with the package; every point of every method makes a recipe."""
@@ -194,7 +203,10 @@ def test_study_files_of_the_pages_have_cells(block, tmp_path):
     assert len(list(plan.tuning())) == sum(map(len, plan.points.values())) * len(plan.study.tuned_seeds)
 
 
-@pytest.mark.parametrize(("page", "block"), [each for each in YAML if "methods:" not in each[1]])
+OF_RECIPES = [each for each in YAML if "methods:" not in each[1] and "again:" not in each[1]]
+
+
+@pytest.mark.parametrize(("page", "block"), OF_RECIPES)
 def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     """Over the demo's recipe they make one that is accepted."""
     demo = yaml.safe_load((ROOT / "recipes/scienceworld_tlm-dre_demo.yaml").read_text())

@@ -11,6 +11,7 @@ from perturn.table import locate
 TABLES = {
     "losses": "perturn.losses:LOSSES",
     "credits": "perturn.credit:CREDITS",
+    "outcomes": "perturn.settings.outcomes:OUTCOMES",
     "environments": "perturn.envs:ENVIRONMENTS",
     "engines": "perturn.engines:ENGINES",
     "protocols": "perturn.envs.protocols:PROTOCOLS",
@@ -21,6 +22,7 @@ TABLES = {
 LISTED = {
     "losses": "What training minimizes; in a recipe align.loss.name.",
     "credits": "What weighs the turns of the alignment: credit.name.",
+    "outcomes": "Ways to learn from single episodes: outcomes.name.",
     "environments": "Where tasks are played: environment.name.",
     "engines": "What answers the prompts: engine.name.",
     "protocols": "Rules of an episode: protocol.name.",

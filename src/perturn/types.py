@@ -69,6 +69,26 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Remaining:
+    """Turns that the way to a success still takes, as a `Pathfinder` says; None: there is no way any more."""
+
+    before: int | None
+    """Just before an action."""
+    after: int | None
+    """Just after it."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the action brought the success no nearer: the way after it is longer than a right one leaves."""
+        return self.after is None or (self.before is not None and self.after >= self.before)
+
+    @property
+    def leads_away(self) -> bool:
+        """Whether the way is even longer than before the action."""
+        return self.before is not None and (self.after is None or self.after > self.before)
+
+
+@dataclass(frozen=True)
 class Turn:
     """One observation and the action that answered it."""
 
@@ -83,6 +103,8 @@ class Turn:
     """Key of the environment state the action was taken in; equal keys are the same state."""
     recalled: tuple[Message, ...] | None = None
     """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
+    remaining: Remaining | None = None
+    """The way that is left before and after the action; None: not measured."""
 
     @property
     def observation_text(self) -> str:
@@ -119,6 +141,8 @@ class Trajectory:
     """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
     history: int | None = None
     """How many earlier turns the policy saw at each turn; None: all. `turns` holds all of them."""
+    taken_over: int = 0
+    """How many turns another had played, whose episode it was, before `policy` took over."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [
@@ -161,6 +185,21 @@ def score(trajectory: Trajectory) -> float:
 def succeeded(trajectory: Trajectory) -> bool:
     """Whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
+
+
+def wrong_turns(trajectory: Trajectory) -> list[bool]:
+    """Whether each turn brought the success no nearer [turns]; the first one that did not is the first error.
+
+    Raises:
+        DataError: If that was not measured.
+    """
+    found = [turn.remaining for turn in trajectory.turns]
+    if None in found:
+        raise DataError(
+            f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{found.index(None)}].remaining was "
+            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
+        )
+    return [each is not None and each.is_wrong for each in found]
 
 
 @dataclass(frozen=True)
@@ -252,6 +291,8 @@ class EpisodeProtocol:
     actions are written in `format`."""
     history: int | None = None
     """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
+    suffix: str = ""
+    """Text on a line of its own after the one that poses the task, such as one that says what is asked for."""
     list_admissible: bool = False
     """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
     history only the newest observation does."""
@@ -260,8 +301,9 @@ class EpisodeProtocol:
     its own. None: the protocol leaves it open."""
 
     def __post_init__(self) -> None:
-        if found := fault(self.system, "system"):
-            raise ValueError(f"{found}.")
+        for name in ("system", "suffix"):
+            if found := fault(getattr(self, name), name):
+                raise ValueError(f"{found}.")
         for limit in (self.max_turns, *self.max_turns_by_kind.values()):
             if limit < 1:
                 raise ValueError(f"max_turns must be >= 1, got {limit}.")
@@ -349,6 +391,38 @@ class Teacher(Expert, Protocol):
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
         """At most so many actions of somebody who tries what can be done, without a goal."""
+        ...
+
+
+class Pathfinder(Protocol):
+    """An environment that also knows how far an episode is from its end; optional."""
+
+    def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
+        """Turns that the way to a success still takes, at the start of an episode and after each of its actions.
+
+        The world replays the actions by itself, and leaves a running episode alone.
+
+        Args:
+            task: The task.
+            actions: What the world was sent, in order.
+            sense: `shortest`: by who knows all of the world. `searching`: by the expert who takes over there, and
+                knows no more than the episode has shown.
+
+        Returns:
+            Number of turns [actions + 1]; None: there is no way any more.
+        """
+        ...
+
+
+class Corrector(Expert, Protocol):
+    """An expert that also finishes what another began, to show where that one went wrong; optional."""
+
+    def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
+        """(thought, action) a turn that solve the task after these actions of another, to be verified by playing them.
+
+        The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
+        episode alone. None: there is no way any more, or the expert finds none.
+        """
         ...
 
 

@@ -161,6 +161,16 @@ def test_a_run_is_audited_with_its_own_settings(run, tiny_folder):
     assert found["refused"] == []
 
 
+def test_pairs_of_another_kind_are_not_counted_as_pairs_with_an_expert(run):
+    """Expert episodes are there for SFT, but the best of a group is chosen."""
+    recipe = run.folder / "recipe.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("within: expert", "within: group").replace("samples: 1", "samples: 2")
+    )
+
+    assert "pairing" not in audit(run.folder, model_of(run.folder, None))
+
+
 def test_a_template_that_rewrites_history_is_a_finding(run, tiny_folder, tmp_path):
     """It is the run's own; the audit says so and goes no further."""
     template = tmp_path / "last.jinja"

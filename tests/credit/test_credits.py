@@ -14,6 +14,7 @@ DEFAULTS = {
     "uniform": {},
     "confidence": {"pivot": 0.9, "low": 0.2, "high": 1.0},
     "discount": {"gamma": 0.7, "discount": "derived"},
+    "first-error": {"turns": "from", "low": 0.2, "high": 1.0},
     "grpo": {"normalize": "std", "statistics": "trajectories", "std": "sample", "singleton": "zero"},
     "dr-grpo": {"statistics": "trajectories", "singleton": "zero"},
     "maxrl": {},
@@ -33,6 +34,7 @@ DEFAULTS = {
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }
 """Of the credits of a group, beside the return that they start from."""
+OF_A_TURN = {"uniform", "confidence", "discount", "first-error"}
 RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
 
@@ -49,7 +51,7 @@ def test_the_table_holds_these_credits_with_the_documented_defaults():
 
     assert found == DEFAULTS
     assert returns.pop("graphgpo") == RETURN | {"invalid_penalty": 0.1}
-    assert {name for name, each in returns.items() if each is None} == {"uniform", "confidence", "discount"}
+    assert {name for name, each in returns.items() if each is None} == OF_A_TURN
     assert all(each in (None, RETURN) for each in returns.values())
 
 

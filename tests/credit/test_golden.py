@@ -1,6 +1,8 @@
 """Every credit of a group against an implementation that shares no code with it, on groups drawn at random."""
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,15 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
+from perturn.types import Remaining
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "credits.json").read_text())
+
+
+def with_path(trajectory, path):
+    """The trajectory with the way that is left around each turn."""
+    turns = zip(trajectory.turns, pairwise(path), strict=True)
+    return replace(trajectory, turns=tuple(replace(turn, remaining=Remaining(*both)) for turn, both in turns))
 
 
 def test_no_credit_of_a_group_is_left_out():
@@ -26,11 +35,14 @@ def test_a_credit_is_its_formula(episode, case):
     credit = CREDITS[case["credit"]](**case["settings"])
     for rows, expected in zip(GOLDEN["groups"], case["expected"], strict=True):
         group = [
-            episode(one["states"], one["rewards"], valid=one["valid"], success=one["success"], sample=i)
+            with_path(
+                episode(one["states"], one["rewards"], valid=one["valid"], success=one["success"], sample=i),
+                one["path"],
+            )
             for i, one in enumerate(rows)
         ]
 
         found = credit(group, **({"values": [one["values"] for one in rows]} if credit.needs else {}))
 
         for one, other in zip(found, expected, strict=True):
-            assert_close(one, torch.tensor(other, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+            assert_close(one, torch.tensor(other, dtype=one.dtype), rtol=1e-9, atol=1e-9)

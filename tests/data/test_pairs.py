@@ -1,13 +1,22 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.pairs import IN_GROUP, OUTCOMES, pair_with_expert, pair_within_groups
+from perturn.data.pairs import (
+    CORRECTED,
+    IN_GROUP,
+    OUTCOMES,
+    pair_with_corrected,
+    pair_with_expert,
+    pair_within_groups,
+    to_correct,
+)
 from perturn.errors import ConfigError, DataError
-from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Remaining, Status, Task, Trajectory, Turn
 
 
 def trajectory(reward, *texts, task="a", **changes):
@@ -199,3 +208,99 @@ def test_pairs_within_groups_refuse_settings_that_mean_nothing(wrong):
     """A threshold that is no gap, and no pairs at all."""
     with pytest.raises(ConfigError, match="must be"):
         pair_within_groups(GROUP, **wrong)
+
+
+def explored(way, reward=0.0, **changes):
+    """An episode with the remaining path at its start and after each turn, its actions numbered."""
+    one = trajectory(reward, *map(str, range(len(way) - 1)), **changes)
+    both = [Remaining(before, after) for before, after in pairwise(way)]
+    turns = zip(one.turns, both, strict=True)
+    return replace(one, turns=tuple(replace(turn, remaining=left) for turn, left in turns))
+
+
+def correction(of, reward=1.0, **changes):
+    """Two turns of the expert after the turns that were right."""
+    kept = of.turns[: to_correct(of)]
+    added = {"total_reward": reward, "success": True, "taken_over": len(kept), "policy": "expert"}
+    return replace(of, turns=(*kept, *EXPERT.turns), **{**added, **changes})
+
+
+STRAYED = explored([4, 3, 2, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("one", "turns"),
+    [
+        (STRAYED, 2),
+        (explored([4, 4]), 0),
+        (explored([4, 3, 2]), None),
+        (explored([4, 3, None]), 1),
+        (explored([4, 5, 0], success=True), None),
+        (explored([4, 5], status=Status.FAILED), None),
+        (trajectory(0.0), None),
+    ],
+)
+def test_an_episode_is_corrected_from_its_first_wrong_turn(one, turns):
+    """The first that comes no nearer: of ways 4, 3, 2, 3, 3 the third, of 4, 4 the first."""
+    assert to_correct(one) == turns
+
+
+def test_an_episode_whose_way_was_not_measured_is_refused():
+    with pytest.raises(DataError, match=r"was not measured; set pair\.remaining"):
+        to_correct(trajectory(0.0, "look"))
+
+
+def test_a_correction_is_paired_with_its_failure():
+    """Of two samples of a task each has its own; they share the turns before the first wrong one."""
+    other = explored([4, 4], sample=1)
+    pairs, counts = pair_with_corrected([STRAYED, other], [correction(other), correction(STRAYED)])
+
+    assert pairs == [PreferencePair(correction(STRAYED), STRAYED), PreferencePair(correction(other), other)]
+    assert [pair.chosen.turns[:2] == STRAYED.turns[:2] for pair in pairs] == [True, False]
+    assert nonzero(counts) == {"kept": 2}
+
+
+@pytest.mark.parametrize(
+    ("one", "mended", "outcome"),
+    [
+        (STRAYED, correction(STRAYED), "kept"),
+        (STRAYED, correction(STRAYED, reward=0.4), "gap"),
+        (STRAYED, correction(STRAYED, reward=-1.0), "gap"),
+        (STRAYED, correction(STRAYED, success=False), "not_corrected"),
+        (STRAYED, correction(STRAYED, status=Status.FAILED), "not_corrected"),
+        (STRAYED, correction(STRAYED, sample=1), "not_corrected"),
+        (explored([4, 3, 2]), correction(STRAYED), "no_wrong_turn"),
+        (explored([1, 0], success=True), correction(STRAYED), "succeeded"),
+        (explored([4, 4], status=Status.FAILED), correction(STRAYED), "failed"),
+        (trajectory(0.0), correction(STRAYED), "no_turns"),
+    ],
+)
+def test_each_episode_that_may_be_corrected_has_its_outcome(one, mended, outcome):
+    """Tau is 0.4: a correction that earns 0.4 is not clearly better than nothing."""
+    pairs, counts = pair_with_corrected([one], [mended])
+
+    assert nonzero(counts) == {outcome: 1}
+    assert set(counts) == {*CORRECTED, "cut"}
+    assert pairs == ([PreferencePair(mended, one)] if outcome == "kept" else [])
+
+
+def test_a_corrected_failure_is_cut_to_some_turns_more_than_its_correction():
+    """Correction 2 + 2 turns, 1 extra: 5 of 8 turns stay."""
+    long = explored([4, 3, 2, 3, 3, 3, 3, 3, 3])
+    pairs, counts = pair_with_corrected([long], [correction(long)], max_extra_turns=1)
+
+    assert nonzero(counts) == {"kept": 1, "cut": 1}
+    assert pairs[0].rejected == replace(long, turns=long.turns[:5], truncated=True)
+
+
+def test_corrections_of_another_environment_are_refused():
+    begun = replace(STRAYED, environment="world-1")
+
+    with pytest.raises(DataError, match=r"task 'a': .* got 'world-2' and 'world-1'"):
+        pair_with_corrected([begun], [correction(begun, environment="world-2")])
+
+
+@pytest.mark.parametrize("wrong", [{"threshold": math.nan}, {"max_extra_turns": -1}])
+def test_pairs_of_corrections_refuse_settings_that_mean_nothing(wrong):
+    with pytest.raises(ConfigError, match="must be"):
+        pair_with_corrected([], [], **wrong)

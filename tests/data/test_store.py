@@ -72,6 +72,7 @@ TRAJECTORY = st.builds(
     seed=st.integers(),
     policy=TEXT,
     history=st.none() | st.integers(0, 3),
+    taken_over=st.integers(0, 3),
 )
 
 

@@ -86,7 +86,10 @@ def test_a_gated_block_is_three_products_for_any_number_of_rows(dtype, shape, mo
     gated = type(module.forward)
     undo()
 
-    assert gated is _Gated
+    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert (gated is _Gated) == (
+        dtype == torch.float32 or has_bf16
+    )  # without it, layers are left as they are
     assert "forward" not in module.__dict__
     assert_close(found, expected, atol=1e-6 if dtype == torch.float32 else 5e-3, rtol=0)
 

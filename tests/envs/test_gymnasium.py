@@ -9,8 +9,8 @@ from perturn.envs.check import check_environment
 from perturn.envs.gymnasium import Gymnasium
 from perturn.envs.process import ProcessWorlds
 from perturn.episodes.episode import Job, episode
+from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.collect import play_script
 from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Task
 

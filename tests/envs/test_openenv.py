@@ -18,8 +18,8 @@ from perturn.envs.check import check_environment
 from perturn.envs.openenv import OpenEnv
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.play import play
+from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.run.collect import play_script
 from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"

@@ -17,10 +17,10 @@ from perturn.envs.check import check_environment
 from perturn.envs.trl import TrlFactory
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.play import play
+from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action, write_text
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.policy.tokens import Renderer
-from perturn.run.collect import play_script
 from perturn.types import Action, EpisodeProtocol, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/trl_environment.py"

@@ -36,6 +36,17 @@ def make_group(generator: random.Random) -> list:
     return group
 
 
+def add_ways(groups: list) -> None:
+    """Give each turn the way before and after it; null is no way any more."""
+    generator = random.Random(16)
+    for one in (one for group in groups for one in group):
+        path = [generator.randint(2, 6)]
+        for _ in one["states"]:
+            lost = path[-1] is None or generator.random() < 0.05
+            path.append(None if lost else max(0, path[-1] + generator.choice([-2, -1, -1, -1, 0, 1])))
+        one["path"] = path
+
+
 def make_rows(group: list, gamma: Fraction) -> list:
     """Return one row a turn."""
     rows = []
@@ -56,6 +67,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "V": F(str(one["values"][t])),
                     "valid": one["valid"][t],
                     "success": one["success"],
+                    "path": one["path"],
                 }
             )
     return rows
@@ -255,7 +267,16 @@ def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def first_error(rows: list, row: dict, settings: dict) -> float:
+    """The weight of a turn, from the lengths of the way: 99 stands for none."""
+    path = [99 if length is None else length for length in row["path"]]
+    errors = [t for t in range(row["turns"]) if path[t + 1] > path[t] - 1]
+    counts = row["t"] in errors if settings.get("turns") == "only" else any(t <= row["t"] for t in errors)
+    return settings.get("high", 1.0) if counts or not errors else settings.get("low", 0.2)
+
+
 CREDITS = {
+    "first-error": (first_error, [{}, {"turns": "only"}, {"low": 0.5, "high": 2.0}]),
     "grpo": (grpo, [{}, {"normalize": "mean"}, {"statistics": "steps"}, {"std": "population"}]),
     "dr-grpo": (dr_grpo, [{}, {"statistics": "steps"}]),
     "maxrl": (maxrl, [{}]),
@@ -287,6 +308,7 @@ def main() -> None:
     """Write credits.json."""
     generator, cases = random.Random(15), []
     groups = [make_group(generator) for _ in range(6)]
+    add_ways(groups)
     for name, (formula, variants) in CREDITS.items():
         for settings in variants:
             gamma = F(str(settings["gamma"])) if "gamma" in settings else GAMMA.get(name, F(1))

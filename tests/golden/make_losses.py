@@ -167,6 +167,25 @@ def dmpo_losses(chosen: dict, rejected: dict, settings: dict) -> list:
     )
 
 
+def kto_losses(chosen: dict, rejected: dict, settings: dict) -> list:
+    """Return KTO's Eq. 8: the first side's trajectories are desirable, not, desirable; z0 is of the second side."""
+    beta = mpf(settings.get("beta", 0.1))
+
+    def log_ratios(side: dict) -> list:
+        parts = zip(side["policy"], side["reference"], strict=True)
+        return [mpmath.log(ratio(p, q, [mpf(1)] * len(p), "sum")) for p, q in parts]
+
+    mismatched = log_ratios(rejected)
+    z0 = max(mpf(0), mpmath.fsum(mismatched) / len(mismatched))
+    losses = []
+    for k, u in enumerate(log_ratios(chosen)):
+        desirable = k % 2 == 0
+        most = mpf(settings.get("desirable_weight" if desirable else "undesirable_weight", 1.0))
+        value = most / (1 + mpmath.exp(-beta * (u - z0 if desirable else z0 - u)))
+        losses.append(most - value)
+    return losses
+
+
 LOSSES = {
     "sft": sft_losses,
     "dpo": dpo_losses,
@@ -174,6 +193,7 @@ LOSSES = {
     "tlm-dpo": tlm_dpo_losses,
     "dil": lambda *arguments: divergence_losses(*arguments, weigh=False),
     "tlm-dre": lambda *arguments: divergence_losses(*arguments, weigh=True),
+    "kto": kto_losses,
 }
 
 
@@ -194,6 +214,7 @@ def all_settings() -> list:
         ]
     cases += [("dil", {"kernel": "basu", "alpha": 1.3}), ("tlm-dre", {"kernel": "basu", "alpha": 0.1})]
     cases += [("tlm-dre", {"pivot": 0.5, "low": 0.4, "high": 1.5, "reduction": "sum"})]
+    cases += [("kto", {}), ("kto", {"beta": 0.5, "desirable_weight": 0.4, "undesirable_weight": 1.5})]
     return cases
 
 

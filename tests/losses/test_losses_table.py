@@ -16,6 +16,7 @@ DEFAULTS = {
     "dil": DENSITY_RATIO,
     "tlm-dpo": {"beta": 0.1} | TURN_WEIGHTS,
     "tlm-dre": DENSITY_RATIO | TURN_WEIGHTS | {"coefficient": "reference"},
+    "kto": {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     "ppo-clip": {"clip_low": 0.2, "clip_high": 0.2, "ratio": "token", "aggregate": "token_mean"}
     | {"kl": 0.0, "kl_estimator": "k3", "dual_clip": None}
     | {"importance": "none", "importance_cap": 2.0},
@@ -55,9 +56,11 @@ def test_facts_tell_which_inputs_are_read(name):
     """A loss that needs neither works without; the others say what is missing."""
     loss = LOSSES[name]()
     bare = TurnLogprobs.from_nested([[[-1.0]]], weight=[[-1.0]], behavior=[[[-1.0]]])
-    alone = name in ("sft", "ppo-clip")
+    alone = name in ("sft", "kto", "ppo-clip")
 
-    assert (loss.needs_reference, loss.needs_rejected) == ((False, False) if alone else (True, True))
+    assert loss.needs_reference == (name not in ("sft", "ppo-clip"))
+    assert loss.needs_rejected == (not alone)
+    assert getattr(loss, "needs_mismatched", False) == (name == "kto")
     assert getattr(loss, "needs_behavior", False) == (name == "ppo-clip")
     if loss.needs_reference:
         with pytest.raises(ValueError, match="reference=None"):

@@ -49,6 +49,11 @@ def sampled(i):
     return WeightedTrajectory(replace(made, turns=tuple(turns)), tuple((-1.0) ** (i + t) for t in range(len(turns))))
 
 
+def labelled(i):
+    made = from_trl({"messages": [*pair(i)["prompt"], *pair(i)["chosen"]]}, task_id=f"t/{i}")
+    return WeightedTrajectory(made, ((-1.0) ** (i % 3),) * len(made.turns))
+
+
 def run(name, world, rank, *, budgets, pairs=7, evaluated=3, resume=None, **settings):
     args = TurnConfig(
         output_dir=f"{output}/{name}-{world}", use_cpu=True, report_to=[], disable_tqdm=True, seed=3, ddp_timeout=40,
@@ -59,7 +64,7 @@ def run(name, world, rank, *, budgets, pairs=7, evaluated=3, resume=None, **sett
     )
     reference = load_model(folder)
     torch._foreach_mul_(list(reference.state_dict().values()), 1.05)
-    row = sampled if settings["loss"] == SAMPLED else pair
+    row = sampled if settings["loss"] == SAMPLED else labelled if settings["loss"] == "kto" else pair
     rows = [row(i) for i in range(pairs)], [row(20 + i) for i in range(evaluated)]
     trainer = TurnTrainer(folder, args, *rows, ref_model=reference)
     trainer.train(resume_from_checkpoint=resume and f"{output}/{resume[0]}-{world}/checkpoint-{resume[1]}")
@@ -122,6 +127,7 @@ CASES = {
         "evaluated": 3,
         "episodes": 12,
     },
+    "unpaired": {"loss": "kto", "budgets": (4096, 60), "worlds": (1, 2), "pairs": 7, "evaluated": 3},
     "dropped": {
         "loss": "sft",
         "budgets": (60, 4096),

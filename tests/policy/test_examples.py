@@ -180,5 +180,5 @@ def test_a_batch_without_rows_has_no_packs():
     """A process may have none in the last batch of an epoch, or fewer than others."""
     dataset, packs = Examples([Example(encoded(1, 2))]), Collator(token_budget=8)
 
-    assert packs([dataset[None], dataset[None]]) == {"packs": []}
+    assert packs([dataset[None], dataset[None]]) == {"packs": [], "mismatched": []}
     assert packs([dataset[0], dataset[None]])["packs"][0]["pairs"].tolist() == [1]

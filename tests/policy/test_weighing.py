@@ -1,6 +1,7 @@
 """What a credit of others returns is checked where it is written, so that no turn gets the weight of another."""
 
 import re
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +15,7 @@ from perturn.losses import LOSSES
 from perturn.policy.credits import choose_credit, credit_of
 from perturn.policy.reference import weigh
 from perturn.policy.tokens import Example, encode_example
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Remaining, Task, Trajectory, Turn
 
 
 class Foreign:
@@ -125,3 +126,30 @@ def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_k
         ConfigError, match="credit 'needy' needs reference, which training does not compute of a"
     ):
         choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})
+
+
+def test_an_error_among_masked_turns_is_the_first_one_all_the_same(renderer):
+    """Both sides err in their second turn, which is masked: all that is left comes after it, and weighs 1.
+
+    The masked episode alone would err in its fourth turn first, and weigh 0.2, 1, and 1, 1.
+    """
+
+    def played(path, *said):
+        turns = [
+            Turn(({"role": "user", "content": f"room {i}"},), Action(text), remaining=Remaining(*both))
+            for i, (text, both) in enumerate(zip(said, pairwise(path), strict=True))
+        ]
+        return Trajectory(Task("t/0"), tuple(turns))
+
+    row = PreferencePair(
+        played([3, 2, 2, 1, 0], "go", "wait", "take it", "put it"),
+        played([3, 2, 2, 1, 1], "go", "wait", "look up", "sleep"),
+    )
+    credit = CREDITS["first-error"]()
+    masked, kept = (
+        weigh(encode_example(row, renderer, None, shared_prefix=how), credit) for how in ("mask", "keep")
+    )
+
+    assert [len(set(side.loss_turns)) for side in masked.sides] == [2, 2]
+    assert [each.tolist() for each in masked.weight] == [[1, 1], [1, 1]]
+    assert [each.tolist() for each in kept.weight] == [pytest.approx([0.2, 1, 1, 1])] * 2

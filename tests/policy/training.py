@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 
 import torch
+from torch.testing import assert_close
 
 from perturn.losses import TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
@@ -109,3 +110,12 @@ COUPLED = {"name": "tlm-dre", "coefficient": "self_normalized", "pivot": 0, "red
 def as_implicit(pair):
     """A TRL row whose sides hold the whole conversation."""
     return {"chosen": pair.chosen.messages, "rejected": pair.rejected.messages}
+
+
+def assert_same_training(curves, finals):
+    """One loss curve of four steps that moves, and one final policy, of trainings that divide a step otherwise."""
+    assert len(curves[0]) == 4
+    assert curves[0].std() > 0
+    for curve, final in zip(curves[1:], finals[1:], strict=True):
+        assert_close(curve, curves[0], rtol=1e-5, atol=1e-6)
+        assert_close(final, finals[0], rtol=1e-4, atol=1e-6)

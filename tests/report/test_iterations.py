@@ -230,10 +230,13 @@ def test_the_group_with_the_widest_spread_is_side_by_side(online, make):
     assert heat["customdata"][0][1] == "Action: go 1 (invalid)"
 
 
-def test_pairs_within_a_group_are_of_explored_episodes(online, make):
+@pytest.mark.parametrize("within", ["group", "correction"])
+def test_pairs_of_explored_episodes_lack_no_expert(online, make, within):
     """Both sides are found where they were explored, and not held twice."""
     paths = RunPaths(online)
-    (online / "recipe.yaml").write_text('{"iterations": 3, "sft": null, "pair": {"within": "group"}}')
+    (online / "recipe.yaml").write_text(
+        json.dumps({"iterations": 3, "sft": None, "pair": {"within": within}})
+    )
     for file in paths.credits("-003").values():
         file.unlink()
     best, worst, *_ = sorted(read_trajectories(paths.trajectories("explore-003")), key=lambda one: one.key)

@@ -14,7 +14,7 @@ from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
 from perturn.run.credit import credit_groups, credit_run, reference_of
 from perturn.settings.recipe import read_recipe
@@ -335,12 +335,18 @@ def test_weights_stay_in_their_folder(explored, name):
 
 
 def test_the_credits_of_groups_can_all_be_given(explored):
-    """Every one of the table, with the model itself as the policy that they may read."""
-    for name in CREDITS:
+    """Every one of the table, with the model itself as the policy that they may read; but for the oracle.
+
+    That reads how far each turn is from the end, which nobody measured here.
+    """
+    given = [name for name, each in CREDITS.items() if not getattr(each, "needs_remaining", False)]
+    for name in given:
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(CREDITS)
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 1
+    with pytest.raises(DataError, match=r"was not measured; set pair\.remaining, or groups\.remaining"):
+        credit_run(explored, ["credit.name=first-error"])
 
 
 def test_the_command_prints_tables_and_json(explored):

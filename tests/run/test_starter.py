@@ -11,9 +11,10 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
+from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Sft
+from perturn.settings.sections import Base, Groups, Sft
 
 GUESS = "own_environment:GuessNumber"
 
@@ -48,7 +49,8 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     recipe = read_recipe(file)
 
     data = yaml.safe_load(uncommented(file.read_text()))
-    assert data.pop("groups") == {"drop_equal_outcomes": False}  # it would take the place of pair
+    assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
+    assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")

@@ -22,6 +22,7 @@ from small import refusal, small
 
 FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
+    *("protocol.suffix", "outcomes.success", "outcomes.failure"),
     *(
         "sft.tasks.split",
         "align.tasks.split",
@@ -142,7 +143,10 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
+        "groups.remaining",
+        "outcomes.name",
         "pair.within",
+        "pair.remaining",
     ]
 
 

@@ -117,12 +117,14 @@ def test_groups_are_credited_where_pairs_would_be_made():
         assert [stage.reference for stage in stages(recipe) if stage.command == "train"] == expected
 
 
-def test_pairs_within_a_group_need_no_expert():
-    """The policy's best is chosen, so nobody shows anything."""
+@pytest.mark.parametrize("pair", [{"within": "group"}, {"within": "correction", "remaining": "searching"}])
+def test_pairs_without_an_experts_episodes_need_no_expert(pair):
+    """The policy's best is chosen, or what it began; so nobody shows anything before."""
     align = {"loss": {"name": "tlm-dre"}}
-    found = names({**PLAYS, "explore": {"samples": 4}, "pair": {"within": "group"}, "align": align})
+    found = stages(parse(Recipe, {**PLAYS, "explore": {"samples": 4}, "pair": pair, "align": align}))
 
-    assert found == ["evaluate-base", "explore", "pair", "align", "evaluate-tlm-dre"]
+    assert [one.name for one in found] == ["evaluate-base", "explore", "pair", "align", "evaluate-tlm-dre"]
+    assert {one.name: one.needs for one in found}["pair"] == ("explore",)
 
 
 @pytest.mark.parametrize(

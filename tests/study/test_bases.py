@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perturn.study.bases import bases_of, has_one_base, seeds_by_base
-from perturn.study.comparisons import against_baseline
+from perturn.study.comparisons import compare
 from perturn.study.verdicts import summarize
 from study.recorded_studies import make, write
 
@@ -42,8 +42,8 @@ def test_what_a_method_has_with_a_base_counts_once():
     gain = dict.fromkeys(none, 1.0)
     tables = {"sft": dict.fromkeys(range(4), none), "dpo": {0: gain, 1: none, 2: gain, 3: none}}
 
-    apart = against_baseline(tables, "sft", (0.0, 1.0))["dpo"]
-    together = against_baseline(tables, "sft", (0.0, 1.0), {0: "a", 1: "b", 2: "a", 3: "b"})["dpo"]
+    apart = compare(tables, "sft", (0.0, 1.0))["dpo", "sft"]
+    together = compare(tables, "sft", (0.0, 1.0), {0: "a", 1: "b", 2: "a", 3: "b"})["dpo", "sft"]
 
     assert together["seeds_by_base"] == [[0, 2], [1, 3]]
     assert apart["p_value"] == pytest.approx(0.18169, abs=1e-5)
@@ -62,7 +62,7 @@ def _share_of_errors(bases, is_told, studies=60, seeds=10, tasks=100):
             for table in (shared + draw.normal(0, 0.3, shared.shape) for shared in (shared, shared + gain))
         )
         told = {seed: str(seed % bases) for seed in range(seeds)} if is_told else {}
-        row = against_baseline({"sft": one, "dpo": other}, "sft", (0.0, 1.0), told)["dpo"]
+        row = compare({"sft": one, "dpo": other}, "sft", (0.0, 1.0), told)["dpo", "sft"]
         wrong += row["verdict"] in ("better", "worse")
     return wrong / studies
 

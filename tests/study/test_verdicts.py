@@ -282,7 +282,7 @@ def test_without_the_baseline_nothing_is_compared(tmp_path):
 
     assert all(row["success"]["against"] is None for row in toy(summary)["methods"])
     assert (
-        "The baseline, sft, has no episode on the test panel, so nothing is compared."
+        "The baseline, sft, has no episode on the test panel, so nothing is compared with it."
         in toy(summary)["notes"]
     )
     assert summary["cells"] == {"done": 1, "failed": 1, "to do": 0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perturn.audit.rows import read_each
+from perturn.audit.rows import Row, read_each
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
@@ -20,9 +20,8 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.settings.sections import Pair
-from perturn.types import Action, PreferencePair, Trajectory, succeeded
+from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, succeeded
 
-Row = Trajectory | PreferencePair
 _EXAMPLES = 5
 """Examples listed of each kind of finding."""
 
@@ -49,6 +48,8 @@ def audit(
         parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
         if recipe.groups:
             parts["explored"] = run.trajectories(f"explore{run.mark}")
+        if recipe.outcomes:
+            parts["outcomes"] = run.outcomes(run.mark)
         parts = {name: file for name, file in parts.items() if file.is_file()}
         if not parts:
             raise DataError(f"{data} has no data yet; run: perturn collect {data}")
@@ -96,13 +97,15 @@ class _Part:
         try:
             if isinstance(row, DataError):
                 raise row
+            if isinstance(row, WeightedTrajectory):
+                row = row.trajectory
             self._check_text(number, row)
             self.examples.append(encode_example(row, self.view.renderer, self.limit, self.view.shared_prefix))
             self.numbers.append(number)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})
 
-    def _check_text(self, number: int, row: Row) -> None:
+    def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
         """Look for text that the tokenizer reads as control tokens, and for actions that are not what was sampled."""
         special = {token for token in self.view.tokenizer.all_special_tokens if token.strip()}
         for side in (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected):
@@ -188,7 +191,7 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
     taught = [one for one in experts if succeeded(one)]
-    if pair is not None and all(file.is_file() for file in files):
+    if pair is not None and pair.within == "expert" and all(file.is_file() for file in files):
         _, reasons = pair_with_expert(
             taught,
             sorted(explored, key=lambda one: one.key),

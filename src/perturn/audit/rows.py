@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perturn.data.paths import RunPaths
-from perturn.data.store import pair_from_dict, read_pairs, read_trajectories, trajectory_from_dict
+from perturn.data.store import (
+    pair_from_dict,
+    read_pairs,
+    read_trajectories,
+    trajectory_from_dict,
+    weighted_from_dict,
+)
 from perturn.data.trl import from_trl
 from perturn.errors import DataError
 from perturn.io.reading import parse_object, read_lines
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 _REMEDY = "Give a JSONL file or a run folder."
 _CONVERSATIONS = "trajectories, or of TRL's messages"
+
+Row = Trajectory | WeightedTrajectory | PreferencePair
+"""A row that training takes."""
 
 T = TypeVar("T", bound=Trajectory | PreferencePair)
 
@@ -64,7 +73,7 @@ def _objects(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, parse_object(line, f"{data}:{number}", DataError)
 
 
-def read_each(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair | DataError]]:
+def read_each(data: Path) -> Iterator[tuple[int, Row | DataError]]:
     """Each line's number, and its row or what is wrong with it; a bad row does not end the reading.
 
     Raises:
@@ -84,10 +93,12 @@ def read_each(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair | D
             yield number, error
 
 
-def _parse(record: dict[str, Any], number: int) -> Trajectory | PreferencePair:
+def _parse(record: dict[str, Any], number: int) -> Row:
     """One line's object -> a row."""
     if "turns" in record:
         return trajectory_from_dict(record)
     if isinstance(record.get("chosen"), dict):
         return pair_from_dict(record)
+    if isinstance(record.get("trajectory"), dict):
+        return weighted_from_dict(record)
     return from_trl(record, task_id=f"row-{number}")

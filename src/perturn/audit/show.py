@@ -19,7 +19,7 @@ from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
 from perturn.table import locate
-from perturn.types import Trajectory
+from perturn.types import Trajectory, WeightedTrajectory
 
 _NEXT = "\n--- the next turn, as the policy saw it ---\n"
 
@@ -68,8 +68,12 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
         try:
             if isinstance(row, DataError):
                 raise row
+            own: CreditRow | WeightedTrajectory | None = None
+            if isinstance(row, WeightedTrajectory):
+                own, row = row, row.trajectory
+            elif isinstance(row, Trajectory):
+                own = given.get(row.key)
             example = encode_example(row, view.renderer, view.max_length, view.shared_prefix)
-            own = given.get(row.key) if isinstance(row, Trajectory) else None
             yield (
                 number,
                 locate("perturn.policy.sampled:with_weight")(example, own.weight) if own else example,
@@ -85,6 +89,8 @@ def _file(data: Path) -> Path:
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is not None and recipe.groups is not None:
         return paths.trajectories(f"explore{paths.mark}")
+    if recipe is not None and recipe.outcomes is not None:
+        return paths.outcomes(paths.mark)
     return paths.pairs(paths.mark)
 
 

@@ -86,6 +86,8 @@ def model_of(data: Path, model: str | None) -> str:
         paths = RunPaths(data)
         newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
         policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
+        if recipe.outcomes is not None:  # which may have learned words that no earlier one knows
+            policies.reverse()
         folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
         begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name
         trained = str(folders[0]) if folders and "base" not in policies[:1] else begun

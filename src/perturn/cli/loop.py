@@ -24,7 +24,7 @@ STAGES = {
         "runs/demo --dry-run",
     ),
     "pair": (
-        "Make preference pairs: the expert over the policy's own failures.",
+        "Make the rows of the alignment: pairs of the expert over the policy's own failures, or single episodes.",
         "runs/demo",
         "runs/demo --dry-run --json",
     ),

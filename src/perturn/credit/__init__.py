@@ -16,6 +16,7 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
 from perturn.credit.anchor_rloo import AnchorRLOO
 from perturn.credit.bi_level_gae import BiLevelGAE
 from perturn.credit.dr_grpo import DrGRPO
+from perturn.credit.first_error import FirstError
 from perturn.credit.g2po import G2PO
 from perturn.credit.gigpo import GiGPO
 from perturn.credit.graphgpo import GraphGPO
@@ -37,6 +38,7 @@ CREDITS: Table[type[Credit]] = Table(
         "uniform": Uniform,
         "confidence": Confidence,
         "discount": Discount,
+        "first-error": FirstError,
         "grpo": GRPO,
         "dr-grpo": DrGRPO,
         "maxrl": MaxRL,

@@ -1,4 +1,7 @@
-"""Trajectories into preference pairs: an expert's over one that was explored, or the best of a group over its worst."""
+"""Trajectories into preference pairs.
+
+An expert's over one that was explored, the best of a group over its worst, or a corrected failure over the failure.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from perturn.errors import ConfigError, DataError
-from perturn.types import PreferencePair, Trajectory, failed
+from perturn.types import PreferencePair, Trajectory, failed, succeeded, wrong_turns
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
 """Outcomes of an explored trajectory: the first that holds."""
 
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
 """Outcomes of a trajectory among those of its task; `over`: it would be in one pair more than asked for."""
+
+CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "gap", "kept")
+"""Outcomes of an explored trajectory that may be corrected: the first that holds. `no_wrong_turn`: a limit of turns
+ended it on its way; `not_corrected`: the expert did not succeed from there either."""
 
 _ROUNDING = 1e-9
 """Rewards are sums and ratios of decimals: 0.81 - 0.41 is 0.4 plus 6e-17. Gaps this close are equal."""
@@ -53,8 +60,7 @@ def pair_with_expert(
         and beside these, under `cut`, how many of the kept ones were cut.
     """
     _check_threshold(threshold)
-    if max_extra_turns is not None and max_extra_turns < 0:
-        raise ConfigError(f"max_extra_turns must be >= 0 or None, got {max_extra_turns}.")
+    _check_extra_turns(max_extra_turns)
     best = _best_by_task(experts)
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys((*OUTCOMES, "cut"), 0))
@@ -112,6 +118,89 @@ def pair_within_groups(
     return pairs, counts
 
 
+def to_correct(explored: Trajectory) -> int | None:
+    """Number of turns of a failed episode before its first wrong one; None where there is nothing to correct.
+
+    Raises:
+        DataError: If its remaining path was not measured.
+    """
+    if failed(explored) or succeeded(explored):
+        return None
+    wrong = wrong_turns(explored)
+    return wrong.index(True) if True in wrong else None
+
+
+def pair_with_corrected(
+    explored: Iterable[Trajectory],
+    corrections: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    max_extra_turns: int | None = None,
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Pair each failed episode with what the expert made of it from its first wrong turn on.
+
+    Both sides share the turns before it; training keeps these or masks them, as `align.shared_prefix` says. A pair is
+    kept if the correction succeeds and total_reward(correction) - total_reward(explored) > threshold.
+
+    Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
+    arXiv:2406.18629 (the first wrong step against a right one, given what both share); and SCOPE, of "Recycling
+    Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (what follows the first error is
+    replaced), both by their abstracts.
+    Differs: both sides go on to the end of the episode, where Step-DPO compares one step; the corrections are compared
+    with the failures, where SCOPE learns from them as rollouts; the first error is known from the remaining path, and
+    not from a model of the process.
+
+    Args:
+        explored: Trajectories of the policy, with the remaining path of their turns.
+        corrections: Trajectories of the same tasks and samples, of those for which `to_correct` has a number.
+        threshold: tau, in units of total reward; finite and >= 0.
+        max_extra_turns: Cut the rejected side to this many turns more than its correction has, as in
+            `pair_with_expert`.
+
+    Returns:
+        The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
+        these, under `cut`, how many of the kept ones were cut.
+    """
+    _check_threshold(threshold)
+    _check_extra_turns(max_extra_turns)
+    mended = {one.key: one for one in corrections if succeeded(one)}
+    pairs: list[PreferencePair] = []
+    counts = Counter(dict.fromkeys((*CORRECTED, "cut"), 0))
+    for trajectory in explored:
+        correction = mended.get(trajectory.key)
+        outcome = _nothing_to_correct(trajectory) or _corrected(correction, trajectory, threshold)
+        counts[outcome] += 1
+        if correction is not None and outcome == "kept":
+            rejected = _cut(trajectory, correction, max_extra_turns)
+            counts["cut"] += rejected is not trajectory
+            pairs.append(PreferencePair(chosen=correction, rejected=rejected))
+    return pairs, counts
+
+
+def _nothing_to_correct(explored: Trajectory) -> str | None:
+    """Why an explored trajectory is not corrected; None if it is to be."""
+    if failed(explored):
+        return "failed"
+    if succeeded(explored):
+        return "succeeded"
+    if not explored.turns:
+        return "no_turns"
+    return "no_wrong_turn" if to_correct(explored) is None else None
+
+
+def _corrected(correction: Trajectory | None, explored: Trajectory, threshold: float) -> str:
+    if correction is None:
+        return "not_corrected"
+    _check_comparable(correction, explored)
+    gap = correction.total_reward - explored.total_reward
+    return "kept" if gap - threshold > _ROUNDING else "gap"
+
+
+def _check_extra_turns(max_extra_turns: int | None) -> None:
+    if max_extra_turns is not None and max_extra_turns < 0:
+        raise ConfigError(f"max_extra_turns must be >= 0 or None, got {max_extra_turns}.")
+
+
 def _check_threshold(threshold: float) -> None:
     if not math.isfinite(threshold) or threshold < 0:
         raise ConfigError(f"threshold must be a finite number >= 0, got {threshold}.")
@@ -145,7 +234,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
     _check_comparable(expert, rejected)
     if not rejected.turns:
         return "no_turns"
-    if _actions(expert) == _actions(rejected):
+    if actions_of(expert) == actions_of(rejected):
         return "identical"
     gap = expert.total_reward - rejected.total_reward
     if abs(gap) <= _ROUNDING:
@@ -155,7 +244,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
     return "kept" if gap - threshold > _ROUNDING else "gap"
 
 
-def _actions(trajectory: Trajectory) -> list[object]:
+def actions_of(trajectory: Trajectory) -> list[object]:
     """Text and tool calls of each turn: native calls can differ where all texts are empty."""
     return [(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
 

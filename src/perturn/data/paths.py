@@ -62,6 +62,10 @@ class RunPaths:
         """Preference pairs of an iteration."""
         return self.folder / f"pairs{mark}.jsonl"
 
+    def outcomes(self, mark: str = "") -> Path:
+        """Single trajectories that an iteration learns from by how they ended."""
+        return self.folder / f"outcomes{mark}.jsonl"
+
     def credit(self, name: str, mark: str = "") -> Path:
         """Weights that a credit gave to the turns of an iteration's episodes, such as `gigpo` of `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
@@ -155,7 +159,7 @@ def iteration_of(name: str) -> int | None:
 
 def is_data(name: str) -> bool:
     """Whether a file, as the manifest names it, holds episodes, pairs or weights that a policy may learn from."""
-    return name.startswith(("trajectories/", "pairs", "credits/"))
+    return name.startswith(("trajectories/", "pairs", "outcomes", "credits/"))
 
 
 def checkpoint_of(name: str) -> str | None:

@@ -158,7 +158,7 @@ class Run:
             link_whole(theirs / file, self.folder / file)
         self._take_shared(stage, RunPaths(theirs))
         self.manifest["files"] |= own
-        self._note(stage, {**note, "taken_from": theirs.name}, [])
+        self._note(stage, {**note, "taken_from": os.path.relpath(theirs, self.folder.parent)}, [])
         return True
 
     def _take_shared(self, name: str, theirs: RunPaths) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -24,7 +25,17 @@ from perturn.io.growing import GrowingFile
 from perturn.io.plain import DEEPEST, fault, mismatch
 from perturn.io.reading import explain, parse_json, path_of, read_lines, user_path
 from perturn.io.writing import replacing
-from perturn.types import Action, Message, PreferencePair, Status, Task, Trajectory, Turn
+from perturn.types import (
+    Action,
+    Message,
+    PreferencePair,
+    Remaining,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    WeightedTrajectory,
+)
 
 VERSION = 1
 """Version of the line format, written in every trajectory."""
@@ -131,6 +142,12 @@ def _check_pair(pair: PreferencePair) -> PreferencePair:
     return pair
 
 
+def _check_weighted(row: WeightedTrajectory) -> WeightedTrajectory:
+    if len(row.weight) != (turns := len(row.trajectory.turns)):
+        raise ValueError(f".weight: {mismatch(f'one for each of {turns} turns', len(row.weight))}")
+    return row
+
+
 def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
     return core_schema.no_info_after_validator_function(check, schema)
 
@@ -151,6 +168,7 @@ _OF_FIELDS = {
 }
 """Fields that take other than their type does elsewhere."""
 _CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePair: _check_pair}
+_CHECKS[WeightedTrajectory] = _check_weighted
 
 
 def _schema(hint: Any) -> CoreSchema:
@@ -187,7 +205,9 @@ def _record(kind: Any) -> CoreSchema:
 
 
 _VALIDATORS: dict[type, SchemaValidator] = {}
-_KINDS = {"task": Task, "turns": Turn, "action": Action, "chosen": Trajectory, "rejected": Trajectory}
+_KINDS = {"task": Task, "turns": Turn, "action": Action, "remaining": Remaining} | dict.fromkeys(
+    ("chosen", "rejected", "trajectory"), Trajectory
+)
 """Key -> the kind of what is under it."""
 
 
@@ -205,6 +225,10 @@ def _validate(kind: type[_T], record: Any) -> _T:
         )
     except ValidationError as error:
         raise DataError(_explain(error, kind)) from error
+
+
+weighted_from_dict = partial(_validate, WeightedTrajectory)
+"""The trajectory with weights of a line of `write_records`; anything amiss is a `DataError`."""
 
 
 def _explain(error: ValidationError, kind: type) -> str:
@@ -363,8 +387,9 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     """One line of ASCII: no character of a text can end it early, in any reader's opinion."""
-    text = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.encode("ascii") + b"\n"
+    return (
+        json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+    )
 
 
 def _parse(kind: type[_T], raw: bytes, where: str) -> _T:

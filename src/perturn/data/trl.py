@@ -119,7 +119,8 @@ def _form(columns: dict[str, Any], where: str) -> tuple[list[Message], tuple[str
     if "prompt" in columns and "completion" in columns:
         if isinstance(columns.get("label"), bool):
             raise DataError(
-                f"{where}: label: unpaired preferences are not read. Make pairs of chosen and rejected."
+                f"{where}: label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of "
+                "chosen and rejected."
             )
         return _conversation(prompt, f"{where}: prompt"), ("completion",)
     if "messages" in columns:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from perturn.episodes.formats import FORMATS, Format
-from perturn.episodes.prompts import recalled, shown, system_prompt, window
+from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
 from perturn.errors import EngineFailure, EnvironmentFailure, RunError
 from perturn.faults import sound
@@ -70,6 +70,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         seen = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
         if problem := misfit(seen, protocol):
             raise EnvironmentFailure(f"{env.name} {problem}")
+        seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
         record = replace(record, tools=seen.tools)
         calls: tuple[ToolCall, ...] = ()
         while not seen.terminated and len(turns) < protocol.limit(job.task):
@@ -128,6 +129,11 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
         return action, reader.parse(action.text), ()
     action, said = understand(action)
     return (action, None, ()) if said is None else (action, write_action(said), said.calls)
+
+
+def understood(action: Action, reader: Format) -> str | None:
+    """The command that the world is sent for an action; None where it broke the format."""
+    return _read(action, reader)[1]
 
 
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:

@@ -20,6 +20,28 @@ def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
     return (*system, *protocol.example)
 
 
+_LISTED = "\nAdmissible commands:\n"
+
+
+def with_suffix(text: str, suffix: str) -> str:
+    """The text that poses a task with another on a line of its own after it, before any list of commands."""
+    posed, listed, commands = text.partition(_LISTED)
+    return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
+
+
+def told(trajectory: Trajectory, suffix: str) -> Trajectory:
+    """An episode as it would be under a protocol with a suffix."""
+
+    def ending(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        *before, last = messages
+        return (*before, {**last, "content": with_suffix(str(last["content"]), suffix)})
+
+    first = trajectory.turns[0]
+    later = None if first.recalled is None else ending(first.recalled)
+    posed = replace(first, observation=ending(first.observation), recalled=later)
+    return replace(trajectory, turns=(posed, *trajectory.turns[1:]))
+
+
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
@@ -29,7 +51,7 @@ def shown(
     if results and not text:
         return tuple(results)
     if protocol.list_admissible and seen.admissible:
-        text = "\n".join([text, "Admissible commands:", *seen.admissible])
+        text += _LISTED + "\n".join(seen.admissible)
     return (*results, {"role": "user", "content": text})
 
 

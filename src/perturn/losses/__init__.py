@@ -13,6 +13,7 @@ A loss is a frozen dataclass of its settings. Called on two sides it returns one
 from perturn.losses.dil import DIL
 from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
+from perturn.losses.kto import KTO
 from perturn.losses.logprobs import TurnLogprobs
 from perturn.losses.ppo_clip import PPOClip
 from perturn.losses.protocol import Loss
@@ -30,6 +31,7 @@ LOSSES: Table[type[Loss]] = Table(
         "dil": DIL,
         "tlm-dpo": TLMDPO,
         "tlm-dre": TLMDRE,
+        "kto": KTO,
         "ppo-clip": PPOClip,
     },
 )

@@ -18,6 +18,11 @@ class Loss(Protocol):
     its diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
     given are the step.
 
+    A loss whose reference point is the policy's view of others' actions has `needs_mismatched = True`: its rows are
+    labelled by the sign of their weights. It has `mismatch(side)`: a number for each trajectory of which the prompt is
+    one row's and the actions are another's [trajectories], without gradient. The loss and its diagnostics then take
+    `step`, that number of all rows of the step.
+
     A loss on what a policy has sampled has `needs_behavior = True`: it reads the log-probabilities that the actions
     were sampled with. It may have `needs_proximal`, which says whether it reads what training computed of them before
     the first step, and `turn_diagnostics(chosen)`: tensors by name to average by the position of a turn [turns].

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -45,6 +46,48 @@ class Means:
             for name, parts in sums.items()
         }
         return {name: _spread(name, means) if "_spread/" in name else mean for name, mean in means.items()}
+
+
+@torch.no_grad()
+def step_metrics(
+    loss: Any,
+    chosen: TurnLogprobs,
+    rejected: TurnLogprobs | None,
+    step: Mapping[str, Tensor],
+    entropy: Tensor,
+) -> dict[str, Tensor]:
+    """Metrics of a pack beside its loss, by name.
+
+    Args:
+        loss: The loss.
+        chosen: First sides.
+        rejected: Second sides; None where the loss reads one.
+        step: What the loss is told of the whole optimizer step, by keyword.
+        entropy: Of the policy at each loss token, in nats [loss tokens].
+    """
+    of_chosen = entropy[: len(chosen.policy)]
+    found = {
+        "logps/chosen": chosen.sum_by_trajectory(chosen.policy),
+        "weight/chosen": chosen.weight,
+        "entropy/chosen": chosen.mean_by_trajectory(of_chosen),
+    }
+    if rejected is not None:
+        rewards, others = loss.rewards(chosen), loss.rewards(rejected)
+        found |= {
+            "weight/rejected": rejected.weight,
+            "entropy/rejected": rejected.mean_by_trajectory(entropy[len(chosen.policy) :]),
+            "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
+            "rewards/chosen": rewards,
+            "rewards/rejected": others,
+            "rewards/accuracies": (rewards > others).float(),
+            "rewards/margins": rewards - others,
+        }
+    diagnostics = getattr(loss, "diagnostics", None)
+    found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
+    of_turns = getattr(loss, "turn_diagnostics", None)
+    if of_turns:
+        found |= by_position(chosen, {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)})
+    return cast("dict[str, Tensor]", found)
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

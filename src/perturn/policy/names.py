@@ -44,9 +44,16 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
                 f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
             )
         return str(folder)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_local(name):
         raise ModelError(f"model folder {name!r} does not exist. {model_help()}")
     return name
+
+
+def is_local(name: str) -> bool:
+    """Whether a model's name is that of a local folder, which need not be there."""
+    if name in BUNDLED:
+        return False
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or user_path(name, "model.name").is_dir()
 
 
 def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Path:

@@ -243,12 +243,16 @@ class Collator:
         """Pack the examples there are; which pack holds which changes memory and speed, not the loss.
 
         Returns:
-            `packs`, and where all begin with many tokens and are laid out from behind them, those as `beginning`.
+            `packs`; `mismatched`, packs of the rows whose actions are another's; and where all packs begin with many
+            tokens and are laid out from behind them, those as `beginning`.
         """
         present = [example for example in examples if example is not None]
         packs = by_budget([example.sides for example in present], self.token_budget)
         ahead = self._beginning(present, len(packs))
-        found = {"packs": [collate([present[index] for index in pack], len(ahead)) for pack in packs]}
+        found: dict[str, Any] = {
+            "packs": [collate([present[index] for index in pack], len(ahead)) for pack in packs]
+        }
+        found |= {"mismatched": mismatched_packs(present, self.token_budget)}
         return found | ({"beginning": torch.tensor(ahead)} if ahead else {})
 
     def _beginning(self, examples: Sequence[Example], packs: int) -> list[int]:
@@ -281,6 +285,20 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     if examples[0].statistic is not None:
         batch["statistic"] = torch.tensor([example.statistic for example in examples])
     return batch
+
+
+def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
+    """The mismatched rows of examples that have their reference, as packed batches; none where they have none.
+
+    Each has `reference`, in nats, beside what `lay_out` gives [loss tokens].
+    """
+    sequences = [one.mismatched for one in examples if one.mismatched is not None]
+    references = [one.mismatched_reference for one in examples if one.mismatched_reference is not None]
+    return [
+        lay_out([sequences[index] for index in pack])
+        | {"reference": torch.cat([references[index] for index in pack])}
+        for pack in by_budget([[one] for one in sequences], token_budget)
+    ]
 
 
 def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogprobs | None]:

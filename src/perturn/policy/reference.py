@@ -211,15 +211,21 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 def weigh(example: Example, credit: Credit) -> Example:
     """The example with the weight of each turn: what losses read, and what is recorded and shown.
 
-    It has its reference, where the credit needs one; each side is a group of its own.
+    It has its reference, where the credit needs one; each side is a group of its own. A credit that reads the remaining
+    path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
 
     Raises:
         ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
     """
     weight: list[Tensor] = []
     for index, trajectory in enumerate(example.trajectories):
-        needed = {"reference": [turn_logprobs(example, index)]} if "reference" in credit.needs else {}
-        weight += asked(credit, [trajectory], **needed)
+        if "reference" in credit.needs:
+            weight += asked(credit, [trajectory], reference=[turn_logprobs(example, index)])
+        elif getattr(credit, "needs_remaining", False):
+            kept = sorted(set(example.sides[index].loss_turns))
+            weight += [each[kept] for each in asked(credit, [example.whole[index]])]
+        else:
+            weight += asked(credit, [trajectory])
     return replace(example, weight=tuple(weight))
 
 

@@ -31,6 +31,8 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
     """
+    if getattr(loss, "needs_mismatched", False):
+        return _labelled(row, index)
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
     parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
     if isinstance(parsed, PreferencePair):
@@ -43,6 +45,28 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
     if loss.needs_rejected:
         raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
     return parsed
+
+
+def _labelled(row: Any, index: int) -> WeightedTrajectory:
+    """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
+    if isinstance(row, WeightedTrajectory):
+        if not (all(one > 0 for one in row.weight) or all(one < 0 for one in row.weight)):
+            raise DataError(
+                f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
+                f"and all < 0 where it is not, got {row.weight!r:.200}."
+            )
+        return row
+    label = row.get("label") if isinstance(row, Mapping) else None
+    if not isinstance(label, bool):
+        raise DataError(
+            "the loss learns from single trajectories that are desirable or not, and the row does not say; give a "
+            "WeightedTrajectory with weights of 1 or -1, or prompt, completion and label."
+        )
+    plain = {key: value for key, value in row.items() if key != "label"}
+    parsed = from_trl(plain, task_id=f"row-{index}")
+    if isinstance(parsed, PreferencePair):
+        raise DataError("the row is a pair, and has a label; leave one of the two out.")
+    return WeightedTrajectory(parsed, (1.0 if label else -1.0,) * len(parsed.turns))
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:

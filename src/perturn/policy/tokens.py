@@ -297,8 +297,13 @@ class Example:
     """Those of the policy as training starts, in nats; empty where nothing reads them."""
     trajectories: tuple[Trajectory, ...] = ()
     """Each side as it was played, with those of its turns that carry loss."""
+    whole: tuple[Trajectory, ...] = ()
+    """Each side as it was played, with all of its turns."""
     weight: tuple[Tensor, ...] = ()
     """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
+    mismatched: Encoded | None = None
+    mismatched_reference: Tensor | None = None
+    """The actions of another row after this one's prompt, and their reference, in nats; None where no loss reads it."""
     statistic: float | None = None
     """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
 
@@ -330,7 +335,7 @@ def encode_example(
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
-        return Example(chosen, trajectories=(_with_loss(row, chosen),))
+        return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
     chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
     if chosen.ids == rejected.ids:
         cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
@@ -339,7 +344,7 @@ def encode_example(
         turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
         chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
-    return Example(chosen, rejected, trajectories=trajectories)
+    return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
 
 
 def _with_all(side: Encoded) -> Encoded:
@@ -362,8 +367,7 @@ def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
     """Number of whole turns, from the first, in which both sides are the same tokens."""
-    both = [list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)]
-    same = first_difference(*both)
+    same = first_difference(*(list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)))
     return min(_turns_before(chosen, same), _turns_before(rejected, same))
 
 

@@ -25,7 +25,6 @@ from transformers import Trainer
 from perturn.data.cache import cache_folder
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
-from perturn.losses import TurnLogprobs
 from perturn.policy.config import (
     TurnConfig,
     may_begin,
@@ -36,10 +35,11 @@ from perturn.policy.config import (
 )
 from perturn.policy.credits import loss_and_credit, needs_group
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
-from perturn.policy.metrics import Means, by_position
+from perturn.policy.metrics import Means, step_metrics
+from perturn.policy.mismatched import mismatches, sequences_of, with_logprobs, with_mismatched
 from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
 from perturn.policy.names import load_tokenizer
-from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack
+from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack, mismatched_packs
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
 from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
@@ -145,6 +145,11 @@ class TurnTrainer(Trainer):
         """Whether the loss reads the log-probabilities that actions were sampled with."""
         return bool(getattr(self.loss, "needs_behavior", False))
 
+    @property
+    def _needs_mismatched(self) -> bool:
+        """Whether the loss reads rows whose actions are another's."""
+        return bool(getattr(self.loss, "needs_mismatched", False))
+
     def _encode(self, rows: Iterable[Any] | None, name: str) -> Examples | None:
         """Rows -> checked examples."""
         if rows is None:
@@ -173,6 +178,9 @@ class TurnTrainer(Trainer):
                 len(dropped),
                 args.max_length,
             )
+        if self._needs_mismatched:
+            limit = args.max_length or self._context
+            encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
         return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
 
     def _example(self, row: Row) -> Example:
@@ -197,16 +205,14 @@ class TurnTrainer(Trainer):
         for part in parts:
             logprobs = reference_logprobs(
                 model,
-                list(sides(part.rows)),
+                sequences_of(part.rows),
                 folder=Path(args.reference_cache or cache_folder() / "reference"),
                 identity=identity,
                 token_budget=args.token_budget,
                 precision=self._autocast,
                 track=track or partial(tqdm, desc=name, disable=args.disable_tqdm),
             )
-            found = iter(logprobs)
-            each = [{name: tuple(next(found) for _ in row.sides)} for row in part.rows]
-            part.rows = [replace(row, **new) for row, new in zip(part.rows, each, strict=True)]  # type: ignore[arg-type]
+            part.rows = with_logprobs(part.rows, name, logprobs)
         if home != args.device:
             model.to(home)
 
@@ -224,13 +230,22 @@ class TurnTrainer(Trainer):
     ) -> tuple[list[Any], Tensor | int | None]:
         """The batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
+        packs = [pack for batch in batches for pack in batch["packs"]]
         if hasattr(self.loss, "step_statistic"):
-            packs = [pack for batch in batches for pack in batch["packs"]]
-            own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)])
-            step = torch.tensor(gather_object(own.tolist()), device=device)
-            for pack in packs:
-                pack["step"] = step
+            own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)]).tolist()
+        elif self._needs_mismatched:
+            own = self._mismatches([pack for batch in batches for pack in batch["mismatched"]])
+        else:
+            return batches, pairs
+        step = torch.tensor(gather_object(own), device=device)
+        for pack in packs:
+            pack["step"] = step
         return batches, pairs
+
+    def _mismatches(self, packs: list[Batch]) -> list[float]:
+        """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
+        with self._autocast():
+            return mismatches(self.loss, self.model, self._as_many_as_others(packs))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision training will run in, so that policy and reference start equal."""
@@ -279,7 +294,7 @@ class TurnTrainer(Trainer):
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         means = self._means["train" if model.training else "eval"]
-        for name, values in self._metrics(chosen, rejected, step, entropy).items():
+        for name, values in step_metrics(self.loss, chosen, rejected, step, entropy).items():
             means.add(name, values)
         means.add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
@@ -292,35 +307,6 @@ class TurnTrainer(Trainer):
         own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
         pairs: Tensor = self.accelerator.gather(own).sum()
         return pairs
-
-    @torch.no_grad()
-    def _metrics(
-        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: dict[str, Tensor], entropy: Tensor
-    ) -> dict[str, Tensor]:
-        """Metrics of a pack beside its loss, by name."""
-        of_chosen = entropy[: len(chosen.policy)]
-        found = {
-            "logps/chosen": chosen.sum_by_trajectory(chosen.policy),
-            "weight/chosen": chosen.weight,
-            "entropy/chosen": chosen.mean_by_trajectory(of_chosen),
-        }
-        if rejected is not None:
-            rewards, others = self.loss.rewards(chosen), self.loss.rewards(rejected)
-            found |= {
-                "weight/rejected": rejected.weight,
-                "entropy/rejected": rejected.mean_by_trajectory(entropy[len(chosen.policy) :]),
-                "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
-                "rewards/chosen": rewards,
-                "rewards/rejected": others,
-                "rewards/accuracies": (rewards > others).float(),
-                "rewards/margins": rewards - others,
-            }
-        diagnostics = getattr(self.loss, "diagnostics", None)
-        found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
-        of_turns = getattr(self.loss, "turn_diagnostics", None)
-        if of_turns:
-            found |= by_position(chosen, {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)})
-        return cast("dict[str, Tensor]", found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last entry to the trainer's own entries of training."""
@@ -361,7 +347,11 @@ class TurnTrainer(Trainer):
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate all rows as one step; every metric, the loss too, is a mean over them."""
-        statistics = [row.statistic for row in cast("Examples", dataloader.dataset).rows]
+        rows = cast("Examples", dataloader.dataset).rows
+        statistics: list[Any] = [row.statistic for row in rows]
+        if self._needs_mismatched:
+            packs = mismatched_packs(rows, self.turn_args.token_budget)
+            statistics = self._mismatches([self._prepare_inputs(pack) for pack in packs])
         self._evaluated = {} if None in statistics else {"step": torch.tensor(statistics)}
         self._means["eval"] = Means()
         output: Any = super().evaluation_loop(dataloader, *args, **kwargs)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
-from tokenizers import Regex, Tokenizer
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -74,6 +76,26 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
+
+
+def learn(model: Any, tokenizer: Any, texts: Iterable[str], seed: int) -> None:
+    """Add texts that a tokenizer has no tokens for, one token each, and their embeddings, to a model.
+
+    A tokenizer that reads any text learns nothing.
+
+    Args:
+        model: Its policy, which may have more rows then.
+        tokenizer: It knows the texts from then on, wherever they stand.
+        texts: Such as a suffix with its line break.
+        seed: Of the new embeddings.
+    """
+    unknown = [text for text in texts if tokenizer.unk_token_id in tokenizer(text)["input_ids"]]
+    if not unknown:
+        return
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in unknown])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
 
 
 def _divide(pattern: str, text: str) -> list[str]:

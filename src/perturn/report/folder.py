@@ -212,9 +212,9 @@ def _missing(
         paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
         paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
-    if settings.get("groups") is not None:
+    if settings.get("groups") is not None or settings.get("outcomes") is not None:
         del expected[paths.confidence(mark)]
-    if (settings.get("pair") or {}).get("within") == "group" and settings.get("sft") is None:
+    if (settings.get("pair") or {}).get("within", "expert") != "expert" and settings.get("sft") is None:
         del expected[paths.trajectories("expert")]
     if aligned_policy(evaluation) is None:
         expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")

@@ -17,6 +17,7 @@ from perturn.envs.rows import read_rows as read_objects
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
+from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
@@ -216,19 +217,6 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
     if hasattr(env, "demonstration"):
         return list(env.demonstration(task))
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
-
-
-def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
-    """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
-    try:
-        next(steps)
-        for action in script:
-            steps.send(action)
-        steps.throw(failure)
-    except StopIteration as end:
-        trajectory: Trajectory = end.value
-        return trajectory
-    raise AssertionError("an episode ends when its engine fails")
 
 
 def explore(session: Session, stage: Stage) -> None:

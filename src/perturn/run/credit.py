@@ -28,6 +28,7 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
+from perturn.run.measure import measured
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
@@ -176,7 +177,7 @@ def credit_run(
         raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
     found = []
     for stage in _explored(paths, recipe):
-        episodes = list(read_trajectories(paths.trajectories(stage.name)))
+        episodes = measured(recipe, read_trajectories(paths.trajectories(stage.name)))
         policy = reference or stage.policy
         needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)

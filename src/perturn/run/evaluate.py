@@ -13,7 +13,7 @@ from perturn.io.writing import write_whole
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.session import Session, evaluation_sampling
 from perturn.settings.sections import Section
-from perturn.settings.stages import Stage
+from perturn.settings.stages import Stage, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -32,6 +32,9 @@ def evaluate(session: Session, stage: Stage) -> None:
         sampling,
         recipe.seed,
     )
+    asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
+    told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
+    conditions |= {"told": told} if told else {}
     file = run.paths.evaluation(stage.policy)
     with run.stage(stage.name, file) as counts:
         write_whole(run.paths.stamp, json.dumps(conditions, indent=2) + "\n")
@@ -89,6 +92,7 @@ def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:
         },
         "history": "full" if protocol.history is None else protocol.history,
         "list_admissible": protocol.list_admissible,
+        **({"suffix": protocol.suffix} if protocol.suffix else {}),
     }
 
 

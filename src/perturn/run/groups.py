@@ -13,6 +13,7 @@ from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
 from perturn.policy.models import context_length, empty_model
 from perturn.run.credit import compute_needed, credit_groups, explained
+from perturn.run.measure import measured
 from perturn.run.progress import console
 from perturn.run.session import Session, make_renderer
 from perturn.settings.parsing import build
@@ -38,7 +39,8 @@ def credit(session: Session, stage: Stage) -> None:
     name, credit = own_credit(session.recipe)
     file = run.paths.credit(name, stage.mark)
     with run.stage(stage.name, file) as counts:
-        episodes = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+        played = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
+        episodes = measured(run.recipe, played)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
             credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted

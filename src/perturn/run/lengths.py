@@ -14,10 +14,11 @@ from perturn.data.run_folder import memory_in_use, run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
+from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
 from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.run.collect import demonstrate, play_script
+from perturn.run.collect import demonstrate
 from perturn.run.lessons import lessons
 from perturn.run.panels import Panels
 from perturn.run.session import make_protocol, make_renderer, world_maker

@@ -10,9 +10,10 @@ from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
+from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.faults import closing_world
-from perturn.run.collect import AT_ONCE, play_script
+from perturn.run.collect import AT_ONCE
 from perturn.run.panels import make_jobs
 from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
 from perturn.settings.recipe import Recipe

@@ -20,8 +20,11 @@ from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
 from perturn.ranks import from_leader, leader_first, leads
+from perturn.run.correct import check_corrector
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
+from perturn.run.measure import check_pathfinder
+from perturn.run.outcomes import check_outcomes
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.session import (
@@ -150,6 +153,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
+    check_outcomes(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
         if recipe.base is None:
@@ -166,6 +170,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
+        check_pathfinder(recipe, env)
+        check_corrector(recipe, env)
         panels = look_up(recipe, env)
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from perturn.audit.rows import rows_of
-from perturn.data.pairs import pair_with_expert, pair_within_groups
+from perturn.data.pairs import pair_with_corrected, pair_with_expert, pair_within_groups
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import RunError
 from perturn.io.reading import user_path
+from perturn.run.correct import corrections
+from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
 from perturn.run.session import Session
+from perturn.settings.sections import Pair
 from perturn.settings.stages import Stage
 from perturn.table import locate
-from perturn.types import PreferencePair, succeeded
+from perturn.types import PreferencePair, Trajectory, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:
-    """Pair the expert's trajectories with the policy's own failures, or the policy's best with its worst.
+    """Pair the expert's trajectories, or corrections, with the policy's own failures, or its best with its worst.
 
     Raises:
         RunError: If no pair is left, and none is hoped for in a later iteration.
@@ -27,16 +33,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
         read_trajectories(run.paths.trajectories(f"explore{stage.mark}")), key=lambda one: one.key
     )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        if settings.within == "group":
-            cut = locate("perturn.run.groups:too_long")(session.recipe, played)
-            fitting = [one for one in played if one.key not in cut]
-            pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
-            reasons["too_long"] = len(cut)
-        else:
-            experts = [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
-            pairs, reasons = pair_with_expert(
-                experts, played, settings.threshold, max_extra_turns=settings.max_extra_turns
-            )
+        pairs, reasons = _PAIRED[settings.within](session, settings, played)
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
@@ -45,6 +42,36 @@ def make_pairs(session: Session, stage: Stage) -> None:
                 "tasks, or take a higher temperature."
             )
         write_pairs(run.paths.pairs(stage.mark), pairs)
+
+
+_Paired = tuple[list[PreferencePair], Counter[str]]
+
+
+def _with_expert(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    stored = read_trajectories(session.run.paths.trajectories("expert"))
+    experts = [one for one in stored if succeeded(one)]
+    extra = settings.max_extra_turns
+    pairs, reasons = pair_with_expert(experts, played, settings.threshold, max_extra_turns=extra)
+    return measured_pairs(session.recipe, pairs), reasons
+
+
+def _within_groups(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    cut = locate("perturn.run.groups:too_long")(session.recipe, played)
+    fitting = [one for one in played if one.key not in cut]
+    pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
+    reasons["too_long"] = len(cut)
+    return measured_pairs(session.recipe, pairs), reasons
+
+
+def _with_corrected(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    explored = measured(session.recipe, played)
+    corrected = measured(session.recipe, corrections(session.recipe, explored))
+    extra = settings.max_extra_turns
+    return pair_with_corrected(explored, corrected, settings.threshold, max_extra_turns=extra)
+
+
+_PAIRED = {"expert": _with_expert, "group": _within_groups, "correction": _with_corrected}
+"""`pair.within` -> how explored trajectories become pairs, measured if the recipe says so, and counts of them."""
 
 
 def bring_pairs(session: Session, stage: Stage) -> None:
@@ -58,4 +85,5 @@ def bring_pairs(session: Session, stage: Stage) -> None:
     source = user_path(session.recipe.pair.file, "pair.file")
     target = session.run.paths.pairs(stage.mark)
     with session.run.stage(stage.name, target) as counts:
-        counts["kept"] = write_pairs(target, rows_of(source, PreferencePair))
+        pairs = list(rows_of(source, PreferencePair))
+        counts["kept"] = write_pairs(target, measured_pairs(session.recipe, pairs))

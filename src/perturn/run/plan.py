@@ -154,8 +154,10 @@ def _training_cost(
 ) -> tuple[str, float, float]:
     once = stage.name if stage.name in ("base", "sft") else None
     settings = getattr(recipe, once or "align")
-    on_pairs = once is None and recipe.groups is None
+    on_pairs = once is None and recipe.pair is not None
     rows, what = getattr(found, once or "explore"), "episodes"
+    if once is None and recipe.outcomes:
+        rows += found.sft if recipe.outcomes.way.anew else found.explore
     if on_pairs:
         own = recipe.pair and recipe.pair.file
         file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)

@@ -39,7 +39,7 @@ WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
 """Plays episodes in worlds that it makes, so many at a time."""
 
-_OWN_RULES = ("system", "max_turns", "history", "list_admissible", "example")
+_OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
 """Settings of a protocol that make it another one."""
 
 
@@ -205,6 +205,13 @@ class Session:
         """The rules of its episodes."""
         return make_protocol(self.recipe.protocol)
 
+    def rules(self, policy: str) -> EpisodeProtocol:
+        """The rules that a policy plays by: one that was told how its episodes end is asked for success."""
+        asked, section = self.recipe.suffix_of(policy), self.recipe.protocol
+        if asked is None or section is None:
+            return self.protocol
+        return make_protocol(replace(section, suffix=asked))
+
     @cached_property
     def panels(self) -> Panels:
         """Its tasks, from `tasks.json` if they were looked up before."""
@@ -268,7 +275,7 @@ class Session:
 
         def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
             how: Any = {
-                "protocol": self.protocol,
+                "protocol": self.rules(policy),
                 "sampling": sampling,
                 "retries": self.recipe.worlds.retries,
             }

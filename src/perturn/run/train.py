@@ -1,4 +1,4 @@
-"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs or on groups."""
+"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs, groups or episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
-from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.store import read_pairs
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
@@ -27,12 +27,13 @@ from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Examples
 from perturn.policy.tokens import NO_TURN, Example
 from perturn.policy.trainer import TurnTrainer
-from perturn.policy.words import make_tokenizer
+from perturn.policy.words import learn, make_tokenizer
 from perturn.ranks import from_leader, leads
 from perturn.run.groups import read_groups
 from perturn.run.iterate import go_on, move_average, stay
 from perturn.run.kept import goes_on, keeps_average, let_go
 from perturn.run.lessons import heard, taught
+from perturn.run.outcomes import expert_episodes, read_rows
 from perturn.run.progress import bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
@@ -41,7 +42,6 @@ from perturn.run.trainable import lora_config, make_config
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, average_of
-from perturn.types import Trajectory, succeeded
 
 ONCE = ("base", "sft")
 """Training stages that come before the iterations."""
@@ -75,7 +75,9 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
     if stage.name == "base":
         return taught(run), None
     if stage.name == "sft":
-        return _taught(session), None
+        return expert_episodes(session), None
+    if recipe.outcomes:
+        return read_rows(session, stage), None
     if recipe.groups is None:
         return list(read_pairs(run.paths.pairs(stage.mark))), None
     return read_groups(run, stage)
@@ -93,7 +95,10 @@ def _begin(run: Run, stage: Stage) -> tuple[Any, Any]:
     base = run.recipe.base
     if stage.name != "base" or base is None:
         path = policy_path(run, stage.start)
-        return load_model(path, say=console.print), load_tokenizer(path)
+        model, tokenizer = load_model(path, say=console.print), load_tokenizer(path)
+        if stage.name not in ONCE and run.recipe.outcomes and run.recipe.outcomes.way.told:
+            learn(model, tokenizer, run.recipe.outcomes.suffixes, run.recipe.seed)
+        return model, tokenizer
     tokenizer = make_tokenizer(heard(run), base.shape.context)
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng():
@@ -133,7 +138,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         )
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
-    if trainer.needs_reference and recipe.groups is None and leads():
+    if trainer.needs_reference and recipe.pair and leads():
         _write_reference(run, stage, settings, trainer, examples)
         _note_agreement(run, stage, rows, examples)
     with (
@@ -155,19 +160,6 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
     return _count_tokens(examples)
 
 
-def _taught(session: Session) -> list[Trajectory]:
-    """The expert's successful episodes, in the order of SFT's panel, then conversations; of the user's file, all."""
-    recipe, file = session.recipe, session.run.paths.trajectories("expert")
-    episodes = [one for one in read_trajectories(file) if succeeded(one)]
-    if recipe.expert is None or recipe.expert.file is None:
-        order = {task.id: index for index, task in enumerate(session.panels.tasks["sft"])}
-        taught = [one for one in episodes if one.task.id in order or not one.environment]
-        episodes = sorted(taught, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
-    if not episodes:
-        raise RunError(f"{file} holds no successful episode to teach.")
-    return episodes
-
-
 def _files(run: Run, stage: Stage) -> list[Path]:
     """Files of a training stage: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
@@ -175,7 +167,7 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
     if keeps_average(run.recipe) and stage.name not in ONCE:
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
-    if stage.name in ONCE or run.recipe.groups:
+    if stage.name in ONCE or run.recipe.pair is None:
         return made
     return made + notes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from perturn.credit import Credit
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
@@ -26,6 +27,7 @@ from perturn.policy.models import (
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
+from perturn.run.measure import sense_of
 from perturn.run.tracking import PROJECT
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
@@ -49,8 +51,9 @@ _OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
 
 _REMEDY = {
     "groups": "such a loss goes into align, with the section `groups: {}`",
-    "pairs": "such a loss goes into align, without the section groups",
-    "single trajectories": "such a loss goes into sft",
+    "pairs": "such a loss goes into align, without the sections groups and outcomes",
+    "labelled trajectories": "such a loss goes into align, with the section `outcomes: {name: kto}`",
+    "single trajectories": "such a loss goes into sft, or into align with a section such as `outcomes: {name: rft}`",
 }
 """Where a loss belongs, by its rows."""
 
@@ -64,7 +67,7 @@ def check_training(recipe: Recipe) -> None:
     for name, settings in (("base", recipe.base), ("sft", recipe.sft), ("align", recipe.align)):
         if settings is None:
             continue
-        rows = "single trajectories" if name != "align" else "groups" if recipe.groups else "pairs"
+        rows = _rows_for(recipe, name)
         loss = build(LOSSES, settings.loss, f"{name}.loss")
         if _rows_of(loss) != rows:
             fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
@@ -72,7 +75,8 @@ def check_training(recipe: Recipe) -> None:
                 f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
                 f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
             )
-        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+        credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+        check_measured(recipe, credit)
         try:
             make_config(recipe, settings, run_folder(recipe), model=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
@@ -86,10 +90,34 @@ def check_training(recipe: Recipe) -> None:
             raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
 
 
+def _rows_for(recipe: Recipe, name: str) -> str:
+    """The rows that a training stage has."""
+    if name != "align" or recipe.outcomes:
+        labelled = name == "align" and recipe.outcomes and recipe.outcomes.way.labelled
+        return "labelled trajectories" if labelled else "single trajectories"
+    return "groups" if recipe.groups else "pairs"
+
+
+def check_measured(recipe: Recipe, credit: Credit) -> None:
+    """Refuse a credit that reads the remaining path where nothing measures it.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if getattr(credit, "needs_remaining", False) and sense_of(recipe) is None:
+        section = "groups" if recipe.groups else "pair"
+        raise ConfigError(
+            f"credit {type(credit).__name__} reads the remaining path of each turn, and nothing measures it; set "
+            f"{section}.remaining to shortest or searching."
+        )
+
+
 def _rows_of(loss: Any) -> str:
     """The rows that a loss learns from."""
     if getattr(loss, "needs_behavior", False):
         return "groups"
+    if getattr(loss, "needs_mismatched", False):
+        return "labelled trajectories"
     return "pairs" if loss.needs_rejected else "single trajectories"
 
 

@@ -12,6 +12,7 @@ from perturn.bounds import EFFORT, SEED, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.cluster import Cluster
+from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import (
     COUNT,
@@ -58,6 +59,8 @@ class Recipe:
     """None: nothing is aligned."""
     groups: Groups | None = None
     """Where the alignment is a loss on groups, such as ppo-clip; None: it learns from pairs."""
+    outcomes: Outcomes | None = None
+    """Where the alignment learns from single episodes by how they ended, such as RFT; None: it learns from pairs."""
     credit: Section | None = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore | None = None
@@ -96,21 +99,22 @@ class Recipe:
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""
-        require(
-            self.groups is None or self.pair is None, "groups and pair are both set; leave one of them out."
-        )
+        rows = [name for name in ("groups", "pair", "outcomes") if getattr(self, name) is not None]
+        require(len(rows) < 2, f"{' and '.join(rows[:2])} are both set; leave one of them out.")
         require(self.groups is None or self.align is not None, "groups need an alignment; set align.")
+        self._check_outcomes()
         require(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
-        if self.align is not None and self.pair is None and self.groups is None:
+        if self.align is not None and not rows:
             object.__setattr__(self, "pair", Pair())
         paired = self.pair is not None and self.pair.file is None
-        if (paired or self.groups is not None) and self.explore is None:
+        if (paired or self.groups is not None or self.outcomes is not None) and self.explore is None:
             object.__setattr__(self, "explore", Explore())
         within = paired and self.pair is not None and self.pair.within == "group"
         require(
             self.explore is None or self.explore.samples > 1 or not (within or self.groups),
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
+        self._check_correction()
         some = self.groups and self.explore and self.explore.per_iteration
         steps = self.align.minibatches if self.align else None
         if some and steps and self.explore:
@@ -137,15 +141,56 @@ class Recipe:
             "sft": self.sft is not None and not own,
             "pair": paired,
             "groups": self.groups is not None,
+            "outcomes": self.outcomes is not None,
             "base": self.base is not None,
             "expert": self.expert is not None and not own,
             "explore": self.explore is not None,
+            "pair.remaining": self.pair is not None and self.pair.remaining is not None,
         }
         for part, needed in plays.items():
             file = " or name a file of yours" if part == "pair" else ""
             require(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
         require(
             self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
+        )
+
+    def suffix_of(self, policy: str) -> str | None:
+        """The suffix that a policy is asked for success with, if it was told how its episodes end."""
+        if self.outcomes is None or not self.outcomes.way.told or policy != self.outcomes.name:
+            return None
+        return self.outcomes.success
+
+    def _check_correction(self) -> None:
+        """Refuse corrections without what they need, and beside what would go unread."""
+        if self.pair is None or self.pair.within != "correction":
+            return
+        require(
+            self.pair.file is None,
+            "pair.file holds pairs, so pair.within=correction makes none; leave one out.",
+        )
+        require(
+            self.pair.remaining is not None,
+            "pair.remaining must be shortest or searching with pair.within=correction, which begins at the first wrong "
+            "turn; set it.",
+        )
+
+    def _check_outcomes(self) -> None:
+        """Refuse what goes not together with single episodes."""
+        if self.outcomes is None:
+            return
+        require(self.align is not None, "outcomes need an alignment; set align.")
+        require(
+            self.credit is None,
+            "credit weighs no turns of outcomes, which all have one weight; leave it out.",
+        )
+        require(
+            not (self.outcomes.way.told and self.protocol and self.protocol.suffix),
+            f"protocol.suffix must be left out with outcomes {self.outcomes.name}, which has its own.",
+        )
+        require(
+            self.iterations == 1 or not self.outcomes.way.anew,
+            f"iterations must be 1 with outcomes {self.outcomes.name}, which trains the policy that SFT began with, "
+            f"got {self.iterations}.",
         )
 
     def _complete_base(self) -> None:

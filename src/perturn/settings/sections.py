@@ -24,6 +24,10 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+Sense = Literal["shortest", "searching"]
+"""In which the way to a success is measured; see `Pathfinder`."""
+
+
 @dataclass(frozen=True)
 @bounded
 class ModelSettings:
@@ -85,6 +89,8 @@ class ProtocolSettings:
     """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
     list_admissible: bool | None = None
     """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
+    suffix: str | None = None
+    """Text on a line of its own after the one that poses the task; None: the named protocol's, else none."""
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
@@ -116,12 +122,13 @@ class Explore:
 @dataclass(frozen=True)
 @bounded
 class Pair:
-    """Make preference pairs: the expert over the policy's own failure, or the best of a group over its worst."""
+    """Make preference pairs: expert or correction over the policy's failure, or the best of a group over its worst."""
 
     file: str | None = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
-    within: Literal["expert", "group"] = "expert"
-    """Whose trajectory is chosen: the expert's, or the best of the policy's own of the same task."""
+    within: Literal["expert", "group", "correction"] = "expert"
+    """Whose trajectory is chosen: the expert's; the best of the policy's own of the same task; or the failed one itself
+    up to its first wrong turn, which `remaining` tells, with the expert's turns from there on."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
     as many as there are. Read where pairs are made within groups."""
@@ -129,6 +136,10 @@ class Pair:
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+    remaining: Sense | None = None
+    """Measure how much of the way to a success is left around each turn, by playing the episodes again: shortest, for
+    one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
+    environments can (`perturn.types.Pathfinder`), and credits such as first-error read it. None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,8 @@ class Groups:
     drop_equal_outcomes: bool = False
     """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
     zero, as with a penalty on invalid actions. Groups without credit are always left out."""
+    remaining: Sense | None = None
+    """Measure how much of the way to a success is left around each turn, as `pair.remaining` does."""
 
 
 @dataclass(frozen=True)

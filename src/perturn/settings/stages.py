@@ -17,7 +17,7 @@ _SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency")
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "pair", "groups", "credit", "align")
+_LOOP = (*_EXPLORE, "pair", "groups", "outcomes", "credit", "align")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
     """The policy that an iteration makes; the one that the loop begins with is that of iteration 0."""
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
-    return f"{recipe.align.loss['name']}{mark(recipe, iteration)}"
+    name = recipe.outcomes.name if recipe.outcomes else recipe.align.loss["name"]
+    return f"{name}{mark(recipe, iteration)}"
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
@@ -88,7 +89,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
         yield Stage(
             "base", "train", "perturn.run.train:train", ("lessons",), "base", reads=(*_LESSONS, "model")
         )
-    if recipe.sft or with_expert or recipe.expert:
+    if recipe.sft or with_expert or recipe.expert or recipe.outcomes:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does, reads=(*_EXPERT, "sft.tasks", "explore.tasks"))
@@ -117,8 +118,8 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     yield from rows
     if recipe.align:
         policy, needs = policy_of(recipe, number), (rows[-1].name,)
-        does = "perturn.run.train:train"
-        yield Stage(align, "train", does, needs, policy, start, seen, reads=after, **its)
+        does, anew = "perturn.run.train:train", recipe.outcomes is not None and recipe.outcomes.way.anew
+        yield Stage(align, "train", does, needs, policy, "base" if anew else start, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)
 
@@ -132,21 +133,24 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 
 def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterator[Stage]:
-    """The stage that makes the rows of the alignment: weighted groups, or pairs."""
+    """The stage that makes the rows of the alignment: weighted groups, single episodes, or pairs."""
     if recipe.groups:
         does = "perturn.run.groups:credit"
         yield Stage(f"credit{end}", "credit", does, (explore,), reference=seen, **its)
+    elif recipe.outcomes:
+        does = "perturn.run.outcomes:make_rows"
+        yield Stage(f"outcomes{end}", "pair", does, (explore, "expert"), **its)
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
-        needs = (explore,) if recipe.pair.within == "group" else (explore, "expert")
+        needs = (explore, "expert") if recipe.pair.within == "expert" else (explore,)
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
     """Settings that are read up to the rows, if those up to the exploration are known."""
     if not before or recipe.groups is None:
-        return before and (*before, "pair")
+        return before and (*before, "pair", "outcomes")
     return (*before, "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
 
 

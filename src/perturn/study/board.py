@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perturn.data.outcomes import Outcome
+from perturn.study.again import Again
 from perturn.study.cells import Cell, Plan, Point
+from perturn.study.lenders import lent_runs
 from perturn.study.results import PANELS, Panel, choose, is_done, outcomes
 from perturn.study.sharing import Sharing
 
@@ -17,10 +19,12 @@ Method = tuple[str, str]
 class Board:
     """The cells of a study and how far each is."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | Again) -> None:
         """See what is done already."""
         self.plan = plan
         self.sharing = Sharing()
+        for folder, recipe in lent_runs(plan.study):
+            self.sharing.lend(folder, recipe)
         self.errors: dict[Path, str] = {}
         """Why the run of a cell, or its score, failed."""
         self.chosen: dict[Method, Point | None] = {}

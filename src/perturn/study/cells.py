@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages
 from perturn.study.keys import OF_THE_ALIGNMENT, refuse_unknown, refuse_without_alignment
-from perturn.study.settings import SWEEP, Study
+from perturn.study.settings import SWEEP, Study, Test
 
 _OF_TRAINING = ("sft", "align", "expert", "base")
 """Sections that a score alone does not have."""
@@ -110,8 +110,17 @@ class Plan:
             for method in study.methods
         }
 
-    def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
+    def cell(
+        self, environment: str, method: str, point: Point, seed: int, scored: tuple[Test, Path] | None = None
+    ) -> Cell:
         """One cell.
+
+        Args:
+            environment: Its name.
+            method: Its name.
+            point: Swept settings.
+            seed: Of the study.
+            scored: The panel of the verdicts and the folder of the runs that score; None: the study's.
 
         Raises:
             ConfigError: If its recipe is wrong; named is the method.
@@ -126,14 +135,15 @@ class Plan:
         name = _name(self, environment, method, point, seed)
         try:
             recipe = parse(Recipe, {**data, **runs, "name": f"{name}-{_digest(data)}"})
-            scoring = _scoring(self._data(environment, method, point, seed), _panel(study.test.tasks))
-            parse(Recipe, {**scoring, "name": "test"})
+            scoring = _scoring(self._data(environment, method, point, seed))
+            if (suffix := recipe.suffix_of(policy_of(recipe, recipe.iterations))) is not None:
+                scoring["protocol"] = {**scoring["protocol"], "suffix": suffix}
+            scoring = _on_panel(scoring, *(scored or (study.test, study.folder / "runs")), recipe.name)
+            parse(Recipe, dict(scoring))
         except ConfigError as error:
             raise ConfigError(
                 f"{' '.join(filter(None, (environment, method, point_text(point))))}: {error}"
             ) from None
-        # What is scored is what the run makes, so its name holds both digests.
-        scoring |= {**runs, "name": f"{recipe.name}-test-{_digest(scoring)}"}
         return Cell(environment, method, point, seed, tuned, recipe, scoring)
 
     def tuning(self) -> Iterator[Cell]:
@@ -231,10 +241,26 @@ def _digest(data: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
-def _scoring(data: dict[str, Any], panel: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a run that scores a policy and does nothing else, but for its model and its name."""
-    without = {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *OF_THE_ALIGNMENT)}
-    return {**without, "evaluate": {**(data.get("evaluate") or {}), "tasks": panel, "every": 1}}
+def _scoring(data: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a run that scores a policy and does nothing else, but for its model, panel and name."""
+    return {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *OF_THE_ALIGNMENT)}
+
+
+def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
+    """The recipe of a run that scores a policy on a panel, but for its model.
+
+    Args:
+        recipe: The same on any panel.
+        test: The panel, and how actions are decoded there.
+        output: Folder of the runs of the study whose panel it is.
+        run: Name of the run that makes the policy.
+    """
+    decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
+    part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
+    without = {key: value for key, value in recipe.items() if key not in ("output", "name")}
+    found = {**without, "evaluate": part}
+    # What is scored is what the run makes, so its name holds both digests.
+    return {**found, "output": str(output), "name": f"{run}-test-{_digest(found)}"}
 
 
 def _panel(tasks: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Methods against the baseline, paired by task and seed, corrected for how many there are, with the power of each."""
+"""Methods against each other, paired by task and seed, corrected for how many there are, with the power of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perturn.stats import (
     smallest_difference,
 )
 from perturn.study.bases import Bases, seeds_by_base
-from perturn.study.recorded import BASE, Scores, rows_of, shared
+from perturn.study.recorded import BASE, Pair, Scores, rows_of, shared
 from perturn.study.wording import verdict
 
 LEVEL, POWER = 0.05, 0.8
@@ -27,19 +27,24 @@ EACH_ITS_OWN: Bases = MappingProxyType({})
 """No seeds share a base."""
 
 
-def family(methods: Iterable[str], baseline: str) -> list[str]:
-    """Methods whose number p-values are corrected for: all but the baseline and the model that nothing was taught."""
-    return [method for method in dict.fromkeys(methods) if method not in (BASE, baseline)]
+def family(methods: Iterable[str], baseline: str, further: Iterable[Pair] = ()) -> list[Pair]:
+    """Comparisons whose number p-values are corrected for.
+
+    Those of all methods with the baseline, but for the model that nothing was taught, and further ones.
+    """
+    others = [method for method in dict.fromkeys(methods) if method not in (BASE, baseline)]
+    return [*((method, baseline) for method in others), *further]
 
 
-def against_baseline(
+def compare(
     tables: Mapping[str, Scores],
     baseline: str,
     bounds: Bounds,
     bases: Bases = EACH_ITS_OWN,
     planned: Iterable[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Each method against the baseline, on the seeds and tasks that both have.
+    further: Sequence[Pair] = (),
+) -> dict[Pair, dict[str, Any]]:
+    """Each method against the baseline, and further pairs, on the seeds and tasks that both have.
 
     Seeds of one base are averaged first, so that what a method has with a base counts once.
 
@@ -50,35 +55,33 @@ def against_baseline(
         bases: The base that each seed begins with.
         planned: Methods of the study file. Those without a score count in the correction too, since it is made for all
             that are looked for, not for those that came first.
+        further: Other methods that are compared with each other.
 
     Returns:
-        A row a method; none for one that shares nothing with the baseline.
+        A row a pair; none for two that share nothing.
     """
-    found: dict[str, CrossedComparison] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for method, scores in tables.items():
-        seeds, tasks = (
-            shared(scores, tables[baseline]) if method != baseline and baseline in tables else ([], [])
-        )
+    found: dict[Pair, CrossedComparison] = {}
+    rows: dict[Pair, dict[str, Any]] = {}
+    for pair in (*((method, baseline) for method in tables if method != baseline), *further):
+        one, other = (tables.get(method, {}) for method in pair)
+        seeds, tasks = shared(one, other) if one and other else ([], [])
         if tasks:
-            together, both = seeds_by_base(seeds, bases), (scores, tables[baseline])
-            a, b = (rows_of(each, together, tasks) for each in both)
-            found[method] = crossed_comparison(a, b, bounds=bounds)
-            rows[method] = {
-                "baseline": baseline,
+            together = seeds_by_base(seeds, bases)
+            a, b = (rows_of(each, together, tasks) for each in (one, other))
+            found[pair] = crossed_comparison(a, b, bounds=bounds)
+            rows[pair] = {
+                "baseline": pair[1],
                 "seeds": seeds,
                 "seeds_by_base": together,
                 "tasks": len(tasks),
-                **_numbers(found[method], a, b),
-                "differs": _share_of_pairs(*both, seeds, tasks),
-                "by_seed": [
-                    _seed_row(seed, scores[seed], tables[baseline][seed], tasks, bounds) for seed in seeds
-                ],
+                **_numbers(found[pair], a, b),
+                "differs": _share_of_pairs(one, other, seeds, tasks),
+                "by_seed": [_seed_row(seed, one[seed], other[seed], tasks, bounds) for seed in seeds],
             }
-    counted = family([*planned, *rows], baseline)
+    counted = family([*planned, *(method for method, other in rows if other == baseline)], baseline, further)
     _correct(rows, counted)
-    for method, row in rows.items():
-        row["smallest_difference"] = _smallest(found[method], len(counted) if row["counted"] else 1)
+    for pair, row in rows.items():
+        row["smallest_difference"] = _smallest(found[pair], len(counted) if row["counted"] else 1)
         row["verdict"] = verdict(row, LEVEL)
     return rows
 
@@ -139,18 +142,18 @@ def _seed_row(
     }
 
 
-def _correct(rows: Mapping[str, dict[str, Any]], counted: Sequence[str]) -> None:
-    """Add the corrected p-values; those of methods that are not counted stay as they are.
+def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Sequence[Pair]) -> None:
+    """Add the corrected p-values; those of comparisons that are not counted stay as they are.
 
-    A method without a score has a p of 1, so that every other one is corrected as if it were the smaller.
+    A comparison without a score has a p of 1, so that every other one is corrected as if it were the smaller.
     """
-    for method, row in rows.items():
-        row["counted"] = method in counted
+    for pair, row in rows.items():
+        row["counted"] = pair in counted
     for key in ("p_value", "p_value_of_tasks"):
-        known = [rows[method][key] if method in rows else 1.0 for method in counted]
+        known = [rows[pair][key] if pair in rows else 1.0 for pair in counted]
         corrected = dict(zip(counted, holm(known), strict=True))
-        for method, row in rows.items():
-            row[f"{key}_holm"] = corrected.get(method, row[key])
+        for pair, row in rows.items():
+            row[f"{key}_holm"] = corrected.get(pair, row[key])
 
 
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:

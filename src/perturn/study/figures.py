@@ -32,16 +32,21 @@ def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
 
 
 def differences(
-    methods: Sequence[Mapping[str, Any]], measure: str, style: Mapping[str, Any]
+    comparisons: Sequence[Mapping[str, Any]], measure: str, style: Mapping[str, Any]
 ) -> go.Figure | None:
-    """Difference of each method to the baseline with its interval, and of each seed; None if nothing is compared.
+    """Difference of each comparison with its interval, and of each seed; None if nothing is compared.
 
     The model that nothing was taught is far off, and would leave no room for the others.
+
+    Args:
+        comparisons: `name`, `method` and, by measure, the comparison.
+        measure: `success`, whose differences are given in points, or `score`.
+        style: Of each method.
     """
-    against = {row["method"]: row[measure]["against"] for row in methods}
-    rows = {name: found for name, found in against.items() if found and found["counted"]}
-    if not rows:
+    shown = [each for each in comparisons if each[measure] and each[measure]["counted"]]
+    if not shown:
         return None
+    rows = {each["name"]: each[measure] for each in shown}
     scale = 100 if measure == "success" else 1
     means = [scale * row["mean_difference"] for row in rows.values()]
     ends = [[None if end is None else scale * end for end in row["interval"]] for row in rows.values()]
@@ -63,7 +68,7 @@ def differences(
         y=[plain(name) for name in rows],
         error_x=reach(means, ends) | {"thickness": 1.8, "color": GREY},
         mode="markers",
-        marker={"size": 11, "symbol": "diamond", "color": [style[name]["color"] for name in rows]},
+        marker={"size": 11, "symbol": "diamond", "color": [style[each["method"]]["color"] for each in shown]},
         hovertemplate="%{y}: %{x:+.3g}<extra></extra>",
     )
     title = "points of success" if measure == "success" else "score"

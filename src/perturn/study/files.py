@@ -64,13 +64,17 @@ def write_results(files: Files, board: Board) -> None:
 def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
     """The row of a cell in `cells.json`."""
     state = board.state(cell, panel)
+    folder = board.plan.study.folder
     runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    own = [
+        run for run in runs if run.is_relative_to(folder)
+    ]  # of a study again, the policy's run is the other's
     return {
         **_key(cell.environment, cell.method, cell.point, cell.seed, panel),
         "state": state,
         "error": board.errors.get(cell.folder) if state == "failed" else None,
         "seconds": seconds(cell, panel),
-        "runs": [str(run.relative_to(board.plan.study.folder)) for run in runs],
+        "runs": [str(run.relative_to(folder)) for run in own],
         "makes_base": cell.recipe.base is not None,
     }
 

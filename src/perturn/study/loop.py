@@ -12,15 +12,15 @@ import yaml
 from perturn.data.lock import RunLock
 from perturn.io.writing import write_whole, writing
 from perturn.run.progress import console
+from perturn.study.again import open_plan
 from perturn.study.board import Board
-from perturn.study.cells import Plan
 from perturn.study.check import check_study
 from perturn.study.conduct import Conductor, Crew
 from perturn.study.files import Files, write_results
 from perturn.study.nodes import Nodes
 from perturn.study.page import write_study_page
 from perturn.study.processes import Processes
-from perturn.study.settings import Study, read_study
+from perturn.study.settings import Study
 from perturn.study.show import Screen
 from perturn.table import locate
 
@@ -31,9 +31,8 @@ def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
-    study, recipe = read_study(file, overrides)
-    board = Board(Plan(study, recipe))
-    check_study(study, board.possible())
+    board = Board(open_plan(file, overrides))
+    check_study(board.plan.study, board.possible())
     return board
 
 

@@ -14,6 +14,7 @@ from perturn.report.sections import Figure, draw
 from perturn.report.shell import ASSETS, fill
 from perturn.report.versus import flat
 from perturn.study import figures
+from perturn.study.markdown import tables
 from perturn.study.recorded import RecordedStudy, read_recorded
 from perturn.study.verdicts import summary_of
 from perturn.study.wording import WORDS, p_value, points, sentences
@@ -24,7 +25,7 @@ _STYLES = [ASSETS / "base.css", ASSETS / "report.css"]
 
 
 def write_study_page(folder: Path) -> Path:
-    """Write `summary.json` and `report.html` of a study, each whole or not at all.
+    """Write `summary.json`, `report.html` and `table.md` of a study, each whole or not at all.
 
     Args:
         folder: Of the study; it may be unfinished.
@@ -41,6 +42,7 @@ def write_study_page(folder: Path) -> Path:
     html = page(study, summary)
     paths = RunPaths(folder)
     write_whole(paths.summary, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(folder / "table.md", tables(summary), errors="backslashreplace")
     write_whole(paths.page, html, errors="backslashreplace")
     return paths.page
 
@@ -79,14 +81,16 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     """An environment as the page has it, beyond the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = figures.styles([row["method"] for row in methods], study.baseline)
+    pairs = _comparisons(found)
     played = {row["method"]: study.played("test", name, row["method"]) for row in methods}
     by_length = "Test episodes of all seeds. Where success ends an episode, those that succeed are short."
     return {
         "protocol_line": text.protocol_line(found["protocol"]) if found["protocol"] else "",
+        "pairs": pairs,
         "differences": {
             measure: draw(
                 f"differences-{measure}-{number}", "", _reading(measure),
-                figures.differences(methods, measure, style),
+                figures.differences(pairs, measure, style),
             )
             for measure in found["measures"]
         },
@@ -95,6 +99,15 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
             f"length-{number}", "Success against length", by_length, figures.lengths(played, style)
         ),
     }  # fmt: skip
+
+
+def _comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All comparisons of an environment with their names: those with the baseline by the method alone."""
+    measures = found["measures"]
+    return [
+        {"name": row["method"], "method": row["method"]} | {each: row[each]["against"] for each in measures}
+        for row in found["methods"]
+    ] + [{"name": f"{row['method']} against {row['other']}", **row} for row in found["further"]]
 
 
 def _reading(measure: str) -> str:

@@ -18,8 +18,13 @@ from perturn.errors import RunError
 from perturn.io.reading import check_shape, parse_json, read_text
 from perturn.study.bases import Bases, bases_of
 
+Pair = tuple[str, str]
+"""A method, and the one that it is compared with."""
 BASE, SFT = "base", "sft"
 """Policies that no method made; they are scored on the test panel as methods are."""
+
+
+_TwoNames = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class CellRow(TypedDict):
@@ -70,6 +75,8 @@ class RecordedStudy:
     baseline: str
     settings: Mapping[str, Any]
     """The study file, with its defaults."""
+    further: list[Pair]
+    """Comparisons of the study file beside those with the baseline."""
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -129,6 +136,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
         name=str(settings.get("name") or folder.resolve().name),
         baseline=str(settings.get("baseline") or fallback),
         settings=settings,
+        further=_further(settings, folder / "study.yaml"),
         cells=cells,
         episodes=read_notes(folder / "episodes.jsonl", EpisodeRow),
         protocols=_protocols(folder, cells),
@@ -164,6 +172,13 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
 def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
     """A row for seeds that count together, which is their mean; a column a task."""
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
+
+
+def _further(settings: Mapping[str, Any], file: Path) -> list[Pair]:
+    """Comparisons of a study file beside those with the baseline."""
+    named = settings.get("compare") or []
+    check_shape(named, list[_TwoNames], f"{file}: compare", RunError, REMEDY)
+    return [(one, other) for one, other in named]
 
 
 def _read_cells(file: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from perturn.io.reading import parse_yaml, read_text, user_path
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import COUNT, HeldOutTasks, require
 from perturn.settings.shipped import shipped, shipped_recipe
+from perturn.types import Sampling
 
 Overlay = dict[str, Any]
 """Dotted keys of a recipe -> the values laid over it, each in place of all that stood there."""
@@ -40,6 +41,8 @@ class Test:
     """The panel of the verdicts."""
 
     tasks: HeldOutTasks
+    sampling: Sampling | None = None
+    """How actions are decoded there; None: as `evaluate.sampling` of the recipe says."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,25 @@ class Study:
     """None: nothing is swept."""
     baseline: str | None = None
     """The method that the others are compared with; None: sft, or base where nothing is taught."""
+    compare: list[list[str]] = field(default_factory=list)
+    """Two methods each, compared with each other beside all that are compared with the baseline."""
     workers: Annotated[int, COUNT] | None = None
     """Cells worked on at the same time; None: as many as there are cores, or one where there is a GPU."""
     output: str = "studies/results"
+    share: list[str] = field(default_factory=list)
+    """Other studies under `output` whose finished stages are taken over where they would be made the same here."""
+    again: str | None = None
+    """The study whose policies are scored here; None: this one makes its own. No setting: `AgainFile` says it."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
-            f"name must name a folder, got {self.name!r:.80}.",
-        )
+        for part, names in {"name": [self.name], "share": self.share}.items():
+            for name in names:
+                require(
+                    bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", name)),
+                    f"{part} must name a folder, got {name!r:.80}.",
+                )
+        require(self.name not in self.share, f"share names the study itself, {self.name!r}; leave it out.")
         user_path(self.output, "output")
         for part in ("methods", "environments"):
             for name in getattr(self, part):
@@ -85,6 +97,15 @@ class Study:
                 )
         for part in ("seeds", "methods"):
             require(len(getattr(self, part)) > 0, f"{part} is empty; name at least one.")
+        for pair in self.compare:
+            require(
+                len(pair) == len(set(pair)) == 2,
+                f"compare must have lists of two methods that differ, got {pair!r:.200}.",
+            )
+        require(
+            len({frozenset(pair) for pair in self.compare}) == len(self.compare),
+            "compare names two methods twice; leave one of them out.",
+        )
         require(len(set(self.seeds)) == len(self.seeds), f"seeds must differ, got {self.seeds}.")
         for key, values in (*self.by_seed.items(), *self.sweep.items()):
             require(len(values) > 0, f"{key} has no value; name at least one.")
@@ -109,6 +130,15 @@ class Study:
         return Path(self.output) / self.name
 
 
+def require_name(name: str) -> None:
+    """Refuse a study's name that is no folder's.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    require(bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", name)), f"name must name a folder, got {name!r:.80}.")
+
+
 def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[str, Any]]:
     """Read a study file and its recipe, and apply `key=value` words to the study.
 
@@ -118,11 +148,33 @@ def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[s
     Raises:
         ConfigError: The first mistake, in one line saying where.
     """
+    return study_of(read_words(file, overrides), file.parent)
+
+
+def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A study file as a mapping, with `key=value` words applied.
+
+    Raises:
+        ConfigError: If it is none, or a word cannot be applied.
+    """
     data = _mapping(user_path(file, "study"), "study")
     apply_overrides(data, overrides)
     refuse_secrets(data)
+    return data
+
+
+def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]:
+    """A study file's mapping -> the study, and the mapping of its recipe as it is written.
+
+    Args:
+        data: As `read_words` gives it.
+        beside: Folder in which the recipe is looked for first.
+
+    Raises:
+        ConfigError: The first mistake, in one line saying where.
+    """
     study = parse(Study, data)
-    recipe = _mapping(_recipe_file(study.recipe, file.parent), "recipe")
+    recipe = _mapping(_recipe_file(study.recipe, beside), "recipe")
     return _completed(study, recipe), recipe
 
 
@@ -153,6 +205,23 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)
     if baseline not in methods:
         raise ConfigError(f"unknown baseline {baseline!r}.{did_you_mean(baseline, methods)}")
+    for pair in study.compare:
+        _refuse_pair(pair, methods, baseline)
     own = (recipe.get("environment") or {}).get("name", "environment")
     environments = study.environments or {re.sub(r"[^\w.-]+", "-", str(own)).strip("-"): {}}
     return replace(study, methods=methods, baseline=baseline, environments=environments)
+
+
+def _refuse_pair(pair: Sequence[str], methods: Collection[str], baseline: str) -> None:
+    """Refuse a comparison of a method that is not there, or one that is made anyhow.
+
+    Raises:
+        ConfigError: Naming the method, or both.
+    """
+    for name in pair:
+        if name not in methods:
+            raise ConfigError(f"compare: unknown method {name!r}.{did_you_mean(name, methods)}")
+    if baseline in pair:
+        raise ConfigError(
+            f"compare: {' and '.join(pair)} are compared anyhow, since {baseline} is the baseline; leave them out."
+        )

@@ -1,4 +1,7 @@
-"""Stages that several cells of a study share: each is made by one of them, and taken over by the others."""
+"""Stages that several cells of a study share: each is made by one of them, and taken over by the others.
+
+What runs of other studies have finished is taken over too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 
 from perturn.data.run_folder import Run, counted_settings
 from perturn.data.seals import read_manifest
+from perturn.policy.names import is_local
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 from perturn.study.cells import Cell
@@ -45,6 +49,16 @@ def identities(recipe: Recipe) -> dict[str, str]:
     return found
 
 
+def files_of_users(recipe: Recipe) -> list[str]:
+    """Settings that name data or a model of the user's, of which identities know the path and not the content."""
+    files = {
+        "expert.file": recipe.expert and recipe.expert.file,
+        "pair.file": recipe.pair and recipe.pair.file,
+    }
+    named = [key for key, file in files.items() if file is not None]
+    return [*named, "model.name"] if is_local(recipe.model.name) else named
+
+
 def _is_read(key: str, reads: Iterable[str]) -> bool:
     return any(key == each or key.startswith(f"{each}.") for each in reads)
 
@@ -56,6 +70,21 @@ class Sharing:
         self._identities: dict[Path, dict[str, str]] = {}
         self._makers: dict[str, list[Path]] = defaultdict(list)
         self._done: set[str] = set()
+        self._lent: set[str] = set()
+
+    def lend(self, folder: Path, recipe: Recipe) -> None:
+        """Take what a run of another study has finished into account; nobody waits for the rest.
+
+        Stages that read files of the user's are left out: nothing says that these are still what they were.
+        """
+        self._identities[folder] = theirs = identities(recipe)
+        files = files_of_users(recipe)
+        unsure = {stage.name for stage in stages(recipe) if any(_is_read(key, stage.reads) for key in files)}
+        held = held_stages(folder) - unsure
+        for identity in (identity for name, identity in theirs.items() if name in held):
+            self._makers[identity].append(folder)
+            self._done.add(identity)
+            self._lent.add(identity)
 
     def add(self, cell: Cell) -> None:
         """Take a cell into account."""
@@ -75,12 +104,16 @@ class Sharing:
         """Identities of a cell's stages that no run has finished."""
         return set(self._identities[cell.folder].values()) - self._done
 
-    def counts(self, cells: Collection[Cell]) -> tuple[int, int]:
-        """Stages of all runs, and how many of them are different, which is how many are made."""
+    def counts(self, cells: Collection[Cell]) -> tuple[int, int, int]:
+        """Stages of all runs; those of them that are different, which other studies have or this one makes.
+
+        Returns:
+            How many there are, how many are made, and how many other studies have.
+        """
         own = [self._identities[cell.folder] for cell in cells]
-        shared = sum(map(len, own)) - len({identity for each in own for identity in each.values()})
-        total = sum(len(cell.stages) for cell in cells)
-        return total, total - shared
+        different = {identity for each in own for identity in each.values()}
+        total, lent = sum(len(cell.stages) for cell in cells), len(different & self._lent)
+        return total, total - sum(map(len, own)) + len(different) - lent, lent
 
     def sources(self, cell: Cell) -> Sources:
         """The other runs that make a cell's stages."""
@@ -101,6 +134,13 @@ def done_stages(folder: Path) -> set[str]:
     """The stages that a run has finished; none where there is no run."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     return {name for name, note in (manifest or {"stages": {}})["stages"].items() if note.get("done")}
+
+
+def held_stages(folder: Path) -> set[str]:
+    """The stages that a run has finished and whose files are there, every one."""
+    files = (read_manifest(folder) or {}).get("files", {})
+    gone = {one["stage"] for file, one in files.items() if not (folder / file).is_file()}
+    return done_stages(folder) & {one["stage"] for one in files.values()} - gone
 
 
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:

@@ -116,10 +116,12 @@ def cells_table(board: Board) -> Table:
 def summary_line(board: Board) -> str:
     """How many runs there are, how much of their work is shared, and the errors, if there are any."""
     runs = {cell.folder: cell for cell, _ in board.cells()}
-    stages, made = board.sharing.counts(runs.values())
+    stages, made, lent = board.sharing.counts(runs.values())
+    others = ", ".join(board.plan.study.share)
+    there = f", {lent} are there already in {others}" if others else ""
     lines = [
-        f"{board.plan.study.folder}: {len(runs)} runs of {stages} stages, of which {made} are made and the others "
-        f"taken over; and {board.unknown} scores of points that are not chosen yet."
+        f"{board.plan.study.folder}: {len(runs)} runs of {stages} stages, of which {made} are made{there} and the "
+        f"others taken over; and {board.unknown} scores of points that are not chosen yet."
     ]
     lines += [
         f"failed: {runs[folder].label}: {error}" for folder, error in board.errors.items() if folder in runs

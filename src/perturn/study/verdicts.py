@@ -11,7 +11,7 @@ from typing import Any
 from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
 from perturn.study.bases import Bases, has_one_base, seeds_by_base
 from perturn.study.cells import point_text
-from perturn.study.comparisons import LEVEL, POWER, against_baseline, ends, family, share_that_differs
+from perturn.study.comparisons import LEVEL, POWER, compare, ends, family, share_that_differs
 from perturn.study.recorded import (
     Episodes,
     RecordedStudy,
@@ -60,19 +60,23 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     played = {method: study.played("test", name, method) for method in study.methods(name)}
     measures = _measures([row for rows in played.values() for row in rows])
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
+    further: list[dict[str, Any]] = [{"method": one, "other": other} for one, other in study.further]
     for measure, bounds in measures.items():
         tables = {method: table(rows, measure) for method, rows in played.items()}
-        against = against_baseline(tables, study.baseline, bounds, study.bases, study.planned)
+        found = compare(tables, study.baseline, bounds, study.bases, study.planned, study.further)
         for row in methods:
-            row[measure]["against"] = against.get(row["method"])
+            row[measure]["against"] = found.get((row["method"], study.baseline))
+        for row in further:
+            row[measure] = found.get((row["method"], row["other"]))
     seeds = sorted({seed for row in methods for seed in row["seeds"]})
     tuning = [each for method in played for each in _tuning(study, name, method)]
     return {
         "protocol": _protocol(study, name),
         "seeds": seeds,
-        "comparisons": len(family([*study.planned, *played], study.baseline)),
+        "comparisons": len(family([*study.planned, *played], study.baseline, study.further)),
         "measures": list(measures),
         "methods": methods,
+        "further": further,
         "tuning": tuning,
         "notes": [
             *_notes(study, name, methods, seeds),
@@ -114,6 +118,7 @@ def _method(
         "failed": sum(row.get("failed", False) for row in rows),
         "tasks": len(tasks),
         "seeds": seeds,
+        "bases": len(seeds_by_base(seeds, bases)),
         "left_out": sum(row["task"] not in set(tasks) for row in rows),
         **{measure: _mean(table(rows, measure), bounds, bases) for measure, bounds in measures.items()},
         "seeds_differ": share_that_differs(successes, seeds, tasks),
@@ -188,7 +193,7 @@ def _notes(
     if waiting:
         yield f"{_count(waiting, 'cell')} still to do; give the same command again."
     if all(row["method"] != study.baseline or not row["episodes"] for row in methods):
-        yield f"The baseline, {study.baseline}, has no episode on the test panel, so nothing is compared."
+        yield f"The baseline, {study.baseline}, has no episode on the test panel, so nothing is compared with it."
     protocol = _protocol(study, environment) or {}
     for method, stamp in study.protocols.get(environment, {}).items():
         keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]

@@ -1,7 +1,8 @@
 """An explorer who solves ALFWorld games by looking: no knowledge of the house but what observations say.
 
 It reads the task, looks into the places where the thing is likeliest (`places.py`), remembers what it has
-seen, and does what the task asks. It is no planner: it may walk to a wrong place, as a newcomer would.
+seen, and does what the task asks. It is no planner: it may walk to a wrong place, as a newcomer would. It can also
+take over from somebody else, knowing what that one has seen and done.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _TASKS = tuple(
 Promise = Callable[[str, str, int], float]
 """How much a look for a thing into one of so many places of a kind promises; see `promise`."""
 _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
+_COMMANDS = re.compile(
+    r"(?P<verb>go to|[a-z]+) (?P<thing>[a-z]+ \d+)(?: (?:from|to|in/on|with) (?P<place>[a-z]+ \d+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,43 @@ class Player:
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
         self.seen: dict[str, list[str]] = {}
-        """Receptacle -> what was in it when last looked at."""
+        """Receptacle -> what was in it when last looked at, and what was put there since."""
+        self.unsearched: set[str] = set(self.places)
+        """Receptacles that were not looked into."""
         self.brought: list[str] = []
         """Things that were put where they are wanted."""
+        self.treated: set[str] = set()
+        """Things that are as the task wants them treated."""
+        self.held = ""
         self.here = ""
         self.promise = promise
         self._last = first
         self._step = step
+
+    def recall(self, command: str, answer: Observation) -> None:
+        """Know what somebody else has done, and what was answered, before it takes over."""
+        self._last = answer
+        match = _COMMANDS.fullmatch(command.strip()) if answer.valid else None
+        if match is None:
+            return
+        verb, thing, place = match["verb"], match["thing"] or "", match["place"] or ""
+        if verb in ("go to", "open", "examine") and thing in self.places:
+            self.here = thing
+            self._look_at(thing)
+        elif verb == "take":
+            self.held = thing
+            self.seen[place] = [each for each in self.seen.get(place, ()) if each != thing]
+        elif verb in ("move", "put"):
+            self.put_down(thing, place)
+        elif verb == self.wish.treatment:
+            self.treated.add(thing)
+        elif verb in ("heat", "cool"):
+            self.treated.discard(thing)
+
+    @property
+    def won(self) -> bool:
+        """Whether the task is solved."""
+        return self._last.success
 
     @property
     def ended(self) -> bool:
@@ -102,13 +136,37 @@ class Player:
             self.script.append((thought, command))
 
     def visit(self, place: str, why: str) -> None:
-        """Go to a receptacle and see what is in it."""
+        """Go to a receptacle and see what is in it; what is not asked for is put down there."""
         if place != self.here:
             self.do(why, self.can("go", place) or self.can("examine", place))
             self.here = place
+            self._look_at(place)
         if self.can("open", place):
             self.do(f"The {place} is closed. I open it.", self.can("open", place))
-        self.seen[place] = _SEEN.findall(self._last.text)
+            self._look_at(place)
+        self.lay_down()
+
+    def _look_at(self, place: str) -> None:
+        """Know what was seen at a receptacle."""
+        if not self._last.text.endswith(" is closed."):
+            self.seen[place] = _SEEN.findall(self._last.text)
+            self.unsearched.discard(place)
+
+    @property
+    def burdened(self) -> bool:
+        """Whether what is in the hand is not what is asked for."""
+        return bool(self.held) and kind(self.held) != self.wish.thing
+
+    def lay_down(self) -> None:
+        """Put down what is not asked for, if it can be put down here."""
+        if self.burdened and (put := self.can("move", self.held) or self.can("put", self.held)):
+            self.do(f"I do not need the {self.held}. I put it down.", put)
+            self.put_down(self.held, " ".join(put.split()[-2:]))
+
+    def put_down(self, thing: str, place: str) -> None:
+        """Know that a thing is not in the hand any more."""
+        self.seen.setdefault(place, []).append(thing)
+        self.held = ""
 
 
 def kind(name: str) -> str:
@@ -118,6 +176,7 @@ def kind(name: str) -> str:
 
 def demonstrate(player: Player) -> Sequence[tuple[str, str]]:
     """Play a game to its end, or until all has been searched: (thought, action) a turn."""
+    player.lay_down()
     if player.wish.lamp:
         _look_under_lamp(player)
         return player.script
@@ -129,7 +188,8 @@ def demonstrate(player: Player) -> Sequence[tuple[str, str]]:
 
 def _look_under_lamp(player: Player) -> None:
     """Take the thing, find the lamp, and switch it on."""
-    thing = _take(player, *_find(player, player.wish.thing, ()))
+    thing = "" if player.burdened else player.held
+    thing = thing or _take(player, *_find(player, player.wish.thing, ()))
     lamp, place = _find(player, player.wish.lamp, ())
     if thing and lamp:
         player.visit(place, f"I have the {thing}. Now I need the {lamp}, which is at {place}.")
@@ -138,11 +198,13 @@ def _look_under_lamp(player: Player) -> None:
 
 def _bring(player: Player) -> bool:
     """Find one more thing, treat it if it must be, and put it where it is wanted; whether one was found."""
-    thing, place = _find(player, player.wish.thing, _placed(player))
-    if not thing or thing in _placed(player):  # the search may have found it where it is wanted
-        return bool(thing)
-    _take(player, thing, place)
-    if player.wish.treatment:
+    thing = "" if player.burdened else player.held
+    if not thing:
+        thing, place = _find(player, player.wish.thing, _placed(player))
+        if not thing or thing in _placed(player):  # the search may have found it where it is wanted
+            return bool(thing)
+        _take(player, thing, place)
+    if player.wish.treatment and thing not in player.treated:
         _treat(player, thing)
     _deliver(player, thing, _target(player))
     return True
@@ -151,10 +213,27 @@ def _bring(player: Player) -> bool:
 def _take(player: Player, thing: str, place: str) -> str:
     """Take a thing, if there is one; its name."""
     if thing:
-        player.visit(place, f"I need the {thing}, which is at {place}.")
+        why = f"I need the {thing}, which is at {place}."
+        player.visit(place, why)
+        if player.burdened:
+            _free_hand(player)
+            player.visit(place, why)
         player.do(f"There is the {thing}. I take it.", player.can("take", thing, place))
         player.seen[place] = [each for each in player.seen[place] if each != thing]
     return thing
+
+
+def _free_hand(player: Player) -> None:
+    """Go where what is in the hand, and not asked for, can be put down."""
+    for place in _ranked(player, kind(player.held)):
+        if player.burdened:
+            player.visit(place, f"I do not need the {player.held}. I may put it down at {place}.")
+
+
+def _ranked(player: Player, thing: str) -> list[str]:
+    """Receptacles, the likeliest for a kind of thing first."""
+    many = Counter(map(kind, player.places))
+    return sorted(player.places, key=lambda each: -player.promise(thing, kind(each), many[kind(each)]))
 
 
 def _known(player: Player, place: str) -> list[str]:
@@ -176,11 +255,10 @@ def _placed(player: Player) -> list[str]:
 
 def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
     """A thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
-    many = Counter(map(kind, player.places))
-    order = sorted(player.places, key=lambda each: -player.promise(thing, kind(each), many[kind(each)]))
+    order = _ranked(player, thing)
     for search in (False, True):
         for place in order:
-            if search and place not in player.seen:
+            if search and place in player.unsearched:
                 player.visit(place, f"I need a {thing}. It may be in or on {place}.")
             for each in player.seen.get(place, ()):
                 if kind(each) == thing and each not in taken:
@@ -205,5 +283,5 @@ def _deliver(player: Player, thing: str, place: str) -> None:
     player.visit(place, f"The {thing} goes to {place}.")
     put = player.can("move", thing, place) or player.can("put", thing, place)
     player.do(f"I am at {place}. I put the {thing} there.", put)
-    player.seen[place] = [*player.seen[place], thing]
+    player.put_down(thing, place)
     player.brought.append(thing)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perturn.envs.alfworld.games import GameText
-from perturn.envs.alfworld.pddl import parse_problem
+from perturn.envs.alfworld.pddl import Problem, parse_problem
+from perturn.envs.alfworld.shortest import shortest
 from perturn.envs.alfworld.text import GRAMMARS, Grammar
 from perturn.envs.alfworld.world import World
 from perturn.envs.benchmark import NO_EPISODE
@@ -23,10 +24,17 @@ class TextGame:
     def reset(self, game: GameText) -> Observation:
         """Start a game."""
         self._world = None
-        world = World(parse_problem(game.problem, game.source or f"game {game.id!r}"), self._grammar)
-        self._world = world
+        return self.begin(parse_problem(game.problem, game.source or f"game {game.id!r}"), game.task)
+
+    def begin(self, problem: Problem, task: str) -> Observation:
+        """Start a game whose problem was read before, and what it asks for."""
+        self._world = world = World(problem, self._grammar)
         welcome = "-= Welcome to TextWorld, ALFRED! =-"
-        return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {game.task}.")
+        return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {task}.")
+
+    def shortest(self) -> int | None:
+        """Commands of the shortest way to win from here, knowing all of the house; 0: it is won, None: it is lost."""
+        return 0 if self._world is None else shortest(self._world.house())
 
     def step(self, action: str) -> Observation:
         """Say a command."""

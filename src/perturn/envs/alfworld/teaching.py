@@ -1,4 +1,4 @@
-"""How a game that can be read is shown: by the expert, by one who errs, and by one without a goal."""
+"""How a game that can be read is shown: by the expert, also after others, and by those who err; and what is left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from perturn.envs.alfworld import way
 from perturn.envs.alfworld.clumsy import aimless_script, clumsy_script
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import GameText
@@ -15,7 +16,7 @@ from perturn.types import Task
 
 
 class GamesTaught(ABC):
-    """A `Teacher`; each plays a game of its own, so a running episode is not disturbed."""
+    """A `Teacher`, `Pathfinder` and `Corrector`; each plays a game of its own, so that a running episode goes on."""
 
     grammar: Grammar
 
@@ -31,6 +32,14 @@ class GamesTaught(ABC):
         """Thought and action of the expert, a pair a turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
+
+    def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
+        """Commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
+        return way.remaining(self.game(task), self.grammar, actions, sense)
+
+    def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
+        """Thought and action of the expert, a pair a turn, after the actions of another; see `way.py`."""
+        return way.take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
         """Actions of the expert who errs and recovers, other ones for each seed."""

@@ -13,17 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from perturn.envs.alfworld.pddl import Problem, is_satisfied
+from perturn.envs.alfworld.shortest import TREATMENTS, House
 from perturn.envs.alfworld.text import Grammar, describe, help_text, listed, name_entities
 
 _ROOM = "You are in the middle of a room. Looking quickly around you, you see "
 _KNIVES = ("knifetype", "butterknifetype")
-_TREATMENTS = {
-    "sinkbasintype": ("clean", "cleanable"),
-    "sinktype": ("clean", "cleanable"),
-    "microwavetype": ("heat", "heatable"),
-    "fridgetype": ("cool", "coolable"),
-}
-"""Kind of receptacle -> what can be done there, and to objects with which flag."""
 _EFFECTS = {"clean": ("isclean", ""), "heat": ("ishot", "iscool"), "cool": ("iscool", "ishot")}
 """Treatment -> the flag it sets and the one it takes away."""
 _LASTING = "pickupable openable cleanable heatable coolable toggleable sliceable isreceptacleobject"
@@ -88,6 +82,19 @@ class World:
         text = "\n".join(sorted(map(" ".join, self._changes)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def house(self) -> House:
+        """The game as it stands now, for a look at all of it; valid until the next command."""
+        return House(
+            self._goal,
+            self._here,
+            self._place,
+            self._types["receptacletype"] | self._types["objecttype"],
+            self._contents,
+            self._held,
+            self._flags,
+            self._fits,
+        )
+
     # What can be said
 
     def _list_commands(self) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -135,7 +142,7 @@ class World:
                 if each in self._flags["pickupable"]:
                     yield f"take {self._names[each]} from {name}", partial(self._take, each, receptacle)
         kind = self._types["receptacletype"].get(receptacle, "")
-        treatment, flag = _TREATMENTS.get(kind, ("", ""))
+        treatment, flag = TREATMENTS.get(kind, ("", ""))
         for each in self._held:
             if is_open and (kind, self._types["objecttype"].get(each)) in self._fits:
                 command = self._grammar.put.format(object=self._names[each], receptacle=name)

@@ -1,0 +1,74 @@
+"""The oracle: weights from the true first wrong turn, in place of the reference's confidence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.checks import check_choice, check_positive
+from perturn.types import Trajectory, wrong_turns
+
+TURNS = ("from", "only")
+"""Turns of an episode with an error that take the high weight: those from the first wrong one on, or the wrong ones."""
+
+
+def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -> Tensor:
+    """Weigh the turns before the first wrong one lower than the others.
+
+        omega_t = high if t >= first else low,   first = min {t: remaining_t >= remaining_(t-1)}
+
+    `only` weighs every right turn low, those after the first wrong one too. An episode without a wrong turn takes the
+    high weight everywhere, for it has no error to be told from the rest.
+
+    Source: ours. It is tlm-DRE's Eq. 10 with the truth in place of `p_i <= pivot`, which stands there for a turn that
+    decides; so it bounds what a better guess of these turns could gain.
+    Differs: the paper has no such knowledge.
+
+    Args:
+        wrong: Whether each turn of one trajectory brought the success no nearer [turns].
+        turns: `from` or `only`.
+        low: Weight of a turn that was right, without unit.
+        high: Weight of any other, without unit.
+
+    Returns:
+        Weights, without unit, float32 [turns].
+    """
+    decides = wrong.cumsum(0) > 0 if turns == "from" else wrong
+    decides = decides | ~wrong.any()
+    return torch.full(wrong.shape, low, dtype=torch.float32).masked_fill(decides, high)
+
+
+@dataclass(frozen=True)
+class FirstError:
+    """A low weight for the turns before the true first error, a high one from there on: `first_error_weights`."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    needs_remaining: ClassVar[bool] = True
+
+    turns: str = "from"
+    """Turns that take the high weight: from the first wrong one on, or only the wrong ones."""
+
+    low: float = 0.2
+    """Weight of a turn before the first error, without unit; > 0. As that of `confidence`."""
+
+    high: float = 1.0
+    """Weight of any other turn, without unit; >= low."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("turns", self.turns, TURNS)
+        check_positive("low", self.low)
+        check_positive("high", self.high)
+        if self.high < self.low:
+            raise ValueError(f"high must be >= low, got high {self.high} and low {self.low}.")
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the weight of every turn, one tensor a trajectory, without unit [turns].
+
+        Raises:
+            DataError: If the remaining path of a turn was not measured.
+        """
+        wrong = (torch.tensor(wrong_turns(one), dtype=torch.bool) for one in group)
+        return [first_error_weights(one, turns=self.turns, low=self.low, high=self.high) for one in wrong]

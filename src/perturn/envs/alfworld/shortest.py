@@ -1,0 +1,193 @@
+"""The shortest way to win an ALFWorld game from where it stands, by one who knows the whole house.
+
+A way is a list of errands: fetch a thing, treat it, put it down, light a lamp. Going there and opening the receptacle
+belong to the errand that needs them, so the search has a node for each order of errands and not for each command. What
+no shortest way does is not searched: opening what is neither taken from nor put into, taking what is not asked for,
+treating otherwise than the task asks, putting down elsewhere a thing that was just fetched.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from perturn.envs.alfworld.pddl import Literal
+from perturn.errors import EnvironmentFailure
+
+TREATMENTS = {
+    "sinkbasintype": ("clean", "cleanable"),
+    "sinktype": ("clean", "cleanable"),
+    "microwavetype": ("heat", "heatable"),
+    "fridgetype": ("cool", "coolable"),
+}
+"""Kind of receptacle -> what can be done there, and to objects with which flag."""
+_STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
+"""State that a goal asks for -> the treatment that brings it about."""
+
+
+@dataclass(frozen=True)
+class House:
+    """A game as it stands: names are the problem's ids. What it holds is the world's own, and only read."""
+
+    goal: Sequence[Literal]
+    here: str
+    """Location of the agent."""
+    location: Mapping[str, str]
+    """Receptacle -> its location, which several may share."""
+    kind: Mapping[str, str]
+    """Receptacle or thing -> its type."""
+    contents: Mapping[str, Sequence[str]]
+    """Receptacle -> things in it. A thing may be in several."""
+    held: Sequence[str]
+    flags: Mapping[str, Collection[str]]
+    """Flag, such as `openable`, `opened` or `ishot` -> receptacles or things that have it."""
+    fits: Collection[tuple[str, str]]
+    """(type of receptacle, type of thing) pairs that go together."""
+
+
+@dataclass(frozen=True)
+class _Aim:
+    """An end that will do: so many things of a type in one receptacle, or one in the hand beside a burning lamp."""
+
+    things: Collection[str]
+    """Things that will do."""
+    place: str
+    """The receptacle: that of the lamp, if there is one."""
+    many: int
+    state: str = ""
+    """The flag that they must have, such as `ishot`."""
+    lamp: str = ""
+
+
+@dataclass(frozen=True)
+class _State:
+    here: str
+    held: str
+    opened: frozenset[str]
+    """Receptacles that were opened on the way, and may be needed again."""
+    lies: frozenset[tuple[str, str]]
+    """(thing that will do, receptacle it is in)."""
+    ready: frozenset[str]
+    """Things that have the state that is asked for, and the lamp if it is on."""
+
+
+def shortest(house: House) -> int | None:
+    """Commands of the shortest way to the goal; 0 if it holds, None if there is no way.
+
+    Raises:
+        EnvironmentFailure: If the goal is none of ALFWorld's six kinds.
+    """
+    found = (_Search(house, aim).length() for aim in _aims(house))
+    return min((length for length in found if length is not None), default=None)
+
+
+def _aims(house: House) -> Iterator[_Aim]:
+    """One aim for each receptacle, or lamp, that will do."""
+    asked = {literal[0]: literal[1:] for literal in house.goal}
+    types = {literal[1]: literal[2] for literal in house.goal if literal[0] == "objecttype"}
+    lamp = types.pop(asked["istoggled"][0], "") if "istoggled" in asked else ""
+    if len(set(types.values())) != 1 or not (lamp or "receptacletype" in asked):
+        raise EnvironmentFailure(f"the goal {house.goal!r:.200} is none of ALFWorld's six kinds.")
+    known = [house.flags[flag] for flag in ("cleanable", "heatable", "coolable") if flag in asked]
+    alike = [each for each, kind in house.kind.items() if kind in types.values()]
+    things = frozenset(each for each in alike if all(each in flag for flag in known))
+    for place in house.location:
+        if lamp:
+            here = [each for each in house.contents.get(place, ()) if house.kind.get(each) == lamp]
+            yield from (
+                _Aim(things, place, 1, lamp=each) for each in here if each in house.flags["toggleable"]
+            )
+        elif house.kind.get(place) == asked["receptacletype"][1]:
+            state = next((name for name in _STATES if name in asked), "")
+            yield _Aim(things, place, len(types), state)
+
+
+class _Search:
+    """Dijkstra's algorithm on errands, for one aim."""
+
+    def __init__(self, house: House, aim: _Aim) -> None:
+        self._house, self._aim = house, aim
+        lies = [
+            (each, place) for place, those in house.contents.items() for each in those if each in aim.things
+        ]
+        self._lies = frozenset(lies)
+        self._matters = {aim.place, *(place for _, place in lies)}
+        self._shut = set(house.flags["openable"]) - set(house.flags["opened"])
+
+    def length(self) -> int | None:
+        """Commands of the shortest way to the aim; None if there is none."""
+        order, first = count(), self._first()
+        open_, best = [(0, next(order), first)], {first: 0}
+        while open_:
+            length, _, state = heapq.heappop(open_)
+            if self._is_reached(state):
+                return length
+            if length > best[state]:
+                continue
+            for more, after in self._errands(state, is_first=state is first):
+                if length + more < best.get(after, length + more + 1):
+                    best[after] = length + more
+                    heapq.heappush(open_, (length + more, next(order), after))
+        return None
+
+    def _first(self) -> _State:
+        flags, aim = self._house.flags, self._aim
+        ready = {each for each in aim.things if aim.state and each in flags[aim.state]}
+        ready |= {aim.lamp} & set(flags["istoggled"])
+        held = next(iter(self._house.held), "")
+        return _State(self._house.here, held, frozenset(), self._lies, frozenset(ready))
+
+    def _is_reached(self, state: _State) -> bool:
+        aim = self._aim
+        if aim.lamp:
+            is_lit = aim.lamp in state.ready and state.here == self._house.location[aim.place]
+            return is_lit and state.held in aim.things
+        there = [each for each, place in state.lies if place == aim.place]
+        return sum(not aim.state or each in state.ready for each in there) >= aim.many
+
+    def _errands(self, state: _State, is_first: bool) -> Iterator[tuple[int, _State]]:
+        """Errands that may be done next: (commands, the state after them)."""
+        if not state.held:
+            yield from self._fetch(state)
+            return
+        if state.held in self._aim.things:
+            yield from self._treat(state)
+        yield from self._put(state, self._house.location if is_first else [self._aim.place])
+
+    def _fetch(self, state: _State) -> Iterator[tuple[int, _State]]:
+        """Take something that will do."""
+        for each, place in state.lies:
+            if each in self._house.flags["pickupable"]:
+                length, there = self._reach(state, place, opens=True)
+                yield length + 1, replace(there, held=each, lies=state.lies - {(each, place)})
+
+    def _treat(self, state: _State) -> Iterator[tuple[int, _State]]:
+        """Treat what is held, or bring it to the lamp and light that."""
+        house, aim, held = self._house, self._aim, state.held
+        if aim.lamp:
+            length, there = self._reach(state, aim.place)
+            yield length + (aim.lamp not in state.ready), replace(there, ready=state.ready | {aim.lamp})
+        for place in house.location if aim.state and held not in state.ready else ():
+            treatment, flag = TREATMENTS.get(house.kind.get(place, ""), ("", ""))
+            if treatment == _STATES[aim.state] and held in house.flags[flag]:
+                length, there = self._reach(state, place)
+                yield length + 1, replace(there, ready=state.ready | {held})
+
+    def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
+        """Put down what is held."""
+        kind = self._house.kind
+        for place in places:
+            if (kind.get(place), kind.get(state.held)) in self._house.fits:
+                length, there = self._reach(state, place, opens=True)
+                is_wanted = state.held in self._aim.things
+                lies = state.lies | {(state.held, place)} if is_wanted else state.lies
+                yield length + 1, replace(there, held="", lies=lies)
+
+    def _reach(self, state: _State, place: str, opens: bool = False) -> tuple[int, _State]:
+        """Commands to be at a receptacle, and to have it open if it must be; and the state after them."""
+        location = self._house.location[place]
+        is_shut = opens and place in self._shut and place not in state.opened
+        opened = state.opened | {place} if is_shut and place in self._matters else state.opened
+        return (location != state.here) + is_shut, replace(state, here=location, opened=opened)

@@ -1,0 +1,52 @@
+"""Episodes played from given actions: those of a script, or again those of a recorded episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perturn.episodes.episode import Episode, Job, episode, understood
+from perturn.episodes.formats import FORMATS
+from perturn.errors import DataError, EngineFailure
+from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
+
+
+def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
+    """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
+    try:
+        next(steps)
+        for action in script:
+            steps.send(action)
+        steps.throw(failure)
+    except StopIteration as end:
+        trajectory: Trajectory = end.value
+        return trajectory
+    raise AssertionError("an episode ends when its engine fails")
+
+
+def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:
+    """Play a recorded episode again, and see that the world answers as it did.
+
+    Args:
+        env: A world, free to be reset.
+        recorded: The episode; turns may have been cut from its end.
+        protocol: The rules that it was played by.
+
+    Returns:
+        What the world was sent at each turn; None where the action broke the format, so that it was sent nothing.
+
+    Raises:
+        DataError: If the world answers otherwise.
+    """
+    task = recorded.task
+    steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol)
+    script = [turn.action for turn in recorded.turns]
+    again = play_script(steps, script, EngineFailure("the episode was recorded no further."))
+    for index, turn in enumerate(recorded.turns):
+        heard = again.turns[index].observation if index < len(again.turns) else again.error
+        if heard != turn.observation:
+            raise DataError(
+                f"task {task.id!r:.80}, sample {recorded.sample}: turns[{index}].observation: expected what the world "
+                f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
+                "another world or protocol? Record it again."
+            )
+    return [understood(action, FORMATS[protocol.format]) for action in script]

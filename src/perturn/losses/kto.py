@@ -1,0 +1,145 @@
+"""KTO: single trajectories that are known to be desirable or not, without pairs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.checks import check_positive
+from perturn.credit import TurnCredit
+from perturn.credit.turns import Uniform
+from perturn.losses.logprobs import TurnLogprobs, weighted_sum
+
+
+def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, beta: float) -> Tensor:
+    """Distance of a trajectory's value from the best it could have, in Kahneman and Tversky's manner.
+
+        L = 1 - sigmoid(beta * (u - z0)) where desirable, 1 - sigmoid(beta * (z0 - u)) where not,
+        u = log pi(y|x) - log pi_ref(y|x)
+
+    Source: Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv:2402.01306, Eq. 8.
+    Differs: one value per trajectory, before lambda_D or lambda_U; the trainer averages.
+
+    Args:
+        log_ratio: u of each trajectory, in nats [trajectories].
+        desirable: Whether it is to become more likely [trajectories].
+        reference_point: z0, in nats [].
+        beta: Risk aversion, per nat.
+
+    Returns:
+        Loss, without unit [trajectories].
+    """
+    gain = log_ratio - reference_point
+    return torch.sigmoid(-beta * torch.where(desirable, gain, -gain))  # 1 - sigmoid(x), without cancellation
+
+
+@dataclass(frozen=True)
+class KTO:
+    """Unpaired preference: successes become more likely than the policy's drift from its reference, failures less.
+
+    The label of a trajectory is the sign of its weights: 1 on each turn of a desirable one, -1 of an undesirable one.
+    Weights of other sizes are ours: they weigh the turns within u. z0 is the mean log-ratio of mismatched trajectories,
+    each the actions of one row after the prompt of another, of the whole optimizer step; at least 0, without gradient.
+
+    Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 and Section 4.1; on the actions of many turns, with what
+    was observed masked, Xiong et al. 2024, "Building Math Agents with Multi-Turn Iterative Preference Learning",
+    arXiv:2409.02392.
+    Differs: the paper shifts the outputs of each micro-batch by one; here each row has one partner, the row before
+    it of another task, so that z0 does not depend on how a step is divided.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    needs_rejected: ClassVar[bool] = False
+    needs_mismatched: ClassVar[bool] = True
+    credit: ClassVar[TurnCredit] = Uniform()
+
+    beta: float = 0.1
+    """Risk aversion, per nat; > 0. Larger keeps the policy nearer the reference."""
+
+    desirable_weight: float = 1.0
+    """lambda_D, of desirable trajectories, without unit; > 0. The paper wants lambda_D n_D / (lambda_U n_U) between 1
+    and 4/3, with n_D and n_U the numbers of rows."""
+
+    undesirable_weight: float = 1.0
+    """lambda_U, of undesirable trajectories, without unit; > 0."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        for name in ("beta", "desirable_weight", "undesirable_weight"):
+            check_positive(name, getattr(self, name))
+
+    def __call__(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss, without unit [trajectories].
+
+        Args:
+            chosen: Labelled trajectories, desirable or not.
+            rejected: Mismatched trajectories, from which z0 is; None with `step`.
+            step: `mismatch` of all rows of the optimizer step, in nats; None: of `rejected`.
+        """
+        desirable = self._is_desirable(chosen)
+        loss = kto_loss(
+            self._log_ratio(chosen), desirable, self._reference_point(rejected, step), beta=self.beta
+        )
+        return torch.where(desirable, self.desirable_weight * loss, self.undesirable_weight * loss)
+
+    @torch.no_grad()
+    def mismatch(self, side: TurnLogprobs) -> Tensor:
+        """Return the log-ratio of mismatched trajectories, in nats [trajectories]; without gradient."""
+        return side.sum_by_trajectory(side.log_ratio())
+
+    @torch.no_grad()
+    def rewards(self, side: TurnLogprobs) -> Tensor:
+        """Return beta u, without unit [trajectories]; without gradient."""
+        return self.beta * self._log_ratio(side)
+
+    @torch.no_grad()
+    def diagnostics(
+        self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return what to log beside the loss, by TRL's names; the arguments are those of the loss.
+
+        Returns:
+            `kl`: z0, in nats [1]; `rewards/chosen`, `rewards/rejected`: beta u of the desirable and of the others,
+            where there are some [theirs].
+        """
+        desirable, rewards = self._is_desirable(chosen), self.rewards(chosen)
+        sides = {"rewards/chosen": rewards[desirable], "rewards/rejected": rewards[~desirable]}
+        found = {"kl": self._reference_point(rejected, step).reshape(1)}
+        return found | {name: values for name, values in sides.items() if len(values)}
+
+    def _log_ratio(self, side: TurnLogprobs) -> Tensor:
+        """U of each trajectory, in nats [trajectories]."""
+        return weighted_sum(side, side.log_ratio(), self._labels(side).abs())
+
+    def _is_desirable(self, side: TurnLogprobs) -> Tensor:
+        """Whether each trajectory is to become more likely [trajectories]."""
+        signs = self._labels(side).sign()
+        label, turns = side.sum_over_turns(signs), side.sum_over_turns(torch.ones_like(signs))
+        if bool((label.abs() != turns).any()):
+            raise ValueError(
+                "kto needs all weights of a trajectory to be > 0, or all < 0; their sign is its label, and must be one."
+            )
+        return label > 0
+
+    def _labels(self, side: TurnLogprobs) -> Tensor:
+        """Weight of each turn, whose sign is the label of its trajectory [turns]."""
+        if side.weight is None:
+            raise ValueError(
+                "kto needs labels, got weight=None. Pass weight= when building TurnLogprobs: 1 for each turn of a "
+                "desirable trajectory, -1 for each of an undesirable one."
+            )
+        return side.weight.detach().to(side.precision)
+
+    def _reference_point(self, rejected: TurnLogprobs | None, step: Tensor | None) -> Tensor:
+        """z0, in nats []; without gradient."""
+        if step is None:
+            if rejected is None:
+                raise ValueError(
+                    "kto needs mismatched trajectories, got None. Pass some as the second side, or what `mismatch` "
+                    "gives of them as step=."
+                )
+            step = self.mismatch(rejected)
+        return step.mean().clamp(min=0.0)

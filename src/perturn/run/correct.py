@@ -1,0 +1,78 @@
+"""Failed episodes, corrected by the environment's expert from the first wrong turn on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from perturn.data.pairs import to_correct
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play import Job, episode
+from perturn.episodes.replay import play_script, replay
+from perturn.errors import ConfigError, EngineFailure
+from perturn.faults import closing_world
+from perturn.run.progress import track
+from perturn.run.session import make_protocol, world_maker
+from perturn.settings.recipe import Recipe
+from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
+
+
+def check_corrector(recipe: Recipe, env: Environment) -> None:
+    """Refuse to correct episodes in a world whose expert cannot take over.
+
+    Raises:
+        ConfigError: Saying which can.
+    """
+    pair = recipe.pair
+    if pair is None or pair.file is not None or pair.within != "correction":
+        return
+    if not hasattr(env, "correct"):
+        raise ConfigError(
+            f"pair.within: environment {env.name} has no expert who takes over from another "
+            "(perturn.types.Corrector); take alfworld or alfworld-like in this process (worlds.processes: 0), or pair "
+            "within expert or group."
+        )
+
+
+def corrections(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:
+    """Have the expert correct each episode that failed: its turns up to the first wrong one are kept, and his follow.
+
+    Args:
+        recipe: Of the run.
+        episodes: Explored ones, with the remaining path of their turns.
+
+    Returns:
+        Trajectories in the order of `episodes`, each with its task, sample and seed, where the expert has a way; not
+        all succeed. `taken_over` says which turns are the expert's.
+
+    Raises:
+        DataError: If a world answers otherwise than it did when an episode was recorded.
+    """
+    wanted = [(one, turns) for one in episodes if (turns := to_correct(one)) is not None]
+    protocol = make_protocol(recipe.protocol)
+    with closing_world(world_maker(recipe)()) as env:
+        found = [correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections")]
+    return [one for one in found if one is not None]
+
+
+def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) -> Trajectory | None:
+    """Play the first turns of an episode again, and the expert's after them; None where he has no way.
+
+    Args:
+        env: A world that is also a `Corrector`.
+        begun: The episode.
+        turns: How many of its turns are kept.
+        protocol: The rules that it was played by.
+    """
+    kept = replace(begun, turns=begun.turns[:turns])
+    commands = [command for command in replay(env, kept, protocol) if command is not None]
+    onward = env.correct(begun.task, commands)
+    if onward is None:
+        return None
+    write = FORMATS[protocol.format].write
+    script = [turn.action for turn in kept.turns]
+    script += [Action(write(thought, action)) for thought, action in onward]
+    failure = EngineFailure(f"the task was not finished after the expert's {len(onward)} actions.")
+    steps = episode(env, Job(begun.task, begun.seed, begun.sample), protocol=protocol, policy="expert")
+    return replace(play_script(steps, script, failure), taken_over=turns)

@@ -1,0 +1,81 @@
+"""How much of the way to a success is left around each turn of recorded episodes, measured by playing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from perturn.episodes.replay import replay
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.faults import closing_world
+from perturn.run.progress import track
+from perturn.run.session import make_protocol, world_maker
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import Sense
+from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
+
+
+def sense_of(recipe: Recipe) -> Sense | None:
+    """The sense in which a recipe has the remaining path measured; None: it is not."""
+    rows = recipe.pair or recipe.groups
+    return rows.remaining if rows else None
+
+
+def check_pathfinder(recipe: Recipe, env: Environment) -> None:
+    """Refuse to measure in a world that cannot say how far an episode is from its end.
+
+    Raises:
+        ConfigError: Saying which can.
+    """
+    if sense_of(recipe) is not None and not hasattr(env, "remaining"):
+        section = "groups" if recipe.groups else "pair"
+        raise ConfigError(
+            f"{section}.remaining: environment {env.name} does not say how far an episode is from its end "
+            "(perturn.types.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: 0), or "
+            f"leave {section}.remaining out."
+        )
+
+
+def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+    """The pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
+    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
+    return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
+
+
+def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:
+    """The episodes, with the remaining path of their turns if the recipe asks for it.
+
+    Raises:
+        DataError: If a world answers otherwise than it did when an episode was recorded.
+        EnvironmentFailure: If the world's answer is no path.
+    """
+    sense, episodes = sense_of(recipe), list(episodes)
+    if sense is None:
+        return episodes
+    protocol = make_protocol(recipe.protocol)
+    found: dict[int, Trajectory] = {}
+    with closing_world(world_maker(recipe)()) as env:
+        for one in track(episodes, "remaining path"):
+            if id(one) not in found:  # an expert's episode may be in several pairs
+                found[id(one)] = _measured(env, one, protocol, sense)
+    return [found[id(one)] for one in episodes]
+
+
+def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: Sense) -> Trajectory:
+    """One episode with the remaining path of its turns."""
+    sent = replay(env, recorded, protocol)
+    commands = [command for command in sent if command is not None]
+    left = list(env.remaining(recorded.task, commands, sense))
+    if len(left) != len(commands) + 1:
+        raise EnvironmentFailure(
+            f"remaining of task {recorded.task.id!r:.80}: expected {len(commands) + 1} numbers for {len(commands)} "
+            f"actions, got {len(left)}."
+        )
+    after = iter(left)
+    path = [next(after)]
+    for command in sent:
+        path.append(path[-1] if command is None else next(after))
+    turns = zip(recorded.turns, pairwise(path), strict=True)
+    return replace(recorded, turns=tuple(replace(turn, remaining=Remaining(*both)) for turn, both in turns))

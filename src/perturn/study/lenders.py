@@ -1,0 +1,49 @@
+"""Other studies whose finished stages a study takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from perturn.data.paths import RunPaths
+from perturn.errors import ConfigError, did_you_mean
+from perturn.settings.recipe import Recipe, read_recipe
+from perturn.study.settings import Study
+
+_log = logging.getLogger(__name__)
+
+
+def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
+    """Runs of the studies that a study shares with, with their recipes.
+
+    A run whose recipe this version cannot read is left out, and a warning names it.
+
+    Raises:
+        ConfigError: If one of these studies has no runs.
+    """
+    for name in study.share:
+        for folder in sorted(_runs(study, name).iterdir()):
+            if not RunPaths(folder).is_run:
+                continue
+            try:
+                recipe = read_recipe(RunPaths(folder).recipe)
+            except ConfigError as error:
+                _log.warning(
+                    "share: nothing is taken over from %s, whose recipe cannot be read: %s", folder, error
+                )
+                continue
+            yield folder, recipe
+
+
+def _runs(study: Study, name: str) -> Path:
+    """The folder of the runs of another study.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    folder = study.folder.parent / name / "runs"
+    if not folder.is_dir():
+        known = {each.parent.name for each in study.folder.parent.glob("*/runs")} - {study.name}
+        raise ConfigError(f"share: study {name!r} has no runs in {folder}.{did_you_mean(name, known)}")
+    return folder

@@ -1,0 +1,135 @@
+"""KTO's rows in the trainer: labels, mismatched rows, and one reference point for the whole optimizer step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from perturn.errors import DataError
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.logprobs import action_logprobs
+from perturn.policy.mismatched import mismatched
+from perturn.policy.packing import lay_out
+from perturn.types import WeightedTrajectory
+
+from .training import PAIRS, assert_same_training, descend, history, scaled, trajectory
+
+ROWS = [
+    WeightedTrajectory(one, (label,) * len(one.turns))
+    for n, pair in enumerate(PAIRS)
+    for one, label in [(pair.chosen, 1.0) if n % 3 else (pair.rejected, -1.0)]
+]
+"""Six episodes, two of them undesirable: `PAIRS[0]` and `PAIRS[3]` by their rejected sides."""
+TASKS = [f"t/{n}" for n in range(6)]
+ROWS = [
+    WeightedTrajectory(
+        trajectory(*[turn.action.text for turn in row.trajectory.turns], task=task), row.weight
+    )
+    for row, task in zip(ROWS, TASKS, strict=True)
+]
+KTO = {"name": "kto", "beta": 0.5, "undesirable_weight": 2.0}
+
+
+def test_a_mismatched_row_has_the_prompt_of_one_and_the_actions_of_another():
+    """All that posed the task is of the first; what was observed later is of the second."""
+    one, other = trajectory("north", "lamp", task="a"), trajectory("south", "key", "door", task="b")
+    posed = [{"role": "user", "content": "another room"}]
+    one = one.__class__(
+        **{**vars(one), "turns": (one.turns[0].__class__(tuple(posed), one.turns[0].action),)}
+    )
+
+    found = mismatched(one, other)
+
+    assert [message["content"] for message in found.messages] == [
+        *("Play.", "another room", "south", "room 1", "key", "room 2", "door")
+    ]
+
+
+def by_hand(policy, reference, renderer, rows):
+    """The loss of rows that are one step: z0 over all, each row's pass by itself."""
+
+    def side(episode, weight=None):
+        batch = lay_out([renderer.encode(episode)])
+        with torch.no_grad():
+            both = [action_logprobs(model, batch) for model in (policy, reference)]
+        return TurnLogprobs(*both, batch["turn"], batch["trajectory"], weight)
+
+    loss = LOSSES["kto"](beta=0.5, undesirable_weight=2.0)
+    others = [side(mismatched(row.trajectory, rows[n - 1].trajectory)) for n, row in enumerate(rows)]
+    step = torch.cat([loss.mismatch(one) for one in others])
+    losses = [loss(side(row.trajectory, torch.tensor(row.weight)), None, step=step) for row in rows]
+    return torch.cat(losses), step
+
+
+@pytest.mark.parametrize("budget", [4096, 1])
+def test_the_first_step_is_the_loss_worked_row_by_row(train, tiny_model, budget):
+    """The policy is not its reference, so z0 is above 0; one pass for all rows, or one for each."""
+    reference = scaled(tiny_model, 1.3)
+    trainer = train(ROWS, loss=KTO, ref_model=reference, per_device_train_batch_size=6, token_budget=budget)
+    expected, step = by_hand(tiny_model, reference, trainer.renderer, ROWS)
+    trainer.train()
+
+    assert step.mean() > 0
+    assert_close(torch.tensor(history(trainer)[0]), expected.mean(), rtol=1e-5, atol=1e-6)
+    assert history(trainer, "kl")[0] == pytest.approx(max(0.0, float(step.mean())), rel=1e-4, abs=1e-6)
+    assert history(trainer, "rewards/chosen")[0] != history(trainer, "rewards/rejected")[0]
+
+
+def test_how_a_step_is_divided_does_not_move_the_loss_curve(train, tiny_model):
+    """1x4, 2x2 and 4x1 rows, and passes of one row: z0 is that of all rows of the step. SGD, as with others."""
+    curves, finals = [], []
+    for micro, steps, budget in [(4, 1, 4096), (2, 2, 4096), (1, 4, 4096), (4, 1, 1)]:
+        trainer = descend(
+            lambda **settings: train(ROWS, ref_model=scaled(tiny_model, 1.3), **settings),
+            KTO,
+            micro,
+            steps,
+            token_budget=budget,
+        )
+        curves.append(torch.tensor(history(trainer)))
+        finals.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+
+    assert_same_training(curves, finals)
+
+
+def test_an_evaluation_is_one_step_of_all_its_rows(train, tiny_model):
+    reference = scaled(tiny_model, 1.3)
+    trainer = train(ROWS, loss=KTO, ref_model=reference, eval_dataset=ROWS, per_device_eval_batch_size=2)
+    expected, step = by_hand(tiny_model, reference, trainer.renderer, ROWS)
+    found = trainer.evaluate()
+
+    assert found["eval_loss"] == pytest.approx(float(expected.mean()), rel=1e-5)
+    assert found["eval_kl"] == pytest.approx(max(0.0, float(step.mean())), rel=1e-4, abs=1e-6)
+
+
+def test_rows_of_trl_say_by_their_label_what_they_are(train):
+    """`prompt`, `completion` and `label` are read as the same rows with weights 1 or -1."""
+    trl = [
+        {
+            "prompt": row.trajectory.messages[:2],
+            "completion": row.trajectory.messages[2:],
+            "label": row.weight[0] > 0,
+        }
+        for row in ROWS
+    ]
+    theirs, ours = (train(rows, loss=KTO).train_dataset.rows for rows in (trl, ROWS))
+
+    assert [row.weight[0].tolist() for row in theirs] == [row.weight[0].tolist() for row in ours]
+    assert [row.chosen for row in theirs] == [row.chosen for row in ours]
+    assert [row.mismatched for row in theirs] == [row.mismatched for row in ours]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([row.trajectory for row in ROWS], "desirable or not, and the row does not say"),
+        (PAIRS, "desirable or not, and the row does not say"),
+        ([ROWS[0], ROWS[0]], "rows of at least two tasks"),
+        ([replace(ROWS[0], weight=(1.0, -1.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, -1\.0\)"),
+        ([replace(ROWS[0], weight=(1.0, 0.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, 0\.0\)"),
+    ],
+)
+def test_rows_without_labels_or_of_one_task_are_refused(train, rows, says):
+    with pytest.raises(DataError, match=says):
+        train(rows, loss=KTO)

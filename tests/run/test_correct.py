@@ -1,0 +1,168 @@
+"""Failed episodes corrected by the expert: from the first wrong turn on, verified by playing, as pairs of a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perturn.data.paths import RunPaths
+from perturn.data.store import TrajectoryStore, read_pairs
+from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.episodes.episode import episode
+from perturn.episodes.play import Job
+from perturn.episodes.replay import play_script
+from perturn.errors import ConfigError, DataError, EngineFailure
+from perturn.run.correct import check_corrector, correct, corrections
+from perturn.run.loop import open_run, run_stages
+from perturn.run.measure import measured
+from perturn.run.session import make_protocol
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
+from perturn.types import Action, Status, wrong_turns
+
+RECIPE = {
+    "name": "x",
+    "model": {"name": "base"},
+    "environment": {"name": "alfworld-like"},
+    "protocol": {"name": "alfworld-lab"},
+    "base": {"tasks": {"n": 8}},
+    "pair": {"within": "correction", "remaining": "searching"},
+}
+TASK = ALFWorldLike().tasks("train")[1]
+"""The pillow is on armchair 2 and is to go to sofa 1; the expert looks at the sofa first."""
+RIGHT = [
+    "go to sofa 1",
+    "go to armchair 2",
+    "take pillow 1 from armchair 2",
+    "go to sofa 1",
+    "move pillow 1 to sofa 1",
+]
+STRAYED = [*RIGHT[:3], "go to tvstand 1", "I wonder.", "move pillow 1 to tvstand 1"]
+"""The first wrong turn is the fourth."""
+
+
+def make_recipe(**sections):
+    return parse(Recipe, RECIPE | sections)
+
+
+PROTOCOL = make_protocol(make_recipe().protocol)
+
+
+def record(commands, task=TASK, sample=0):
+    """A policy's episode: its actions have token ids, and it runs to a limit of turns."""
+    texts = [command if command.startswith("I ") else f"Action: {command}" for command in commands]
+    script = [Action(text, token_ids=(index,)) for index, text in enumerate(texts)]
+    rules = replace(PROTOCOL, max_turns=len(script))
+    steps = episode(ALFWorldLike(), Job(task, 7, sample), protocol=rules, policy="sft@1")
+    return play_script(steps, script, EngineFailure("no more"))
+
+
+def commands(trajectory):
+    return [turn.action.text.removeprefix("Action: ") for turn in trajectory.turns]
+
+
+def test_the_turns_before_the_first_wrong_one_are_the_policys_own():
+    """Three turns of its own, action for action; then the expert brings the pillow to the sofa."""
+    (explored,) = measured(make_recipe(), [record(STRAYED)])
+    (found,) = corrections(make_recipe(), [explored])
+
+    assert wrong_turns(explored) == [False, False, False, True, True, True]
+    assert commands(found) == RIGHT
+    assert (found.policy, found.taken_over, found.key, found.seed) == ("expert", 3, explored.key, 7)
+    assert found.success
+    assert found.turns[:3] == record(STRAYED).turns[:3]
+    assert [turn.action.token_ids for turn in found.turns] == [(0,), (1,), (2,), None, None]
+
+
+def test_what_went_well_failed_or_has_no_wrong_turn_is_left_alone():
+    """A whole success, an episode whose world raised, and one that a limit of turns ended on its way."""
+    episodes = measured(make_recipe(), [record(RIGHT), record(RIGHT[:2]), record(STRAYED)])
+    broken = replace(episodes[2], status=Status.FAILED)
+
+    assert corrections(make_recipe(), [*episodes[:2], broken]) == []
+
+
+def test_an_action_that_broke_the_format_is_kept_and_not_sent():
+    """It is the first of two turns that are kept: the reminder follows it, and the expert begins after the second."""
+    begun = record(["I wonder.", "go to armchair 2", "go to tvstand 1"])
+    found = correct(ALFWorldLike(), begun, 2, PROTOCOL)
+
+    assert commands(found) == ["I wonder.", *RIGHT[1:]]
+    assert found.turns[:2] == begun.turns[:2]
+    assert found.success
+
+
+def test_an_expert_without_a_way_corrects_nothing():
+    class Lost(ALFWorldLike):
+        def correct(self, task, actions):
+            return None
+
+    assert correct(Lost(), record(STRAYED), 3, PROTOCOL) is None
+
+
+def test_a_correction_that_takes_too_many_turns_does_not_succeed():
+    """Three turns are kept and two are needed, but the limit is four."""
+    found = correct(ALFWorldLike(), record(STRAYED), 3, replace(PROTOCOL, max_turns=4))
+
+    assert (found.success, found.truncated, len(found.turns)) == (False, True, 4)
+
+
+def test_an_episode_of_another_world_is_told():
+    other = replace(record(STRAYED), task=ALFWorldLike().tasks("train")[0])
+
+    with pytest.raises(DataError, match=r"turns\[0\]\.observation: expected what the world answers"):
+        correct(ALFWorldLike(), other, 3, PROTOCOL)
+
+
+def test_a_recipe_that_cannot_know_the_first_wrong_turn_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"pair\.remaining must be shortest or searching with pair\.within=cor"
+    ):
+        make_recipe(pair={"within": "correction"})
+
+
+def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
+    recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
+
+    with pytest.raises(ConfigError, match=r"pair\.within: environment \S+ has no expert who takes over"):
+        check_corrector(recipe, own_environment.GuessNumber())
+    check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
+
+
+def test_a_run_pairs_corrections_with_failures(tmp_path):
+    """Of four explored episodes one went well, one had no wrong turn, and two are corrected; no expert plays."""
+    recipe = make_recipe(
+        output=str(tmp_path),
+        base=None,
+        model={"name": "smollm2-135m"},
+        explore={"tasks": {"n": 4}},
+        evaluate=None,
+    )
+    explored = [
+        record(RIGHT),
+        record(RIGHT[:2], sample=1),
+        record(STRAYED, sample=2),
+        record(["look"] * 3, sample=3),
+    ]
+    with open_run(recipe) as run:
+        with (
+            run.stage("explore", run.paths.trajectories("explore")),
+            TrajectoryStore(run.paths.trajectories("explore")) as store,
+        ):
+            for one in explored:
+                store.append(one)
+        run_stages(run)
+    paths = RunPaths(run.folder)
+    pairs = read_pairs(paths.pairs())
+    counts = json.loads(paths.manifest.read_text())["stages"]["pair"]["counts"]
+
+    assert [pair.chosen.taken_over for pair in pairs] == [3, 0]
+    assert [commands(pair.chosen) for pair in pairs] == [RIGHT, RIGHT]
+    assert [pair.rejected.key for pair in pairs] == [(TASK.id, 2), (TASK.id, 3)]
+    assert not any(wrong for pair in pairs for wrong in wrong_turns(pair.chosen))
+    assert {name: count for name, count in counts.items() if count} == {
+        "succeeded": 1,
+        "no_wrong_turn": 1,
+        "kept": 2,
+    }
+    assert not paths.trajectories("expert").exists()

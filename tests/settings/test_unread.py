@@ -1,0 +1,40 @@
+"""Settings that nothing would read are refused before work starts."""
+
+import pytest
+
+from perturn.errors import ConfigError
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
+
+RECIPE = {
+    "name": "one",
+    "model": {"name": "some/model"},
+    "environment": {"name": "alfworld"},
+    "protocol": {"name": "alfworld-eto"},
+    "sft": {"loss": {"name": "sft"}},
+    "align": {"loss": {"name": "sft"}},
+}
+
+
+def refusal(**sections):
+    with pytest.raises(ConfigError) as caught:
+        parse(Recipe, RECIPE | sections)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rft", "kto"])
+@pytest.mark.parametrize("text", ["success", "failure"])
+def test_texts_of_a_way_that_tells_nothing(name, text):
+    assert f"outcomes {name} tells nothing in its prompts" in refusal(outcomes={"name": name, text: "Well."})
+
+
+def test_texts_of_a_way_that_tells_are_taken():
+    found = parse(Recipe, RECIPE | {"outcomes": {"name": "nat", "success": "Well."}})
+
+    assert found.outcomes.suffixes[0] == "\nWell."
+
+
+def test_corrections_beside_a_file_of_pairs():
+    pair = {"within": "correction", "remaining": "shortest", "file": "pairs.jsonl"}
+
+    assert "pair.file holds pairs" in refusal(pair=pair, align={"loss": {"name": "dpo"}})

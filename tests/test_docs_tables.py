@@ -1,0 +1,117 @@
+"""Tables of studies on the pages of results: filled from the studies' folders, and equal to them."""
+
+import importlib.util
+import re
+
+import pytest
+
+from .test_docs import ROOT
+
+PAGE = "Before.\n\n<!-- study lab -->\nold\n<!-- end -->\n\nBetween.\n\n<!-- study two -->\n<!-- end -->\nAfter.\n"
+
+
+def load():
+    """The script."""
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs/tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page with two blocks beside two studies."""
+    for name in ("lab", "two"):
+        (tmp_path / "studies/results" / name).mkdir(parents=True)
+        (tmp_path / "studies/results" / name / "table.md").write_text(f"| {name} |\n|---|\n")
+    file = tmp_path / "docs/results/lab.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(PAGE)
+    (tmp_path / "docs/results.md").write_text("No table.\n")
+    return file
+
+
+def call(page, *words):
+    return load().main([*words, "--root", str(page.parents[2])])
+
+
+def test_the_pages_have_the_tables_of_their_studies():
+    assert load().main(["--check"]) is None
+
+
+def test_each_block_gets_the_table_of_its_study(page):
+    """Text around the blocks stays, and a second call changes nothing."""
+    assert call(page) is None
+
+    expected = PAGE.replace("\nold\n", "\n\n| lab |\n|---|\n\n").replace(
+        "two -->\n", "two -->\n\n| two |\n|---|\n\n"
+    )
+    assert page.read_text() == expected
+    assert call(page, "--check") is None
+    assert call(page) is None
+    assert page.read_text() == expected
+
+
+def test_a_check_of_another_table_fails_and_writes_nothing(page):
+    assert call(page, "--check") == "lab.md: a table is not that of its study; run `python docs/tables.py`."
+    assert page.read_text() == PAGE
+
+
+def test_a_block_without_an_end_is_refused(page):
+    """Else it would swallow all that follows, up to the end of the next one."""
+    page.write_text(PAGE.replace("<!-- end -->", "", 1))
+
+    assert call(page) == "lab.md: <!-- study lab --> has no <!-- end -->; add it."
+
+
+def test_a_study_without_a_table_is_refused(page):
+    page.write_text(PAGE.replace("study two", "study three"))
+
+    assert "studies/results/three/table.md" in call(page)
+
+
+@pytest.mark.parametrize("ending", ["yaml", "json", "jsonl", "md"])
+def test_results_of_studies_name_no_place_on_a_machine(ending):
+    """They are committed, and are to be the same wherever a study is made."""
+    for file in (ROOT / "studies/results").glob(f"*/*.{ending}"):
+        found = re.search(
+            r"(?<![\w.])/(home|Users|root|tmp|work|mnt|data)/\S+", file.read_text(encoding="utf-8")
+        )
+
+        assert found is None, f"{file.name}: {found}"
+
+
+TABLE = """| method | tasks × seeds | success, % | against sft, points | p (Holm) |
+|---|---|---|---|---|
+| dpo | 140 × 5 | 55.0 [50.0, 60.0] | −1.0 [−2.0, +0.1] | 0.08 |
+
+| A against B | tasks × seeds | A − B, points | p (Holm) |
+|---|---|---|---|
+| tlm-dre against dpo | 139 × 4 | +0.5 [−1.0, +2.0] | 0.61 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("dpo", "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"),
+        ("tlm-dre against dpo", "+0.5 [−1.0, +2.0]; 139 × 4; p 0.61"),
+    ],
+)
+def test_a_cell_gets_the_difference_of_its_row(page, key, said):
+    (page.parents[2] / "studies/results/lab/table.md").write_text(TABLE)
+    page.write_text(f"| claim | <!-- row lab: {key} -->old<!-- --> | <!-- row lab: dpo --><!-- --> |\n")
+
+    assert call(page) is None
+
+    dpo = "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"
+    assert page.read_text() == (
+        f"| claim | <!-- row lab: {key} -->{said}<!-- --> | <!-- row lab: dpo -->{dpo}<!-- --> |\n"
+    )
+    assert call(page, "--check") is None
+
+
+def test_a_row_that_no_table_has_is_refused(page):
+    page.write_text("<!-- row lab: gone --><!-- -->\n")
+
+    assert call(page) == "lab.md: no row of the table begins with 'gone'."
