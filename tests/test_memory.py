@@ -1,4 +1,6 @@
+import mmap
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,11 @@ def fragments(megabytes):
     return blocks[::100]
 
 
+def mapped_files():
+    """Bytes of files in this process's memory, as the kernel counts them where it does."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+
+
 @pytest.fixture
 def measured(monkeypatch):
     """Bytes in use and held, as a test sets them in GB; and how often memory was returned."""
@@ -46,10 +53,13 @@ def test_held_and_used_memory_are_measured_in_bytes(before):
 
 def test_memory_that_files_share_is_not_held(before, tmp_path):
     """64 MB of a mapped file, read through."""
+    files = mapped_files()
     (tmp_path / "file").write_bytes(bytes(64 * MEGABYTE))
     mapped = torch.from_file(str(tmp_path / "file"), size=64 * MEGABYTE, dtype=torch.uint8)
 
     assert mapped.sum() == 0
+    if mapped_files() - files < 32 * MEGABYTE:
+        pytest.skip("this system does not count pages of files apart")
     assert memory._held() - before < 32 * MEGABYTE
 
 
