@@ -1,24 +1,25 @@
 """Failed episodes corrected by the expert: from the first wrong turn on, verified by playing, as pairs of a run."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from perturn.data.paths import RunPaths
-from perturn.data.store import TrajectoryStore, read_pairs
+from perturn.data.store import TrajectoryStore, read_pairs, read_records
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.episode import episode
 from perturn.episodes.play import Job
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure
-from perturn.run.correct import check_corrector, correct, corrections
+from perturn.run.correct import check_corrector, correct, corrections, taken_over
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, Status, wrong_turns
+from perturn.types import Action, Status, WeightedTrajectory, wrong_turns
 
 RECIPE = {
     "name": "x",
@@ -82,6 +83,37 @@ def test_what_went_well_failed_or_has_no_wrong_turn_is_left_alone():
     assert corrections(make_recipe(), [*episodes[:2], broken]) == []
 
 
+def test_the_expert_takes_over_at_drawn_turns_after_the_first():
+    """At two of the last five turns of six; the same seed draws the same, and no more than there are."""
+    recipe, failure = make_recipe(), record(STRAYED)
+    found = taken_over(recipe, [failure], 2)
+    every = taken_over(recipe, [failure], 99)
+
+    assert [one.taken_over for one in every] == [1, 2, 3, 4, 5]
+    assert all(commands(one)[: one.taken_over] == STRAYED[: one.taken_over] for one in every)
+    assert len(found) == 2
+    assert found == taken_over(recipe, [failure], 2)
+    assert {one.taken_over for one in found} < {1, 2, 3, 4, 5}
+    assert (
+        len(
+            {
+                tuple(one.taken_over for one in taken_over(make_recipe(seed=seed), [failure], 2))
+                for seed in range(9)
+            }
+        )
+        > 1
+    )
+
+
+def test_takeovers_that_do_not_succeed_are_left_out():
+    """The expert needs two turns after the third, and more after the fifth, of a limit of five."""
+    short = make_recipe(protocol={"name": "alfworld-lab", "max_turns": 5})
+    found = taken_over(short, [record(STRAYED[:5])], 99)
+
+    assert [one.taken_over for one in found] == [1, 2, 3]
+    assert taken_over(short, [record(["look"])], 99) == []
+
+
 def test_an_action_that_broke_the_format_is_kept_and_not_sent():
     """It is the first of two turns that are kept: the reminder follows it, and the expert begins after the second."""
     begun = record(["I wonder.", "go to armchair 2", "go to tvstand 1"])
@@ -127,6 +159,14 @@ def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     with pytest.raises(ConfigError, match=r"pair\.within: environment \S+ has no expert who takes over"):
         check_corrector(recipe, own_environment.GuessNumber())
     check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
+    for way, refused in (("oec", True), ("rft", False)):
+        recipe = make_recipe(pair=None, outcomes={"name": way}, align={"loss": {"name": "sft"}})
+        with (
+            pytest.raises(ConfigError, match=r"outcomes\.name: .* take another way")
+            if refused
+            else nullcontext()
+        ):
+            check_corrector(recipe, own_environment.GuessNumber())
 
 
 def test_a_run_pairs_corrections_with_failures(tmp_path):
@@ -166,3 +206,36 @@ def test_a_run_pairs_corrections_with_failures(tmp_path):
         "kept": 2,
     }
     assert not paths.trajectories("expert").exists()
+
+
+def test_a_run_learns_from_the_experts_turns_where_he_takes_over(tmp_path):
+    """One of three explored episodes went well; at two turns of each of the others the expert takes over."""
+    recipe = make_recipe(
+        output=str(tmp_path),
+        base=None,
+        model={"name": "smollm2-135m"},
+        explore={"tasks": {"n": 4}},
+        evaluate=None,
+        pair=None,
+        outcomes={"name": "oec"},
+        align={"loss": {"name": "sft"}},
+    )
+    explored = [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
+    with open_run(recipe) as run:
+        with (
+            run.stage("explore", run.paths.trajectories("explore")),
+            TrajectoryStore(run.paths.trajectories("explore")) as store,
+        ):
+            for one in explored:
+                store.append(one)
+        run_stages(run, names=("expert", "outcomes"))
+    paths = RunPaths(run.folder)
+    rows = list(read_records(paths.outcomes(), WeightedTrajectory))
+    counts = json.loads(paths.manifest.read_text())["stages"]["outcomes"]["counts"]
+    own = [row for row in rows if row.trajectory.taken_over]
+
+    assert (counts["taught"], counts["failure"], counts["corrections"], counts["rows"]) == (4, 2, 4, 8)
+    assert [row.trajectory.key for row in own] == [(TASK.id, 1)] * 2 + [(TASK.id, 2)] * 2
+    assert [row.trajectory.taken_over for row in own[2:]] == [1, 2]
+    assert all(row.weight.index(1.0) == row.trajectory.taken_over for row in own)
+    assert all(row.trajectory.success for row in rows)

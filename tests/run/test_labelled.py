@@ -6,7 +6,7 @@ import pytest
 
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.run.labelled import ROWS, coh_rows, divide, kto_rows, nat_rows, rft_rows
+from perturn.run.labelled import ROWS, coh_rows, divide, kto_rows, lacking, nat_rows, oec_rows, rft_rows
 from perturn.settings.outcomes import OUTCOMES, Outcomes
 from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory
 
@@ -160,3 +160,24 @@ def test_a_row_with_more_weights_than_turns_is_refused(tmp_path):
 
     with pytest.raises(DataError, match=r"weight: expected one for each of 2 turns, got 1"):
         list(read_records(file, WeightedTrajectory))
+
+
+def test_oec_learns_the_experts_turns_alone_of_corrections():
+    """Of an episode of three turns he has played the last; without one, nothing can be learned of failures."""
+    divided, _ = divide(EXPERTS, EXPERTS, EXPLORED, OUTCOMES["oec"])
+    mended = replace(episode("b", "north", "up", "south", policy="expert"), taken_over=2)
+    rows = oec_rows(replace(divided, corrections=[mended]), Outcomes("oec"))
+
+    assert [row.trajectory for row in rows] == [*EXPERTS, mended]
+    assert [row.weight for row in rows] == [(1.0, 1.0), (1.0,), (0.0, 0.0, 1.0)]
+    assert lacking(divided, OUTCOMES["oec"]) == "no failure could be corrected"
+    assert lacking(replace(divided, corrections=[mended]), OUTCOMES["oec"]) == ""
+    assert lacking(replace(divided, failures=()), OUTCOMES["oec"]) == "none is a failure"
+
+
+def test_takeovers_are_of_oec_alone():
+    assert Outcomes("oec", takeovers=5).takeovers == 5
+    with pytest.raises(ValueError, match="no expert takes over in outcomes rft, so takeovers goes unread"):
+        Outcomes("rft", takeovers=5)
+    with pytest.raises(ValueError, match="takeovers must be"):
+        Outcomes("oec", takeovers=0)

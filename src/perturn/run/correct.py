@@ -1,8 +1,9 @@
-"""Failed episodes, corrected by the environment's expert from the first wrong turn on."""
+"""Failed episodes, corrected by the environment's expert from a turn on: the first wrong one, or any."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from perturn.faults import closing_world
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
+from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, succeeded
 
 
 def check_corrector(recipe: Recipe, env: Environment) -> None:
@@ -24,14 +25,17 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
     Raises:
         ConfigError: Saying which can.
     """
-    pair = recipe.pair
-    if pair is None or pair.file is not None or pair.within != "correction":
+    pair, outcomes = recipe.pair, recipe.outcomes
+    if outcomes is not None and outcomes.way.corrected:
+        key, other = "outcomes.name", "take another way"
+    elif pair is not None and pair.file is None and pair.within == "correction":
+        key, other = "pair.within", "pair within expert or group"
+    else:
         return
     if not hasattr(env, "correct"):
         raise ConfigError(
-            f"pair.within: environment {env.name} has no expert who takes over from another "
-            "(perturn.types.Corrector); take alfworld or alfworld-like in this process (worlds.processes: 0), or pair "
-            "within expert or group."
+            f"{key}: environment {env.name} has no expert who takes over from another (perturn.types.Corrector); take "
+            f"alfworld or alfworld-like in this process (worlds.processes: 0), or {other}."
         )
 
 
@@ -50,6 +54,33 @@ def corrections(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajecto
         DataError: If a world answers otherwise than it did when an episode was recorded.
     """
     wanted = [(one, turns) for one in episodes if (turns := to_correct(one)) is not None]
+    return _corrected(recipe, wanted)
+
+
+def taken_over(recipe: Recipe, failures: Iterable[Trajectory], times: int) -> list[Trajectory]:
+    """Have the expert take over in each failure at some of its turns after the first, drawn by the run's seed.
+
+    Args:
+        recipe: Of the run.
+        failures: Explored episodes.
+        times: Turns of each at which he does, at most.
+
+    Returns:
+        Those that then succeed, in the order of `failures` and of turns.
+
+    Raises:
+        DataError: If a world answers otherwise than it did when an episode was recorded.
+    """
+    wanted = []
+    for one in failures:
+        later = range(1, len(one.turns))
+        draw = random.Random(f"{recipe.seed} {one.task.id} {one.sample}")
+        wanted += [(one, turns) for turns in sorted(draw.sample(later, min(times, len(later))))]
+    return [one for one in _corrected(recipe, wanted) if succeeded(one)]
+
+
+def _corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
+    """Episodes that the expert finishes after so many of their turns, where he has a way."""
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
         found = [correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections")]

@@ -31,6 +31,8 @@ class Divided:
     """Successes of the policy."""
     failures: Sequence[Trajectory]
     """Other episodes of the policy."""
+    corrections: Sequence[Trajectory] = ()
+    """Failures of the policy in which the expert has taken over, and that then succeed."""
     fits: Callable[[Trajectory], bool] = lambda trajectory: True
     """Whether a trajectory fits the length limit of training whole."""
 
@@ -77,9 +79,11 @@ def _fate(trajectory: Trajectory, known: list[object]) -> str:
 
 
 def lacking(divided: Divided, way: Way) -> str:
-    """Say what a way cannot learn without: failures; with labels, also successes, and a second task. Empty: nothing."""
+    """Say what a way cannot learn without: failures, their corrections, with labels successes and a second task."""
     if way.of_failures and not divided.failures:
         return "none is a failure"
+    if way.corrected and not divided.corrections:
+        return "no failure could be corrected"
     if not way.labelled:
         return ""
     good = (*divided.experts, *divided.successes)
@@ -150,6 +154,24 @@ def coh_rows(divided: Divided, settings: Outcomes) -> list[WeightedTrajectory]:
     return rows
 
 
+def oec_rows(divided: Divided, settings: Outcomes) -> list[WeightedTrajectory]:
+    """The expert's trajectories that SFT is taught, and own failures in which he took over, with weight for his turns.
+
+    Source: Lauffer et al. 2025, "Imitation Learning for Multi-turn LM Agents via On-policy Expert Corrections",
+    arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, those that then succeed
+    are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
+    Differs: the expert takes over in episodes that failed alone, at `takeovers` turns of each, which are played again
+    up to there.
+    """
+    return [
+        *(_row(one) for one in divided.taught),
+        *(
+            WeightedTrajectory(one, tuple(float(turn >= one.taken_over) for turn in range(len(one.turns))))
+            for one in divided.corrections
+        ),
+    ]
+
+
 def _chain(bad: Trajectory, good: Trajectory) -> Trajectory:
     """Two episodes of a task in one conversation."""
     return replace(good, turns=(*bad.turns, *good.turns))
@@ -164,5 +186,6 @@ ROWS: Mapping[str, Callable[[Divided, Outcomes], list[WeightedTrajectory]]] = {
     "kto": kto_rows,
     "nat": nat_rows,
     "coh": coh_rows,
+    "oec": oec_rows,
 }
 """Rows of divided trajectories, by the name of the way."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from perturn.data.run_folder import base_of
 from perturn.data.store import read_records, read_trajectories, write_records
 from perturn.errors import ConfigError, RunError
+from perturn.run.correct import taken_over
 from perturn.run.labelled import ROWS, divide, lacking
 from perturn.run.progress import console
 from perturn.run.session import Session, make_protocol, make_renderer
@@ -33,6 +34,9 @@ def make_rows(session: Session, stage: Stage) -> None:
         shown = [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
         divided, fates = divide(expert_episodes(session), shown, explored, settings.way)
         counts |= {"taught": len(divided.taught), "expert": len(divided.experts), **fates}
+        if settings.way.corrected:
+            mended = taken_over(session.recipe, divided.failures, settings.takeovers)
+            divided, counts["corrections"] = replace(divided, corrections=mended), len(mended)
         console.print("episodes:", ", ".join(f"{name} {count}" for name, count in counts.items() if count))
         lacks = lacking(divided, settings.way)
         if lacks and stage.iteration == session.recipe.iterations == 1:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from perturn.settings.sections import require
+from perturn.bounds import check_bounds
+from perturn.settings.sections import COUNT, require
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Way:
     """Whether the sign of a row's weights says which of both it is, as the loss kto reads it."""
     of_failures: bool = True
     """Whether it learns from failures too."""
+    corrected: bool = False
+    """Whether the environment's expert takes over in own failures, and his turns are what is learned of them."""
 
 
 OUTCOMES: Mapping[str, Way] = {
@@ -43,6 +46,10 @@ OUTCOMES: Mapping[str, Way] = {
         "As nat, but a failure stands before a success of its task, in one conversation.",
         told=True,
     ),
+    "oec": Way(
+        "The expert's episodes, and his turns where he takes over in own failures, taught to the policy before SFT.",
+        corrected=True,
+    ),
 }
 """Way by name."""
 
@@ -51,8 +58,11 @@ OUTCOMES: Mapping[str, Way] = {
 class Outcomes:
     """Learn from single episodes by how they ended: the expert's, and those that the policy has explored."""
 
-    name: Literal["rft", "kto", "nat", "coh"] = "rft"
-    """The way: rft, kto, nat or coh."""
+    name: Literal["rft", "kto", "nat", "coh", "oec"] = "rft"
+    """The way: rft, kto, nat, coh or oec."""
+    takeovers: Annotated[int, COUNT] = 2
+    """Turns of each failure, drawn at random after its first, at which the expert takes over; each makes an episode of
+    oec."""
     success: str = "What follows solves the task."
     """Text after the one that poses the task of a success, and of each task when the policy is evaluated; of nat
     and coh."""
@@ -60,7 +70,12 @@ class Outcomes:
     """Text after the one that poses the task of a failure; of nat and coh."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         texts = self.success, self.failure
+        require(
+            self.way.corrected or self.takeovers == type(self).takeovers,
+            f"no expert takes over in outcomes {self.name}, so takeovers goes unread; leave it out.",
+        )
         require(all(texts) and texts[0] != texts[1], f"success and failure must be two texts, got {texts}.")
         require(
             self.way.told or texts == (type(self).success, type(self).failure),
