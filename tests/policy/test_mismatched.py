@@ -13,7 +13,7 @@ from perturn.policy.mismatched import mismatched
 from perturn.policy.packing import lay_out
 from perturn.types import WeightedTrajectory
 
-from .training import PAIRS, assert_same_training, descend, history, scaled, trajectory
+from .training import PAIRS, WORDS, assert_same_training, descend, history, scaled, trajectory
 
 ROWS = [
     WeightedTrajectory(one, (label,) * len(one.turns))
@@ -21,12 +21,17 @@ ROWS = [
     for one, label in [(pair.chosen, 1.0) if n % 3 else (pair.rejected, -1.0)]
 ]
 """Six episodes, two of them undesirable: `PAIRS[0]` and `PAIRS[3]` by their rejected sides."""
-TASKS = [f"t/{n}" for n in range(6)]
+PROMPTS = WORDS[:6]
+
+
+def posing(episode, prompt):
+    """The episode after another text that poses its task."""
+    first = replace(episode.turns[0], observation=({"role": "user", "content": prompt},))
+    return replace(episode, turns=(first, *episode.turns[1:]))
+
+
 ROWS = [
-    WeightedTrajectory(
-        trajectory(*[turn.action.text for turn in row.trajectory.turns], task=task), row.weight
-    )
-    for row, task in zip(ROWS, TASKS, strict=True)
+    replace(row, trajectory=posing(row.trajectory, prompt)) for row, prompt in zip(ROWS, PROMPTS, strict=True)
 ]
 KTO = {"name": "kto", "beta": 0.5, "undesirable_weight": 2.0}
 
@@ -125,7 +130,7 @@ def test_rows_of_trl_say_by_their_label_what_they_are(train):
     [
         ([row.trajectory for row in ROWS], "desirable or not, and the row does not say"),
         (PAIRS, "desirable or not, and the row does not say"),
-        ([ROWS[0], ROWS[0]], "rows of at least two tasks"),
+        ([ROWS[0], ROWS[0]], "rows with at least two prompts"),
         ([replace(ROWS[0], weight=(1.0, -1.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, -1\.0\)"),
         ([replace(ROWS[0], weight=(1.0, 0.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, 0\.0\)"),
     ],
@@ -133,3 +138,25 @@ def test_rows_of_trl_say_by_their_label_what_they_are(train):
 def test_rows_without_labels_or_of_one_task_are_refused(train, rows, says):
     with pytest.raises(DataError, match=says):
         train(rows, loss=KTO)
+
+
+def test_answers_to_one_prompt_are_no_mismatch(train):
+    """Rows 0, 1 and 4 of five have one prompt: the partner is the last row before that has another, around the end."""
+    posed = ["a", "a", "b", "c", "a"]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": text}],
+            "completion": [{"role": "assistant", "content": WORDS[n]}],
+            "label": n % 2 == 0,
+        }
+        for n, text in enumerate(posed)
+    ]
+    trainer = train(rows, loss=KTO)
+    said = [
+        trainer.renderer.tokenizer.decode(row.mismatched.ids).removesuffix("<|im_end|>")
+        for row in trainer.train_dataset.rows
+    ]
+
+    assert [WORDS.index(text.split()[-1]) for text in said] == [3, 3, 1, 2, 3]
+    with pytest.raises(DataError, match="at least two prompts"):
+        train([rows[0], rows[1], rows[4]], loss=KTO)

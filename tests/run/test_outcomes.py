@@ -182,7 +182,7 @@ def test_the_stages_of_outcomes():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"outcomes": {"name": "rtf"}}, "outcomes.name must be 'rft', 'kto', 'nat' or 'coh'"),
+        ({"outcomes": {"name": "rtf"}}, "outcomes.name must be 'rft', 'kto', 'nat', 'coh' or 'oec'"),
         ({"outcomes": {"name": "rft"}, "pair": {}}, "pair and outcomes are both set; leave one of them out"),
         ({"outcomes": {"name": "rft"}, "groups": {}}, "groups and outcomes are both set"),
         ({"outcomes": {"name": "rft"}, "align": None}, "outcomes need an alignment; set align"),

@@ -38,3 +38,10 @@ def test_corrections_beside_a_file_of_pairs():
     pair = {"within": "correction", "remaining": "shortest", "file": "pairs.jsonl"}
 
     assert "pair.file holds pairs" in refusal(pair=pair, align={"loss": {"name": "dpo"}})
+
+
+@pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
+def test_pairs_of_a_group_that_is_not_paired(pair):
+    assert "pair.per_group is read with pair.within=group alone, not with expert" in refusal(
+        pair=pair, align={"loss": {"name": "dpo"}}
+    )

@@ -45,8 +45,8 @@ class KTO:
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 and Section 4.1; on the actions of many turns, with what
     was observed masked, Xiong et al. 2024, "Building Math Agents with Multi-Turn Iterative Preference Learning",
     arXiv:2409.02392.
-    Differs: the paper shifts the outputs of each micro-batch by one; here each row has one partner, the row before
-    it of another task, so that z0 does not depend on how a step is divided.
+    Differs: the paper shifts the outputs of each micro-batch by one; here each row has one partner, the last row
+    before it with another prompt, so that z0 does not depend on how a step is divided.
     """
 
     needs_reference: ClassVar[bool] = True

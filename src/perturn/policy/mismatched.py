@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,27 +32,37 @@ def with_mismatched(
     renderer: Renderer,
     max_length: int | None,
 ) -> list[Example]:
-    """The examples, each with the actions of the last row before it of another task after its own prompt.
+    """The examples, each after its own prompt with the actions of the last row before it that has another prompt.
+
+    Before the first row comes the last. A prompt is all that comes before the first action.
 
     Raises:
-        DataError: If all rows are of one task.
+        DataError: If all rows have one prompt.
     """
     episodes = [row.trajectory for row in rows]
-    if len({one.task.id for one in episodes}) < 2:
-        raise DataError(
-            "the loss needs rows of at least two tasks, whose prompts and actions can be mismatched."
-        )
+    partners = _partners([_posed(one) for one in episodes])
     return [
-        replace(example, mismatched=renderer.encode(mismatched(one, _partner(episodes, index)), max_length))
-        for index, (example, one) in enumerate(zip(examples, episodes, strict=True))
+        replace(example, mismatched=renderer.encode(mismatched(one, episodes[partner]), max_length))
+        for example, one, partner in zip(examples, episodes, partners, strict=True)
     ]
 
 
-def _partner(episodes: Sequence[Trajectory], index: int) -> Trajectory:
-    """The last episode before it of another task; before the first comes the last."""
-    own = episodes[index].task.id
-    before = (episodes[index - step] for step in range(1, len(episodes)))
-    return next(one for one in before if one.task.id != own)
+def _posed(episode: Trajectory) -> str:
+    """All that comes before the first action, as one text."""
+    return json.dumps([episode.prompt, episode.tools, episode.turns[0].observation], sort_keys=True)
+
+
+def _partners(posed: Sequence[str]) -> list[int]:
+    """For each text the place of the last one before it that differs."""
+    last = next((place for place in reversed(range(len(posed))) if posed[place] != posed[-1]), None)
+    if last is None:
+        raise DataError(
+            "the loss needs rows with at least two prompts, so that prompts and actions can be mismatched."
+        )
+    found = [len(posed) - 1 if posed[0] != posed[-1] else last]
+    for place in range(1, len(posed)):
+        found.append(found[-1] if posed[place] == posed[place - 1] else place - 1)
+    return found
 
 
 def sequences_of(examples: Sequence[Example]) -> list[Encoded]:

@@ -114,7 +114,7 @@ class Recipe:
             self.explore is None or self.explore.samples > 1 or not (within or self.groups),
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
-        self._check_correction()
+        self._check_pair()
         some = self.groups and self.explore and self.explore.per_iteration
         steps = self.align.minibatches if self.align else None
         if some and steps and self.explore:
@@ -160,9 +160,15 @@ class Recipe:
             return None
         return self.outcomes.success
 
-    def _check_correction(self) -> None:
-        """Refuse corrections without what they need, and beside what would go unread."""
-        if self.pair is None or self.pair.within != "correction":
+    def _check_pair(self) -> None:
+        """Refuse what would go unread, and corrections without what they need."""
+        if self.pair is None:
+            return
+        require(
+            self.pair.within == "group" or self.pair.per_group == Pair.per_group,
+            f"pair.per_group is read with pair.within=group alone, not with {self.pair.within}; leave it out.",
+        )
+        if self.pair.within != "correction":
             return
         require(
             self.pair.file is None,
