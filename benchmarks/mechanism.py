@@ -1,6 +1,6 @@
 r"""Is confidence low where an episode goes wrong? tlm-DRE's mechanism, against the truth that ALFWorld knows.
 
-    python benchmarks/mechanism.py studies/results/offline/runs/* --out benchmarks/mechanism.json \
+    python benchmarks/mechanism.py studies/results/weak/runs/* --out benchmarks/mechanism.json \
         --figure docs/figures/mechanism.svg      two minutes for 350 pairs on one core
 
 Takes runs whose alignment on pairs has a reference, such as those of a study; others are passed over. Runs that share

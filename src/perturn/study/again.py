@@ -127,7 +127,7 @@ def _refuse_unmade(cell: Cell) -> None:
     if not is_done(cell, "tune") or not is_there:
         raise ConfigError(
             f"again: {cell.folder} does not hold the policy of {cell.label}: the recipe of the other study has changed "
-            "since, or the run was removed; give its command again."
+            "since, or the run was removed; remove its cells.json and give its command again."
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from perturn.data.outcomes import Outcome
 from perturn.study.again import Again
 from perturn.study.cells import Cell, Plan, Point
+from perturn.study.kept import Kept
 from perturn.study.lenders import lent_runs
 from perturn.study.results import PANELS, Panel, choose, is_done, outcomes
 from perturn.study.sharing import Sharing
@@ -22,6 +23,8 @@ class Board:
     def __init__(self, plan: Plan | Again) -> None:
         """See what is done already."""
         self.plan = plan
+        self.kept = Kept(plan.study.folder)
+        """Results of cells whose runs are gone."""
         self.sharing = Sharing()
         for folder, recipe in lent_runs(plan.study):
             self.sharing.lend(folder, recipe)
@@ -43,7 +46,7 @@ class Board:
     def _look(self, cell: Cell) -> None:
         """See for which panels a cell is done."""
         for panel in PANELS:
-            if is_done(cell, panel):
+            if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
                 self._done.add((cell.folder, panel))
 
     def cells(self) -> Iterator[tuple[Cell, Panel]]:
@@ -51,6 +54,11 @@ class Board:
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
+
+    def known(self) -> Iterator[tuple[Cell, Panel]]:
+        """All that results are written of: `cells`, and what is kept of methods that are tuned again."""
+        yield from self.cells()
+        yield from ((cell, "test") for cell in self._untested() if self.kept.row(cell, "test") is not None)
 
     def state(self, cell: Cell, panel: Panel) -> str:
         """How far a cell is: done, failed or to do."""
@@ -66,14 +74,22 @@ class Board:
                 found[cell.folder] = cell, panel == "test" or found.get(cell.folder, (cell, False))[1]
         return found
 
+    def planned(self) -> Iterator[tuple[Cell, Panel]]:
+        """All that is wanted or may come to be, with the panel: of methods still tuned, every point on every seed."""
+        yield from self.cells()
+        yield from ((cell, "test") for cell in self._untested())
+
     def possible(self) -> Iterator[Cell]:
         """Cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
         found = {folder: cell for folder, (cell, _) in self.to_do().items()}
+        found |= {cell.folder: cell for cell in self._untested() if cell.folder not in found}
+        yield from found.values()
+
+    def _untested(self) -> Iterator[Cell]:
+        """Cells of every point on every seed, of methods that are still tuned."""
         for method, points in self.plan.points.items():
             if method not in self.chosen:
-                each = (cell for point in points for cell in self.plan.testing(*method, point))
-                found |= {cell.folder: cell for cell in each if cell.folder not in found}
-        yield from found.values()
+                yield from (cell for point in points for cell in self.plan.testing(*method, point))
 
     @property
     def unknown(self) -> int:
@@ -114,4 +130,8 @@ class Board:
         for point in points:
             its = [cell for cell in cells if cell.point == point]
             if all(self.state(cell, "tune") == "done" for cell in its):
-                yield point, [one for cell in its for one in outcomes(cell, "tune")]
+                yield point, [one for cell in its for one in self._outcomes(cell)]
+
+    def _outcomes(self, cell: Cell) -> list[Outcome]:
+        """Episodes of a cell on the tuning panel."""
+        return self.kept.outcomes(cell, "tune") or outcomes(cell, "tune")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from perturn.io.writing import replacing, write_whole
 from perturn.study.board import Board, Method
 from perturn.study.cells import Cell, Point, point_text
+from perturn.study.kept import runs_of
+from perturn.study.recorded import PROTOCOLS, protocols_of
 from perturn.study.results import Panel, outcomes, seconds
 
 _NO_POINT = "no point of its sweep was finished on every tuning seed; the rows of those cells say why."
@@ -38,6 +40,11 @@ class Files:
         return self.folder / "episodes.jsonl"
 
     @property
+    def protocols(self) -> Path:
+        """Conditions of the scores on the test panel, by environment and method."""
+        return self.folder / PROTOCOLS
+
+    @property
     def logs(self) -> Path:
         """Folder of all that cells have printed."""
         return self.folder / "logs"
@@ -48,33 +55,32 @@ class Files:
 
 
 def write_results(files: Files, board: Board) -> None:
-    """Write `cells.json` and `episodes.jsonl`, of all cells that are known by now."""
-    cells = list(board.cells())
-    rows = [_cell_row(board, cell, panel) for cell, panel in cells]
-    rows += [
+    """Write `cells.json`, `episodes.jsonl` and `protocols.json`, of all cells that are known by now."""
+    cells = list(board.known())
+    own = [_cell_row(board, cell, panel) for cell, panel in cells]
+    failed = [
         row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
     ]
+    rows = [*own, *failed]
     write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
     with replacing(files.episodes) as fresh, fresh.open("w", encoding="utf-8") as file:
-        for cell, panel in cells:
-            if board.state(cell, panel) == "done" and (panel == "test" or cell.tuned):
-                file.writelines(json.dumps(row) + "\n" for row in episode_rows(cell, panel))
+        for (cell, panel), one in zip(cells, own, strict=True):
+            if one["state"] == "done" and (panel == "test" or cell.tuned):
+                file.writelines(json.dumps(row) + "\n" for row in _episode_rows(board, cell, panel))
+    write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
 
 
 def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
     """The row of a cell in `cells.json`."""
+    if (kept := board.kept.row(cell, panel)) is not None:
+        return dict(kept)
     state = board.state(cell, panel)
-    folder = board.plan.study.folder
-    runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
-    own = [
-        run for run in runs if run.is_relative_to(folder)
-    ]  # of a study again, the policy's run is the other's
     return {
         **_key(cell.environment, cell.method, cell.point, cell.seed, panel),
         "state": state,
         "error": board.errors.get(cell.folder) if state == "failed" else None,
         "seconds": seconds(cell, panel),
-        "runs": [str(run.relative_to(folder)) for run in own],
+        "runs": list(runs_of(board.plan.study.folder, cell, panel)),
         "makes_base": cell.recipe.base is not None,
     }
 
@@ -93,6 +99,11 @@ def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
 
 def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -> dict[str, Any]:
     return {"environment": environment, "method": method, "point": point, "seed": seed, "panel": panel}
+
+
+def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
+    """The rows of a finished cell in `episodes.jsonl`, as they were where its runs are gone."""
+    return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
 
 
 def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:

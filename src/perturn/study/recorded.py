@@ -20,6 +20,8 @@ from perturn.study.bases import Bases, bases_of
 
 Pair = tuple[str, str]
 """A method, and the one that it is compared with."""
+PROTOCOLS = "protocols.json"
+"""The note, in a study's folder, of the conditions of its scores."""
 BASE, SFT = "base", "sft"
 """Policies that no method made; they are scored on the test panel as methods are."""
 
@@ -128,7 +130,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
             f"{folder} holds no study.yaml, so it is no study's folder; name the one that perturn study wrote."
         )
     settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
-    cells = _read_cells(folder / "cells.json")
+    cells = read_cells(folder / "cells.json")
     named = {row["method"] for row in cells}
     fallback = SFT if SFT in named else BASE
     return RecordedStudy(
@@ -139,7 +141,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
         further=_further(settings, folder / "study.yaml"),
         cells=cells,
         episodes=read_notes(folder / "episodes.jsonl", EpisodeRow),
-        protocols=_protocols(folder, cells),
+        protocols=protocols_of(folder, cells),
     )
 
 
@@ -181,7 +183,12 @@ def _further(settings: Mapping[str, Any], file: Path) -> list[Pair]:
     return [(one, other) for one, other in named]
 
 
-def _read_cells(file: Path) -> list[dict[str, Any]]:
+def read_cells(file: Path) -> list[dict[str, Any]]:
+    """Rows of `cells.json`.
+
+    Raises:
+        RunError: If it is malformed.
+    """
     text = read_text(file, RunError, REMEDY)
     found: list[dict[str, Any]] = check_shape(
         parse_json(text, str(file), RunError, REMEDY), list[CellRow], str(file), RunError, REMEDY
@@ -189,13 +196,19 @@ def _read_cells(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _protocols(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Stamp of the last run of the first finished cell of each method on the test panel."""
+def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Stamp of the last run of the first finished cell of each method on the test panel.
+
+    Where that run is gone, what `protocols.json` has noted.
+    """
+    noted = read_note(folder / PROTOCOLS, dict[str, dict[str, dict[str, Any]]]) or {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in cells:
-        of = found.setdefault(row["environment"], {})
-        is_new = row["panel"] == "test" and row["state"] == "done" and row["method"] not in of
+        environment, method = row["environment"], row["method"]
+        of = found.setdefault(environment, {})
+        is_new = row["panel"] == "test" and row["state"] == "done" and method not in of
         if is_new and (runs := row.get("runs")):
-            stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp) or {}
-            of[row["method"]] = {key: value for key, value in stamp.items() if key != "seed"}
+            stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp)
+            known = noted.get(environment, {}).get(method, {}) if stamp is None else stamp
+            of[method] = {key: value for key, value in known.items() if key != "seed"}
     return found

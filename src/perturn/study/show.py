@@ -115,7 +115,8 @@ def cells_table(board: Board) -> Table:
 
 def summary_line(board: Board) -> str:
     """How many runs there are, how much of their work is shared, and the errors, if there are any."""
-    runs = {cell.folder: cell for cell, _ in board.cells()}
+    kept = [board.kept.row(cell, panel) is not None for cell, panel in board.cells()]
+    runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
     stages, made, lent = board.sharing.counts(runs.values())
     others = ", ".join(board.plan.study.share)
     there = f", {lent} are there already in {others}" if others else ""
@@ -123,6 +124,8 @@ def summary_line(board: Board) -> str:
         f"{board.plan.study.folder}: {len(runs)} runs of {stages} stages, of which {made} are made{there} and the "
         f"others taken over; and {board.unknown} scores of points that are not chosen yet."
     ]
+    if any(kept):
+        lines.append(f"The runs of {sum(kept)} cells are gone; their rows count.")
     lines += [
         f"failed: {runs[folder].label}: {error}" for folder, error in board.errors.items() if folder in runs
     ]

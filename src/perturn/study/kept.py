@@ -1,0 +1,98 @@
+"""Results of cells whose runs are gone: the rows that a study has left of them count as done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perturn.data.outcomes import Outcome
+from perturn.data.run_files import read_notes
+from perturn.errors import ConfigError
+from perturn.study.cells import Cell, point_text
+from perturn.study.recorded import EpisodeRow, read_cells
+from perturn.study.results import Panel
+
+_Runs = tuple[str, ...]
+"""Runs of a row of `cells.json`; their names hold digests of all settings."""
+
+
+class Kept:
+    """Rows of `cells.json` and `episodes.jsonl` of cells that are done, none of whose runs is there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what a study has left.
+
+        Raises:
+            RunError: If a file of it is malformed.
+        """
+        self._folder = folder
+        self._cells: dict[tuple[_Runs, str], Mapping[str, Any]] = {}
+        self._episodes: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+        if not (folder / "cells.json").is_file():
+            return
+        for row in read_cells(folder / "cells.json"):
+            runs = tuple(row.get("runs", ()))
+            if row["state"] == "done" and runs and not any((folder / run).exists() for run in runs):
+                self._cells[runs, row["panel"]] = row
+        for each in read_notes(folder / "episodes.jsonl", EpisodeRow) if self._cells else ():
+            self._episodes[_key(each, each["point"])].append(each)
+
+    def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
+        """The row of a cell whose runs are gone; None if there is none, or a run is there by now."""
+        found = self._cells.get((runs_of(self._folder, cell, panel), panel))
+        gone = found is not None and not any((self._folder / run).exists() for run in found["runs"])
+        return found if gone else None
+
+    def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
+        """The rows of the episodes of such a cell."""
+        row = self.row(cell, panel)
+        return [] if row is None else self._episodes[_key(row, point_text(row["point"]))]
+
+    def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
+        """The episodes of such a cell, by task."""
+        found = [
+            Outcome(
+                task=each["task"],
+                score=each["score"],
+                success=each["success"],
+                failed=each.get("failed", False),
+                turns=each["turns"],
+                invalid=each["invalid"],
+                surprise=None,
+                policy="",
+                kind=each["kind"],
+            )
+            for each in self.episodes(cell, panel)
+        ]
+        return sorted(found, key=lambda one: one.task)
+
+    def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
+        """Refuse to write results without rows that nothing could make again from what is there.
+
+        Args:
+            cells: All that the study may have a row of.
+
+        Raises:
+            ConfigError: Naming such a row.
+        """
+        planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
+        lost = [row for key, row in self._cells.items() if key not in planned]
+        if lost:
+            first = lost[0]
+            raise ConfigError(
+                f"{self._folder} has results of {len(lost)} cells that this study does not have, the first "
+                f"{first['method']} seed {first['seed']}, and their runs are gone, so they would be lost; give this "
+                "study another name."
+            )
+
+
+def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
+    """Runs of a cell's row, relative to the study's folder; of a study again, the policy's run is the other's."""
+    runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
+
+
+def _key(row: Mapping[str, Any], point: str) -> tuple[Any, ...]:
+    return row["environment"], row["method"], point, row["seed"], row["panel"]

@@ -1,0 +1,157 @@
+"""A study whose runs are gone: the rows that it has left count, and what is new is made."""
+
+import json
+import shutil
+
+import pytest
+
+from perturn.data.paths import RunPaths
+from perturn.errors import ConfigError, RunError
+from perturn.io.writing import write_whole
+from perturn.study.board import Board
+from perturn.study.cells import Plan
+from perturn.study.conduct import Conductor
+from perturn.study.files import Files, write_results
+from perturn.study.recorded import protocols_of
+from perturn.study.settings import read_study
+from perturn.study.show import summary_line
+
+from .corridor import RECIPE, STUDY
+from .test_board import PretendedCrew, states
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens the board of the study with words over its file."""
+    (tmp_path / "corridor.yaml").write_text(RECIPE)
+    (tmp_path / "study.yaml").write_text(STUDY)
+
+    def do(*words):
+        return Board(Plan(*read_study(tmp_path / "study.yaml", [f"output={tmp_path}", *words])))
+
+    return do
+
+
+@pytest.fixture
+def done(opened, tmp_path):
+    """Opens the board and has its cells done; the board, and the cells that were begun."""
+
+    def do(*words):
+        board, crew = opened(*words), PretendedCrew()
+        crew.begun.append([])
+        Conductor(board, crew, Files(tmp_path / "whole"), lambda _: None).run()
+        write_results(Files(tmp_path / "whole"), board)
+        return board, [cell for begun in crew.begun for cell in begun]
+
+    return do
+
+
+@pytest.fixture
+def left(done, tmp_path):
+    """Folder of a study that was done, with its rows and without its runs."""
+    done()
+    shutil.rmtree(tmp_path / "whole" / "runs")
+    return tmp_path / "whole"
+
+
+def texts(folder):
+    return [(folder / name).read_text() for name in ("cells.json", "episodes.jsonl", "protocols.json")]
+
+
+def test_nothing_is_made_again(left, done):
+    before = texts(left)
+    board, begun = done()
+
+    assert begun == []
+    assert set(states(board).values()) == {"done"}
+    assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.01}
+    assert texts(left) == before
+    assert json.loads(before[0])
+    assert "0 runs of 0 stages" in summary_line(board)
+    assert f"The runs of {len(states(board))} cells are gone; their rows count." in summary_line(board)
+
+
+def test_a_further_seed_is_made_alone(left, done):
+    before = json.loads((left / "cells.json").read_text())
+    board, begun = done("seeds=[0,1,2]")
+    rows = json.loads((left / "cells.json").read_text())
+
+    assert {cell.seed for cell in begun} == {2}
+    assert len(begun) == len({row["method"] for row in rows})
+    assert set(states(board).values()) == {"done"}
+    assert [row for row in rows if row["seed"] < 2] == before
+    played = [json.loads(line) for line in (left / "episodes.jsonl").read_text().splitlines()]
+    assert {row["seed"] for row in played} == {0, 1, 2}
+
+
+def test_a_further_method_is_made_alone(left, done):
+    _, begun = done("methods.dil={align.loss: {name: dil}}")
+
+    assert {cell.method for cell in begun} == {"dil"}
+
+
+def test_a_run_that_is_there_speaks_for_itself(left, opened):
+    """The chosen cell of DPO has been begun again, so its method is tuned again; what was tested is still written."""
+    cell = next(cell for cell, panel in opened().cells() if cell.method == "dpo" and panel == "test")
+    before = json.loads((left / "cells.json").read_text())
+    write_whole(cell.folder / "manifest.json", json.dumps({"stages": {}}))
+    board = opened()
+    write_results(Files(left), board)
+    rows = json.loads((left / "cells.json").read_text())
+
+    assert [key for key, state in states(board).items() if state == "to do"] == [("dpo", 0.01, 0, "tune")]
+    assert len(board.chosen) == len(board.plan.points) - 1
+    assert [row for row in before if row not in rows] == [
+        row for row in before if row["runs"][0] == f"runs/{cell.folder.name}"
+    ]
+    tested = [row["seed"] for row in rows if row["method"] == "dpo" and row["panel"] == "test"]
+    assert tested == [1]
+
+
+def test_another_setting_is_another_cell(left, opened):
+    """Every cell of seed 0 has it, and none of what was chosen or tested before is lost silently."""
+    board = opened("methods.sft={align: null, sft.epochs: 9}")
+
+    assert states(board)["sft", 0, "test"] == "to do"
+    with pytest.raises(
+        ConfigError, match=r"results of \d+ cells that this study does not have, the first sft seed 0"
+    ):
+        board.kept.refuse_loss(board.planned())
+
+
+def test_rows_that_would_be_lost_are_refused(left, opened):
+    fewer, as_before = opened("seeds=[0]"), opened()
+    as_before.kept.refuse_loss(as_before.planned())
+
+    with pytest.raises(ConfigError, match="seed 1, and their runs are gone, so they would be lost"):
+        fewer.kept.refuse_loss(fewer.planned())
+
+
+def test_rows_whose_runs_are_there_may_go(done, opened):
+    done()
+    fewer = opened("seeds=[0]")
+    fewer.kept.refuse_loss(fewer.planned())
+
+    assert "gone" not in summary_line(fewer)
+
+
+def test_protocols_are_noted(done, left, opened):
+    """Of the first cell of SFT there was a stamp, and nothing but the note knows it now."""
+    cell = next(cell for cell, panel in opened().cells() if cell.method == "sft" and panel == "test")
+    shutil.rmtree(left)
+    done()
+    write_whole(RunPaths(cell.scored).stamp, json.dumps({"split": "test", "seed": 0}))
+    done()
+    shutil.rmtree(left / "runs")
+    done()
+
+    noted = protocols_of(left, json.loads((left / "cells.json").read_text()))["perturn_corridor-Corridor"]
+    assert noted["sft"] == {"split": "test"}
+    assert noted["dpo"] == {}
+
+
+def test_a_damaged_row_is_told(left, opened):
+    (left / "cells.json").write_text('[{"method": "dpo"}]')
+
+    with pytest.raises(RunError, match=r"cells\.json"):
+        opened()
