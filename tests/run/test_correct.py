@@ -12,11 +12,12 @@ from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.episode import episode
 from perturn.episodes.play import Job
 from perturn.episodes.replay import play_script
-from perturn.errors import ConfigError, DataError, EngineFailure
+from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.run.correct import check_corrector, correct, corrections, taken_over
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.session import make_protocol
+from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Status, WeightedTrajectory, wrong_turns
@@ -40,6 +41,10 @@ RIGHT = [
 ]
 STRAYED = [*RIGHT[:3], "go to tvstand 1", "I wonder.", "move pillow 1 to tvstand 1"]
 """The first wrong turn is the fourth."""
+
+
+EVERY = Outcomes("oec", takeovers=99)
+"""The expert takes over at all turns but the first."""
 
 
 def make_recipe(**sections):
@@ -86,18 +91,20 @@ def test_what_went_well_failed_or_has_no_wrong_turn_is_left_alone():
 def test_the_expert_takes_over_at_drawn_turns_after_the_first():
     """At two of the last five turns of six; the same seed draws the same, and no more than there are."""
     recipe, failure = make_recipe(), record(STRAYED)
-    found = taken_over(recipe, [failure], 2)
-    every = taken_over(recipe, [failure], 99)
+    found = taken_over(recipe, [failure], Outcomes("oec"))
+    every = taken_over(recipe, [failure], EVERY)
 
     assert [one.taken_over for one in every] == [1, 2, 3, 4, 5]
     assert all(commands(one)[: one.taken_over] == STRAYED[: one.taken_over] for one in every)
     assert len(found) == 2
-    assert found == taken_over(recipe, [failure], 2)
+    assert found == taken_over(recipe, [failure], Outcomes("oec"))
     assert {one.taken_over for one in found} < {1, 2, 3, 4, 5}
     assert (
         len(
             {
-                tuple(one.taken_over for one in taken_over(make_recipe(seed=seed), [failure], 2))
+                tuple(
+                    one.taken_over for one in taken_over(make_recipe(seed=seed), [failure], Outcomes("oec"))
+                )
                 for seed in range(9)
             }
         )
@@ -105,13 +112,29 @@ def test_the_expert_takes_over_at_drawn_turns_after_the_first():
     )
 
 
+def test_he_takes_over_where_the_policy_was_least_sure():
+    """The first turn is the least sure of all, and never his; the mean of its tokens counts, not their sum."""
+    logprobs = [(-9.0,), (-0.1,), (-2.0, -2.0, -2.0), (-3.0, -0.1), (-2.5,), (-0.2,)]
+    failure = record(STRAYED)
+    turns = [
+        replace(turn, action=replace(turn.action, logprobs=each))
+        for turn, each in zip(failure.turns, logprobs, strict=True)
+    ]
+    asked = Outcomes("oec", takeovers=2, takeover="confidence")
+    found = taken_over(make_recipe(), [replace(failure, turns=tuple(turns))], asked)
+
+    assert [one.taken_over for one in found] == [2, 4]
+    with pytest.raises(DataError, match=r"turn 1: outcomes\.takeover=confidence reads the log-probabilities"):
+        taken_over(make_recipe(), [failure], asked)
+
+
 def test_takeovers_that_do_not_succeed_are_left_out():
     """The expert needs two turns after the third, and more after the fifth, of a limit of five."""
     short = make_recipe(protocol={"name": "alfworld-lab", "max_turns": 5})
-    found = taken_over(short, [record(STRAYED[:5])], 99)
+    found = taken_over(short, [record(STRAYED[:5])], EVERY)
 
     assert [one.taken_over for one in found] == [1, 2, 3]
-    assert taken_over(short, [record(["look"])], 99) == []
+    assert taken_over(short, [record(["look"])], EVERY) == []
 
 
 def test_an_action_that_broke_the_format_is_kept_and_not_sent():
@@ -210,24 +233,10 @@ def test_a_run_pairs_corrections_with_failures(tmp_path):
 
 def test_a_run_learns_from_the_experts_turns_where_he_takes_over(tmp_path):
     """One of three explored episodes went well; at two turns of each of the others the expert takes over."""
-    recipe = make_recipe(
-        output=str(tmp_path),
-        base=None,
-        model={"name": "smollm2-135m"},
-        explore={"tasks": {"n": 4}},
-        evaluate=None,
-        pair=None,
-        outcomes={"name": "oec"},
-        align={"loss": {"name": "sft"}},
-    )
+    recipe = learning(tmp_path)
     explored = [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
     with open_run(recipe) as run:
-        with (
-            run.stage("explore", run.paths.trajectories("explore")),
-            TrajectoryStore(run.paths.trajectories("explore")) as store,
-        ):
-            for one in explored:
-                store.append(one)
+        explore(run, "explore", explored)
         run_stages(run, names=("expert", "outcomes"))
     paths = RunPaths(run.folder)
     rows = list(read_records(paths.outcomes(), WeightedTrajectory))
@@ -239,3 +248,55 @@ def test_a_run_learns_from_the_experts_turns_where_he_takes_over(tmp_path):
     assert [row.trajectory.taken_over for row in own[2:]] == [1, 2]
     assert all(row.weight.index(1.0) == row.trajectory.taken_over for row in own)
     assert all(row.trajectory.success for row in rows)
+
+
+def learning(folder, **sections):
+    """A recipe that learns from corrections."""
+    return make_recipe(
+        output=str(folder),
+        base=None,
+        model={"name": "smollm2-135m"},
+        explore={"tasks": {"n": 4}},
+        evaluate=None,
+        pair=None,
+        outcomes={"name": "oec"},
+        align={"loss": {"name": "sft"}},
+        **sections,
+    )
+
+
+def explore(run, stage, episodes):
+    """The stage has explored these episodes."""
+    file = run.paths.trajectories(stage)
+    with run.stage(stage, file), TrajectoryStore(file) as store:
+        for one in episodes:
+            store.append(one)
+
+
+def test_an_iteration_learns_from_all_corrections_before_it(tmp_path):
+    """The second explores no failure at all; in the third there is one more."""
+    recipe = learning(tmp_path, iterations=3)
+    with open_run(recipe) as run:
+        explore(run, "explore-001", [record(STRAYED, sample=1)])
+        explore(run, "explore-002", [record(RIGHT)])
+        explore(run, "explore-003", [record(["look"] * 3, sample=2)])
+        run_stages(run, names=("expert", "outcomes-001", "outcomes-002", "outcomes-003"))
+    found = [
+        [
+            row.trajectory.sample
+            for row in read_records(run.paths.outcomes(end), WeightedTrajectory)
+            if row.trajectory.taken_over
+        ]
+        for end in ("-001", "-002", "-003")
+    ]
+
+    assert found == [[1, 1], [1, 1], [1, 1, 2, 2]]
+
+
+def test_a_first_iteration_without_corrections_is_told(tmp_path):
+    """Nothing may be made of the policy before SFT in its place."""
+    recipe = learning(tmp_path, iterations=2)
+    with open_run(recipe) as run:
+        explore(run, "explore-001", [record(RIGHT)])
+        with pytest.raises(RunError, match="none is a failure"):
+            run_stages(run, names=("expert", "outcomes-001"))

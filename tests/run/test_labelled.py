@@ -179,5 +179,7 @@ def test_takeovers_are_of_oec_alone():
     assert Outcomes("oec", takeovers=5).takeovers == 5
     with pytest.raises(ValueError, match="no expert takes over in outcomes rft, so takeovers goes unread"):
         Outcomes("rft", takeovers=5)
+    with pytest.raises(ValueError, match="no expert takes over in outcomes nat, so takeover goes unread"):
+        Outcomes("nat", takeover="confidence")
     with pytest.raises(ValueError, match="takeovers must be"):
         Outcomes("oec", takeovers=0)

@@ -197,6 +197,14 @@ def test_the_stages_of_outcomes():
         ),
         ({"outcomes": {"name": "rft"}, "iterations": 2}, "iterations must be 1 with outcomes rft"),
         (
+            {
+                "outcomes": {"name": "oec"},
+                "iterations": 2,
+                "align": {"loss": {"name": "sft"}, "minibatches": 2},
+            },
+            "align.minibatches must be left out with several iterations of outcomes oec",
+        ),
+        (
             {"outcomes": {"name": "rft"}, "environment": None, "sft": None},
             "environment is missing, which outcomes plays in",
         ),

@@ -35,6 +35,20 @@ def test_the_whole_loop_is_in_the_order_in_which_it_is_done():
     ]
 
 
+def test_corrections_are_gathered_by_policies_that_begin_where_sft_did():
+    data = {**PLAYS, "sft": SFT, "align": SFT, "outcomes": {"name": "oec"}, "iterations": 2, "evaluate": None}
+    found = stages(parse(Recipe, data))
+
+    assert [(stage.name, stage.policy, stage.start) for stage in found[2:]] == [
+        ("explore-001", "sft", ""),
+        ("outcomes-001", "", ""),
+        ("align-001", "oec-001", "base"),
+        ("explore-002", "oec-001", ""),
+        ("outcomes-002", "", ""),
+        ("align-002", "oec-002", "base"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from perturn.data.pairs import to_correct
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script, replay
-from perturn.errors import ConfigError, EngineFailure
+from perturn.errors import ConfigError, DataError, EngineFailure
 from perturn.faults import closing_world
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
+from perturn.settings.outcomes import Outcomes
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, succeeded
 
@@ -57,26 +59,50 @@ def corrections(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajecto
     return _corrected(recipe, wanted)
 
 
-def taken_over(recipe: Recipe, failures: Iterable[Trajectory], times: int) -> list[Trajectory]:
-    """Have the expert take over in each failure at some of its turns after the first, drawn by the run's seed.
+def taken_over(recipe: Recipe, failures: Iterable[Trajectory], settings: Outcomes) -> list[Trajectory]:
+    """Have the expert take over in each failure at some of its turns after the first.
 
     Args:
-        recipe: Of the run.
+        recipe: Of the run, whose seed draws turns.
         failures: Explored episodes.
-        times: Turns of each at which he does, at most.
+        settings: How many turns of each, at most, and which.
 
     Returns:
         Those that then succeed, in the order of `failures` and of turns.
 
     Raises:
-        DataError: If a world answers otherwise than it did when an episode was recorded.
+        DataError: If a world answers otherwise than it did when an episode was recorded, or nothing says how sure the
+            policy was of its actions where that is asked.
     """
     wanted = []
     for one in failures:
-        later = range(1, len(one.turns))
-        draw = random.Random(f"{recipe.seed} {one.task.id} {one.sample}")
-        wanted += [(one, turns) for turns in sorted(draw.sample(later, min(times, len(later))))]
+        times = min(settings.takeovers, len(one.turns) - 1)
+        wanted += [(one, turns) for turns in sorted(_TURNS[settings.takeover](recipe, one, times))]
     return [one for one in _corrected(recipe, wanted) if succeeded(one)]
+
+
+def _random_turns(recipe: Recipe, episode: Trajectory, times: int) -> list[int]:
+    """Turns after the first, drawn by the seed, the task and the sample."""
+    draw = random.Random(f"{recipe.seed} {episode.task.id} {episode.sample}")
+    return draw.sample(range(1, len(episode.turns)), times)
+
+
+def _unsure_turns(recipe: Recipe, episode: Trajectory, times: int) -> list[int]:
+    """Turns after the first whose action the policy was least sure of; of equal ones the first."""
+    sure = {}
+    for turn in range(1, len(episode.turns)):
+        logprobs = episode.turns[turn].action.logprobs
+        if not logprobs:
+            raise DataError(
+                f"task {episode.task.id!r}, turn {turn}: outcomes.takeover=confidence reads the log-probabilities of "
+                "sampled tokens, and none were recorded; explore with an engine that returns them, or take random."
+            )
+        sure[turn] = fmean(logprobs)
+    return sorted(sure, key=lambda turn: sure[turn])[:times]
+
+
+_TURNS = {"random": _random_turns, "confidence": _unsure_turns}
+"""`outcomes.takeover` -> at which turns."""
 
 
 def _corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:

@@ -80,9 +80,11 @@ def _fate(trajectory: Trajectory, known: list[object]) -> str:
 
 def lacking(divided: Divided, way: Way) -> str:
     """Say what a way cannot learn without: failures, their corrections, with labels successes and a second task."""
+    if way.corrected and divided.corrections:  # of an earlier iteration, perhaps
+        return ""
     if way.of_failures and not divided.failures:
         return "none is a failure"
-    if way.corrected and not divided.corrections:
+    if way.corrected:
         return "no failure could be corrected"
     if not way.labelled:
         return ""
@@ -161,7 +163,7 @@ def oec_rows(divided: Divided, settings: Outcomes) -> list[WeightedTrajectory]:
     arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, those that then succeed
     are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
     Differs: the expert takes over in episodes that failed alone, at `takeovers` turns of each, which are played again
-    up to there.
+    up to there; these turns may be those of least confidence, which is ours.
     """
     return [
         *(_row(one) for one in divided.taught),

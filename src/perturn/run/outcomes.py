@@ -13,7 +13,7 @@ from perturn.run.labelled import ROWS, divide, lacking
 from perturn.run.progress import console
 from perturn.run.session import Session, make_protocol, make_renderer
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage
+from perturn.settings.stages import Stage, mark
 from perturn.table import locate
 from perturn.types import Trajectory, WeightedTrajectory, succeeded
 
@@ -35,11 +35,12 @@ def make_rows(session: Session, stage: Stage) -> None:
         divided, fates = divide(expert_episodes(session), shown, explored, settings.way)
         counts |= {"taught": len(divided.taught), "expert": len(divided.experts), **fates}
         if settings.way.corrected:
-            mended = taken_over(session.recipe, divided.failures, settings.takeovers)
-            divided, counts["corrections"] = replace(divided, corrections=mended), len(mended)
+            mended = taken_over(session.recipe, divided.failures, settings)
+            counts["corrections"] = len(mended)
+            divided = replace(divided, corrections=[*_earlier_corrections(session, stage), *mended])
         console.print("episodes:", ", ".join(f"{name} {count}" for name, count in counts.items() if count))
         lacks = lacking(divided, settings.way)
-        if lacks and stage.iteration == session.recipe.iterations == 1:
+        if lacks and (settings.way.anew or session.recipe.iterations == 1):
             raise RunError(
                 f"of {len(explored)} explored trajectories and the expert's, {lacks}; explore more tasks, or take a "
                 "higher temperature."
@@ -47,6 +48,15 @@ def make_rows(session: Session, stage: Stage) -> None:
         fitting = replace(divided, fits=_limit(session.recipe))
         rows = [] if lacks else ROWS[settings.name](fitting, settings)
         counts["rows"] = write_records(run.paths.outcomes(stage.mark), rows)
+
+
+def _earlier_corrections(session: Session, stage: Stage) -> list[Trajectory]:
+    """The corrections of all earlier iterations, which the rows of the last one hold."""
+    if stage.iteration == 1:
+        return []
+    before = session.run.paths.outcomes(mark(session.recipe, stage.iteration - 1))
+    rows = (row.trajectory for row in read_records(before, WeightedTrajectory))
+    return [one for one in rows if one.taken_over]
 
 
 def _limit(recipe: Recipe) -> Callable[[Trajectory], bool]:

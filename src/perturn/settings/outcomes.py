@@ -25,7 +25,8 @@ class Way:
     of_failures: bool = True
     """Whether it learns from failures too."""
     corrected: bool = False
-    """Whether the environment's expert takes over in own failures, and his turns are what is learned of them."""
+    """Whether the environment's expert takes over in own failures, and his turns are what is learned of them. With
+    several iterations each learns from the corrections of all before it too, as DAgger does."""
 
 
 OUTCOMES: Mapping[str, Way] = {
@@ -61,8 +62,10 @@ class Outcomes:
     name: Literal["rft", "kto", "nat", "coh", "oec"] = "rft"
     """The way: rft, kto, nat, coh or oec."""
     takeovers: Annotated[int, COUNT] = 2
-    """Turns of each failure, drawn at random after its first, at which the expert takes over; each makes an episode of
-    oec."""
+    """Turns of each failure, after its first, at which the expert takes over; each makes an episode of oec."""
+    takeover: Literal["random", "confidence"] = "random"
+    """Which turns these are: drawn at random, or those whose action the policy was least sure of as it sampled it, by
+    the mean log-probability of its tokens."""
     success: str = "What follows solves the task."
     """Text after the one that poses the task of a success, and of each task when the policy is evaluated; of nat
     and coh."""
@@ -72,10 +75,11 @@ class Outcomes:
     def __post_init__(self) -> None:
         check_bounds(self)
         texts = self.success, self.failure
-        require(
-            self.way.corrected or self.takeovers == type(self).takeovers,
-            f"no expert takes over in outcomes {self.name}, so takeovers goes unread; leave it out.",
-        )
+        for key in ("takeovers", "takeover"):
+            require(
+                self.way.corrected or getattr(self, key) == getattr(type(self), key),
+                f"no expert takes over in outcomes {self.name}, so {key} goes unread; leave it out.",
+            )
         require(all(texts) and texts[0] != texts[1], f"success and failure must be two texts, got {texts}.")
         require(
             self.way.told or texts == (type(self).success, type(self).failure),

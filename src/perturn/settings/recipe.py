@@ -193,10 +193,16 @@ class Recipe:
             not (self.outcomes.way.told and self.protocol and self.protocol.suffix),
             f"protocol.suffix must be left out with outcomes {self.outcomes.name}, which has its own.",
         )
+        way = self.outcomes.way
         require(
-            self.iterations == 1 or not self.outcomes.way.anew,
+            self.iterations == 1 or way.corrected or not way.anew,
             f"iterations must be 1 with outcomes {self.outcomes.name}, which trains the policy that SFT began with, "
             f"got {self.iterations}.",
+        )
+        require(
+            self.iterations == 1 or not way.anew or self.align is None or self.align.minibatches is None,
+            f"align.minibatches must be left out with several iterations of outcomes {self.outcomes.name}, each of which "
+            "trains the policy that SFT began with, so that no optimizer goes on; set align.batch_size.",
         )
 
     def _complete_base(self) -> None:
