@@ -145,6 +145,7 @@ def test_the_choices_of_a_recipe_are_known():
         "align.reference",
         "groups.remaining",
         "outcomes.name",
+        "outcomes.takeover",
         "pair.within",
         "pair.remaining",
     ]

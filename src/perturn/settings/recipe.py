@@ -201,8 +201,8 @@ class Recipe:
         )
         require(
             self.iterations == 1 or not way.anew or self.align is None or self.align.minibatches is None,
-            f"align.minibatches must be left out with several iterations of outcomes {self.outcomes.name}, each of which "
-            "trains the policy that SFT began with, so that no optimizer goes on; set align.batch_size.",
+            f"align.minibatches must be left out with several iterations of outcomes {self.outcomes.name}, which each "
+            "train the policy that SFT began with, so that no optimizer goes on; set align.batch_size.",
         )
 
     def _complete_base(self) -> None:
