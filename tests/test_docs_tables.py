@@ -2,8 +2,11 @@
 
 import importlib.util
 import re
+import shutil
 
 import pytest
+
+from perturn.study.page import write_study_page
 
 from .test_docs import ROOT
 
@@ -33,6 +36,20 @@ def page(tmp_path):
 
 def call(page, *words):
     return load().main([*words, "--root", str(page.parents[2])])
+
+
+@pytest.mark.parametrize(
+    "study", sorted((ROOT / "studies/results").glob("*/study.yaml")), ids=lambda file: file.parent.name
+)
+def test_a_studys_numbers_follow_from_its_episodes(study, tmp_path):
+    """Summary and table as they are in the repository, from `episodes.jsonl` alone."""
+    names = ("study.yaml", "cells.json", "episodes.jsonl", "protocols.json")
+    for name in names:
+        shutil.copy(study.parent / name, tmp_path / name)
+    write_study_page(tmp_path)
+
+    for name in ("summary.json", "table.md"):
+        assert (tmp_path / name).read_text() == (study.parent / name).read_text()
 
 
 def test_the_pages_have_the_tables_of_their_studies():

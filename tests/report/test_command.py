@@ -1,6 +1,8 @@
 """`perturn report`: of one run, of several, and of a run whose recipe is of another version."""
 
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +41,18 @@ def test_settings_without_a_run_are_refused(perturn):
     code, _, said = perturn("report", "seed=1")
 
     assert (code, said) == (2, "error: report needs a run folder or a recipe before its settings.\n")
+
+
+def test_the_page_of_a_study_is_written_in_its_folder(perturn, tmp_path):
+    study = tmp_path / "study"
+    shutil.copytree(Path(__file__).parents[2] / "studies/results/weak", study)
+    (study / "summary.json").unlink()
+
+    assert perturn("report", study) == (0, str(study / "report.html"), "")
+    assert (study / "summary.json").is_file()
+    for more in (["seed=1"], ["-o", "page.html"], [tmp_path]):
+        code, _, said = perturn("report", study, *more)
+        assert (code, said) == (
+            2,
+            f"error: {study} is a study, whose page lies in its folder; give it alone.\n",
+        )

@@ -139,24 +139,39 @@ def import_expert(
     )
 
 
-@command("report", "runs/demo", "runs/seed-0 runs/seed-1 --output both.html", panel="The loop")
+@command(
+    "report",
+    "runs/demo",
+    "runs/seed-0 runs/seed-1 --output both.html",
+    "studies/results/lab",
+    panel="The loop",
+)
 def report(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="RUN [RUN ...] [KEY=VALUE ...]", help="Folders of runs, or their recipes."),
+        typer.Argument(
+            metavar="RUN [RUN ...] [KEY=VALUE ...]",
+            help="Folders of runs, or their recipes; or of one study.",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page; else it lies in the run folder.")
     ] = None,
 ) -> None:
-    """Write one page of one run or several, and the summary.json of each, from the run folders alone."""
+    """Write one page of one run or several, and the summary.json of each, from the run folders alone; or a study's."""
     from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
     from perturn.report import write_report
+    from perturn.study.page import write_study_page
 
     overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
     paths = [user_path(word, "path") for word in sources if word not in overrides]
     if not paths:
         raise ConfigError("report needs a run folder or a recipe before its settings.")
+    if studies := [path for path in paths if (path / "study.yaml").is_file()]:
+        if len(paths) > 1 or overrides or output:
+            raise ConfigError(f"{studies[0]} is a study, whose page lies in its folder; give it alone.")
+        results.print(str(write_study_page(paths[0])), soft_wrap=True)
+        return
     folders = []
     for path in paths:
         if path.is_dir() and not overrides:  # made by whatever version: its recipe need not be one of ours
