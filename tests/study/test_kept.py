@@ -17,7 +17,7 @@ from perturn.study.settings import read_study
 from perturn.study.show import summary_line
 
 from .corridor import RECIPE, STUDY
-from .test_board import PretendedCrew, states
+from .test_board import Pretended, PretendedCrew, states
 
 
 @pytest.fixture
@@ -90,22 +90,79 @@ def test_a_further_method_is_made_alone(left, done):
     assert {cell.method for cell in begun} == {"dil"}
 
 
-def test_a_run_that_is_there_speaks_for_itself(left, opened):
-    """The chosen cell of DPO has been begun again, so its method is tuned again; what was tested is still written."""
-    cell = next(cell for cell, panel in opened().cells() if cell.method == "dpo" and panel == "test")
-    before = json.loads((left / "cells.json").read_text())
-    write_whole(cell.folder / "manifest.json", json.dumps({"stages": {}}))
-    board = opened()
-    write_results(Files(left), board)
-    rows = json.loads((left / "cells.json").read_text())
+def chosen(board, method="dpo"):
+    return next(cell for cell, panel in board.cells() if cell.method == method and panel == "test")
 
-    assert [key for key, state in states(board).items() if state == "to do"] == [("dpo", 0.01, 0, "tune")]
-    assert len(board.chosen) == len(board.plan.points) - 1
-    assert [row for row in before if row not in rows] == [
-        row for row in before if row["runs"][0] == f"runs/{cell.folder.name}"
-    ]
-    tested = [row["seed"] for row in rows if row["method"] == "dpo" and row["panel"] == "test"]
-    assert tested == [1]
+
+def test_a_run_that_was_begun_again_changes_nothing(left, done, opened):
+    """Its rows hold until it is finished, whether its folder is there or not."""
+    before, cell = texts(left), chosen(opened())
+    write_whole(cell.folder / "manifest.json", json.dumps({"stages": {}}))
+    board, begun = done()
+
+    assert begun == []
+    assert set(states(board).values()) == {"done"}
+    assert texts(left) == before
+
+
+def test_a_finished_run_speaks_for_itself(left, done, opened):
+    """The policy is there again, and its score is not: that alone is made."""
+    cell = chosen(opened())
+    Pretended(cell, test=False, fails=False).error()
+    found = states(opened())
+    assert [key for key, state in found.items() if state == "to do"] == [("dpo", 0.01, 0, "test")]
+
+    board, begun = done()
+    assert [one.folder for one in begun] == [cell.folder]
+    assert set(states(board).values()) == {"done"}
+
+
+def test_policies_alone_may_go(done, tmp_path):
+    """The small runs that score them stay."""
+    board, _ = done()
+    for cell, _ in board.cells():
+        shutil.rmtree(cell.folder, ignore_errors=True)
+    before = texts(tmp_path / "whole")
+    again, begun = done()
+
+    assert begun == []
+    assert set(states(again).values()) == {"done"}
+    assert texts(tmp_path / "whole") == before
+
+
+def test_a_run_that_a_test_needs_again_and_that_is_stopped_loses_nothing(left, opened):
+    """The tuning row of SFT is kept, its test is to do, and its run is begun when the study is stopped."""
+    rows = json.loads((left / "cells.json").read_text())
+    without = [row for row in rows if (row["method"], row["panel"], row["seed"]) != ("sft", "test", 0)]
+    (left / "cells.json").write_text(json.dumps(without))
+    board = opened()
+    cell = chosen(board, "sft")
+    assert states(board)["sft", 0, "test"] == "to do"
+    write_whole(cell.folder / "manifest.json", json.dumps({"stages": {}}))
+    board.ended(cell, None)
+    write_results(Files(left), board)
+    shutil.rmtree(left / "runs")
+
+    assert states(opened())["sft", 0, "tune"] == "done"
+    assert opened().kept.outcomes(cell, "tune")
+
+
+def test_other_tuning_is_refused(left, opened):
+    """A point more, so that the one that was tested may not be chosen any more."""
+    board = opened("sweep={align.learning_rate: [1.0e-3, 1.0e-2, 1.0e-1]}")
+
+    with pytest.raises(ConfigError, match="that this study does not have, or not yet, the first dpo seed 0"):
+        board.kept.refuse_loss(board.cells())
+
+
+@pytest.mark.parametrize("cut", [lambda file: file.unlink(), lambda file: file.write_text("")])
+def test_rows_without_their_episodes_are_told(left, done, cut):
+    cut(left / "episodes.jsonl")
+
+    with pytest.raises(
+        RunError, match=r"episodes\.jsonl has no row of .* is done and whose runs are gone; restore it"
+    ):
+        done()
 
 
 def test_another_setting_is_another_cell(left, opened):
@@ -114,23 +171,24 @@ def test_another_setting_is_another_cell(left, opened):
 
     assert states(board)["sft", 0, "test"] == "to do"
     with pytest.raises(
-        ConfigError, match=r"results of \d+ cells that this study does not have, the first sft seed 0"
+        ConfigError,
+        match=r"results of \d+ cells that this study does not have, or not yet, the first sft seed 0",
     ):
-        board.kept.refuse_loss(board.planned())
+        board.kept.refuse_loss(board.cells())
 
 
 def test_rows_that_would_be_lost_are_refused(left, opened):
     fewer, as_before = opened("seeds=[0]"), opened()
-    as_before.kept.refuse_loss(as_before.planned())
+    as_before.kept.refuse_loss(as_before.cells())
 
     with pytest.raises(ConfigError, match="seed 1, and their runs are gone, so they would be lost"):
-        fewer.kept.refuse_loss(fewer.planned())
+        fewer.kept.refuse_loss(fewer.cells())
 
 
 def test_rows_whose_runs_are_there_may_go(done, opened):
     done()
     fewer = opened("seeds=[0]")
-    fewer.kept.refuse_loss(fewer.planned())
+    fewer.kept.refuse_loss(fewer.cells())
 
     assert "gone" not in summary_line(fewer)
 

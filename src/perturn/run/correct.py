@@ -82,8 +82,8 @@ def taken_over(recipe: Recipe, failures: Iterable[Trajectory], settings: Outcome
 
 
 def _random_turns(recipe: Recipe, episode: Trajectory, times: int) -> list[int]:
-    """Turns after the first, drawn by the seed, the task and the sample."""
-    draw = random.Random(f"{recipe.seed} {episode.task.id} {episode.sample}")
+    """Turns after the first, drawn by the run's seed and the episode's, which is another one in each iteration."""
+    draw = random.Random(f"{recipe.seed} {episode.task.id} {episode.sample} {episode.seed}")
     return draw.sample(range(1, len(episode.turns)), times)
 
 
@@ -92,12 +92,12 @@ def _unsure_turns(recipe: Recipe, episode: Trajectory, times: int) -> list[int]:
     sure = {}
     for turn in range(1, len(episode.turns)):
         logprobs = episode.turns[turn].action.logprobs
-        if not logprobs:
+        if logprobs is None:
             raise DataError(
                 f"task {episode.task.id!r}, turn {turn}: outcomes.takeover=confidence reads the log-probabilities of "
                 "sampled tokens, and none were recorded; explore with an engine that returns them, or take random."
             )
-        sure[turn] = fmean(logprobs)
+        sure[turn] = fmean(logprobs) if logprobs else 0.0
     return sorted(sure, key=lambda turn: sure[turn])[:times]
 
 

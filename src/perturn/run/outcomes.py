@@ -55,8 +55,8 @@ def _earlier_corrections(session: Session, stage: Stage) -> list[Trajectory]:
     if stage.iteration == 1:
         return []
     before = session.run.paths.outcomes(mark(session.recipe, stage.iteration - 1))
-    rows = (row.trajectory for row in read_records(before, WeightedTrajectory))
-    return [one for one in rows if one.taken_over]
+    rows = read_records(before, WeightedTrajectory)
+    return [row.trajectory for row in rows if row.weight[0] == 0]  # the policy's own turn
 
 
 def _limit(recipe: Recipe) -> Callable[[Trajectory], bool]:

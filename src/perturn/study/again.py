@@ -14,6 +14,7 @@ from perturn.settings.parsing import parse
 from perturn.settings.sections import COUNT, require
 from perturn.settings.stages import stages
 from perturn.study.cells import Cell, Plan, Point
+from perturn.study.kept import Kept
 from perturn.study.recorded import read_recorded
 from perturn.study.results import is_done
 from perturn.study.settings import Study, Test, read_words, require_name, study_of
@@ -76,9 +77,11 @@ class Again:
         """
         self.study, self._plan, self.cluster = study, plan, plan.cluster
         self.points = {method: [point] for method, point in _chosen(plan).items()}
+        kept = Kept(study.folder)
         for method, (point,) in self.points.items():
             for cell in self.testing(*method, point):
-                _refuse_unmade(cell)
+                if kept.row(cell, "test") is None:
+                    _refuse_unmade(cell)
 
     def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
         """A cell of the other study, with the score of this one."""
@@ -127,7 +130,7 @@ def _refuse_unmade(cell: Cell) -> None:
     if not is_done(cell, "tune") or not is_there:
         raise ConfigError(
             f"again: {cell.folder} does not hold the policy of {cell.label}: the recipe of the other study has changed "
-            "since, or the run was removed; remove its cells.json and give its command again."
+            "since, or the run was removed; make that study again under another output, and this one there too."
         )
 
 

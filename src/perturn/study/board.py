@@ -44,21 +44,18 @@ class Board:
         self._look(cell)
 
     def _look(self, cell: Cell) -> None:
-        """See for which panels a cell is done."""
+        """See for which panels a cell is done, by its runs or by the rows that are left of them."""
         for panel in PANELS:
             if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
                 self._done.add((cell.folder, panel))
+            else:
+                self._done.discard((cell.folder, panel))
 
     def cells(self) -> Iterator[tuple[Cell, Panel]]:
         """All that is known to be wanted, with the panel it is wanted for."""
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
-
-    def known(self) -> Iterator[tuple[Cell, Panel]]:
-        """All that results are written of: `cells`, and what is kept of methods that are tuned again."""
-        yield from self.cells()
-        yield from ((cell, "test") for cell in self._untested() if self.kept.row(cell, "test") is not None)
 
     def state(self, cell: Cell, panel: Panel) -> str:
         """How far a cell is: done, failed or to do."""
@@ -73,11 +70,6 @@ class Board:
             if self.state(cell, panel) == "to do":
                 found[cell.folder] = cell, panel == "test" or found.get(cell.folder, (cell, False))[1]
         return found
-
-    def planned(self) -> Iterator[tuple[Cell, Panel]]:
-        """All that is wanted or may come to be, with the panel: of methods still tuned, every point on every seed."""
-        yield from self.cells()
-        yield from ((cell, "test") for cell in self._untested())
 
     def possible(self) -> Iterator[Cell]:
         """Cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""

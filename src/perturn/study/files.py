@@ -56,17 +56,18 @@ class Files:
 
 def write_results(files: Files, board: Board) -> None:
     """Write `cells.json`, `episodes.jsonl` and `protocols.json`, of all cells that are known by now."""
-    cells = list(board.known())
+    cells = list(board.cells())
     own = [_cell_row(board, cell, panel) for cell, panel in cells]
     failed = [
         row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
     ]
     rows = [*own, *failed]
-    write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
+    # First, so that cells.json names no cell as done whose episodes are not there.
     with replacing(files.episodes) as fresh, fresh.open("w", encoding="utf-8") as file:
         for (cell, panel), one in zip(cells, own, strict=True):
             if one["state"] == "done" and (panel == "test" or cell.tuned):
                 file.writelines(json.dumps(row) + "\n" for row in _episode_rows(board, cell, panel))
+    write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
     write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
 
 

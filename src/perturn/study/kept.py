@@ -9,17 +9,17 @@ from typing import Any
 
 from perturn.data.outcomes import Outcome
 from perturn.data.run_files import read_notes
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, RunError
 from perturn.study.cells import Cell, point_text
 from perturn.study.recorded import EpisodeRow, read_cells
-from perturn.study.results import Panel
+from perturn.study.results import Panel, is_done
 
 _Runs = tuple[str, ...]
 """Runs of a row of `cells.json`; their names hold digests of all settings."""
 
 
 class Kept:
-    """Rows of `cells.json` and `episodes.jsonl` of cells that are done, none of whose runs is there."""
+    """Rows of `cells.json` and `episodes.jsonl` of finished cells, for those whose run is not there, finished."""
 
     def __init__(self, folder: Path) -> None:
         """Read what a study has left.
@@ -33,22 +33,32 @@ class Kept:
         if not (folder / "cells.json").is_file():
             return
         for row in read_cells(folder / "cells.json"):
-            runs = tuple(row.get("runs", ()))
-            if row["state"] == "done" and runs and not any((folder / run).exists() for run in runs):
-                self._cells[runs, row["panel"]] = row
-        for each in read_notes(folder / "episodes.jsonl", EpisodeRow) if self._cells else ():
+            if row["state"] == "done" and row.get("runs"):
+                self._cells[tuple(row["runs"]), row["panel"]] = row
+        for each in read_notes(folder / "episodes.jsonl", EpisodeRow):
             self._episodes[_key(each, each["point"])].append(each)
 
     def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
-        """The row of a cell whose runs are gone; None if there is none, or a run is there by now."""
+        """The row of a finished cell whose run is gone; None if there is none, or the run speaks for itself."""
         found = self._cells.get((runs_of(self._folder, cell, panel), panel))
-        gone = found is not None and not any((self._folder / run).exists() for run in found["runs"])
-        return found if gone else None
+        return None if found is None or _speaks(cell) else found
 
     def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
-        """The rows of the episodes of such a cell."""
+        """The rows of the episodes of such a cell.
+
+        Raises:
+            RunError: If there is none.
+        """
         row = self.row(cell, panel)
-        return [] if row is None else self._episodes[_key(row, point_text(row["point"]))]
+        if row is None:
+            return []
+        found = self._episodes[_key(row, point_text(row["point"]))]
+        if not found:
+            raise RunError(
+                f"{self._folder / 'episodes.jsonl'} has no row of {cell.label} ({panel}), which cells.json says is "
+                "done and whose runs are gone; restore it, or remove cells.json to have all made again."
+            )
+        return found
 
     def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
         """The episodes of such a cell, by task."""
@@ -72,17 +82,21 @@ class Kept:
         """Refuse to write results without rows that nothing could make again from what is there.
 
         Args:
-            cells: All that the study may have a row of.
+            cells: All that the study has a row of.
 
         Raises:
             ConfigError: Naming such a row.
         """
         planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
-        lost = [row for key, row in self._cells.items() if key not in planned]
+        lost = [
+            row
+            for (runs, panel), row in self._cells.items()
+            if (runs, panel) not in planned and not (self._folder / runs[0]).exists()
+        ]
         if lost:
             first = lost[0]
             raise ConfigError(
-                f"{self._folder} has results of {len(lost)} cells that this study does not have, the first "
+                f"{self._folder} has results of {len(lost)} cells that this study does not have, or not yet, the first "
                 f"{first['method']} seed {first['seed']}, and their runs are gone, so they would be lost; give this "
                 "study another name."
             )
@@ -92,6 +106,11 @@ def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
     """Runs of a cell's row, relative to the study's folder; of a study again, the policy's run is the other's."""
     runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
     return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
+
+
+def _speaks(cell: Cell) -> bool:
+    """Whether the run of a cell is there, finished; of a model that no run makes, its score."""
+    return is_done(cell, "tune") and (cell.folder.is_dir() or cell.scored.is_dir())
 
 
 def _key(row: Mapping[str, Any], point: str) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
         ConfigError: If one of these studies has no runs.
     """
     for name in study.share:
-        for folder in sorted(_runs(study, name).iterdir()):
+        for folder in _runs(study, name):
             if not RunPaths(folder).is_run:
                 continue
             try:
@@ -36,14 +36,17 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
             yield folder, recipe
 
 
-def _runs(study: Study, name: str) -> Path:
-    """The folder of the runs of another study.
+def _runs(study: Study, name: str) -> list[Path]:
+    """The folders of the runs of another study; none where its results alone are left.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such study.
     """
-    folder = study.folder.parent / name / "runs"
-    if not folder.is_dir():
-        known = {each.parent.name for each in study.folder.parent.glob("*/runs")} - {study.name}
-        raise ConfigError(f"share: study {name!r} has no runs in {folder}.{did_you_mean(name, known)}")
-    return folder
+    other = study.folder.parent / name
+    if (other / "runs").is_dir():
+        return sorted((other / "runs").iterdir())
+    if (other / "cells.json").is_file():
+        _log.warning("share: the runs of study %s are gone, so nothing is taken over from it", name)
+        return []
+    known = {each.parent.name for each in study.folder.parent.glob("*/runs")} - {study.name}
+    raise ConfigError(f"share: study {name!r} has no runs in {other / 'runs'}.{did_you_mean(name, known)}")

@@ -32,7 +32,7 @@ def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
         PerturnError: The first mistake that can be found without working.
     """
     board = Board(open_plan(file, overrides))
-    board.kept.refuse_loss(board.planned())
+    board.kept.refuse_loss(board.cells())
     check_study(board.plan.study, board.possible())
     return board
 
