@@ -170,6 +170,8 @@ def test_oec_learns_the_experts_turns_alone_of_corrections():
 
     assert [row.trajectory for row in rows] == [*EXPERTS, mended]
     assert [row.weight for row in rows] == [(1.0, 1.0), (1.0,), (0.0, 0.0, 1.0)]
+    cut = replace(divided, corrections=[mended], fits=lambda one: one is not mended)
+    assert [row.trajectory for row in oec_rows(cut, Outcomes("oec"))] == EXPERTS
     assert lacking(divided, OUTCOMES["oec"]) == "no failure could be corrected"
     assert lacking(replace(divided, corrections=[mended]), OUTCOMES["oec"]) == ""
     assert lacking(replace(divided, failures=()), OUTCOMES["oec"]) == "none is a failure"

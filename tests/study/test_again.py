@@ -191,3 +191,11 @@ def test_nothing_but_scores_is_made(tmp_path, tiny_folder, monkeypatch):
     assert {(row["method"], row["panel"], row["task"].split("-")[0]) for row in rows} == {
         (method, "test", "other") for method in ("base", "sft", "dpo")
     }
+
+    for study in ("whole", "again"):  # whose rows are left
+        shutil.rmtree(f"studies/{study}/runs")
+    left = Path("studies/again/episodes.jsonl").read_text()
+    run_study(open_study(SECOND), workers=1)
+
+    assert Path("studies/again/episodes.jsonl").read_text() == left
+    assert not list(Path("studies").glob("*/runs/*"))

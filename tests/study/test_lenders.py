@@ -213,3 +213,14 @@ def test_a_second_study_begins_with_the_experts_episodes_of_the_first(tmp_path, 
     episodes = [RunPaths(each).trajectories("expert") for each in (lender, second)]
     assert episodes[0].samefile(episodes[1])
     assert {stage for stage, note in notes.items() if "one/runs" in note.get("taken_from", "")} == {"expert"}
+
+
+def test_a_study_whose_runs_are_gone_lends_nothing(board, caplog):
+    """Its results alone are left."""
+    one = board("one")
+    write_whole(one.plan.study.folder / "cells.json", "[]")
+
+    shared = board("two", "share=[one]")
+
+    assert "0 are there already in one" in summary_line(shared)
+    assert "the runs of study one are gone, so nothing is taken over from it" in caplog.text

@@ -170,6 +170,7 @@ def oec_rows(divided: Divided, settings: Outcomes) -> list[WeightedTrajectory]:
         *(
             WeightedTrajectory(one, tuple(float(turn >= one.taken_over) for turn in range(len(one.turns))))
             for one in divided.corrections
+            if divided.fits(one)  # its end, which would be cut, is what is learned
         ),
     ]
 
