@@ -53,15 +53,19 @@ def _posed(episode: Trajectory) -> str:
 
 
 def _partners(posed: Sequence[str]) -> list[int]:
-    """For each text the place of the last one before it that differs."""
-    last = next((place for place in reversed(range(len(posed))) if posed[place] != posed[-1]), None)
+    """For each text the index of the last one before it that differs; before the first comes the last.
+
+    Raises:
+        DataError: If all are equal.
+    """
+    last = next((index for index in reversed(range(len(posed))) if posed[index] != posed[-1]), None)
     if last is None:
         raise DataError(
             "the loss needs rows with at least two prompts, so that prompts and actions can be mismatched."
         )
     found = [len(posed) - 1 if posed[0] != posed[-1] else last]
-    for place in range(1, len(posed)):
-        found.append(found[-1] if posed[place] == posed[place - 1] else place - 1)
+    for index in range(1, len(posed)):
+        found.append(found[-1] if posed[index] == posed[index - 1] else index - 1)
     return found
 
 
