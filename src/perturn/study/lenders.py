@@ -20,7 +20,7 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
     A run whose recipe this version cannot read is left out, and a warning names it.
 
     Raises:
-        ConfigError: If one of these studies has no runs.
+        ConfigError: If one of these studies is not there.
     """
     for name in study.share:
         for folder in _runs(study, name):
