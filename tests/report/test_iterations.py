@@ -9,11 +9,12 @@ from perturn.data.iterations import ledger_of, training_of
 from perturn.data.outcomes import read_outcomes
 from perturn.data.paths import RunPaths
 from perturn.data.seals import seal
-from perturn.data.store import read_trajectories, write_pairs
+from perturn.data.store import read_trajectories, write_pairs, write_records
 from perturn.errors import RunError
 from perturn.report import summarize, write_report
 from perturn.stats import cluster_interval
-from perturn.types import PreferencePair, failed, score, succeeded
+from perturn.types import PreferencePair, WeightedTrajectory, failed, score, succeeded
+from perturn.watch import Watcher
 
 
 @pytest.fixture
@@ -121,6 +122,29 @@ def test_pairs_have_a_ledger_too():
 
     assert found == {"asked": 8, "bins": {"failed": 1, "tie": 5, "kept": 2}, "groups": {}}
     assert ledger_of({"pairs": 2}, 8) is None
+
+
+def test_outcomes_have_a_ledger_and_their_rows_are_what_was_trained(online, make):
+    """Iteration 2 learns of one row of 3 turns, so KL is (0.1 + 0.2 + 0.6) / 3."""
+    manifest = json.loads((online / "manifest.json").read_text())
+    del manifest["stages"]["credit-002"], manifest["files"]["credits/rloo-002.jsonl"]
+    counts = {"taught": 9, "expert": 2, "success": 3, "repeated": 1, "rows": 1}
+    manifest["stages"]["outcomes-002"] = {"done": True, "seconds": 1.0, "counts": counts}
+    paths = RunPaths(online)
+    longest = max(read_trajectories(paths.trajectories("explore-002")), key=lambda one: len(one.turns))
+    write_records(paths.outcomes("-002"), [WeightedTrajectory(longest, (0.0, 1.0, 1.0))])
+    manifest["files"] |= seal(online, [paths.outcomes("-002")], "outcomes-002")
+    (online / "manifest.json").write_text(json.dumps(manifest))
+
+    found = summarize(online)["iterations"][1]
+    assert found["ledger"] == {
+        "asked": 4,
+        "bins": {"failed": 0, "no_turns": 0, "repeated": 1, "success": 3, "failure": 0},
+        "groups": {},
+    }
+    assert found["training"]["kl"] == pytest.approx(0.9 / 3)
+    (watched,) = (one for one in Watcher(online).look().iterations if one.number == 2)
+    assert (watched.asked, sum(watched.bins.values()), watched.bins["success"]) == (4, 4, 3)
 
 
 def test_values_that_are_not_numbers_are_left_out():

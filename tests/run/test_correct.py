@@ -16,6 +16,7 @@ from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.run.correct import check_corrector, correct, corrections, taken_over
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
+from perturn.run.plan import make_plan
 from perturn.run.session import make_protocol
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import parse
@@ -291,6 +292,16 @@ def test_an_iteration_learns_from_all_corrections_before_it(tmp_path):
     ]
 
     assert found == [[1, 1], [1, 1], [1, 1, 2, 2]]
+
+
+def test_a_plan_counts_the_corrections_that_may_come(tmp_path):
+    """Of 4 explored episodes 3 are assumed to fail, corrected at 2 turns each; the second has both's."""
+    recipe = learning(tmp_path, iterations=2)
+    work = {step.name: step for step in make_plan(recipe, [], None).steps}
+
+    assert work["outcomes-002"].work == "4 explored episodes, 6 corrections (assumed)"
+    assert work["outcomes-002"].seconds > 1
+    assert [work[f"align-00{at}"].work.split(",")[0] for at in (1, 2)] == ["10 episodes", "16 episodes"]
 
 
 def test_a_first_iteration_without_corrections_is_told(tmp_path):

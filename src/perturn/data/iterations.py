@@ -13,14 +13,28 @@ _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Counts of groups beside the bins, as `data.groups.counts_of` has them."""
 _BESIDE = ("cut",)
 """Counts of the pair stage that are of kept episodes, and no bin."""
+FATES = ("failed", "no_turns", "repeated", "success", "failure")
+"""Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
+are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
+STAGES = ("explore", "credit", "pair", "outcomes", "align")
+"""Stages of an iteration; a run has one of those between the first and the last."""
+
+
+def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Counts of the stage that says what became of explored episodes; empty before it is done.
+
+    Args:
+        notes: What the manifest has of an iteration's stages, by name.
+    """
+    return next((found for name in STAGES[1:-1] if (found := notes[name].get("counts"))), {})
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
-    """Where each episode that was asked for ended: by the account of a credit, or of pairs.
+    """Where each episode that was asked for ended: by the account of a credit, of pairs, or of outcomes.
 
     Args:
         noted: Counts of the stage.
-        explored: Episodes that were explored, which pairs do not count.
+        explored: Episodes that were explored, which pairs and outcomes do not count.
 
     Returns:
         `asked`, `bins` (episodes by bin) and `groups` (counts of groups, for a credit); None if nothing was counted.
@@ -30,9 +44,12 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
         groups = {name: counts[name] for name in _GROUPS if name in counts}
         bins = {name: counts.get(name, 0) for name in BINS}
         return {"asked": counts["asked"], "bins": bins, "groups": groups}
-    if "kept" not in counts:
+    if "taught" in counts:
+        bins = {name: counts.get(name, 0) for name in FATES}
+    elif "kept" in counts:
+        bins = {name: n for name, n in counts.items() if name not in _BESIDE}
+    else:
         return None
-    bins = {name: n for name, n in counts.items() if name not in _BESIDE}
     return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}}
 
 

@@ -9,11 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.groups import read_credits
-from perturn.data.iterations import is_number, ledger_of, training_of
+from perturn.data.iterations import STAGES, account_of, is_number, ledger_of, training_of
 from perturn.data.outcomes import Outcome, read_outcomes
 from perturn.data.paths import RunPaths, iteration_of
 from perturn.data.run_files import Metrics, read_note, read_notes
+from perturn.data.store import read_records
 from perturn.stats import Estimate, cluster_interval
+from perturn.types import WeightedTrajectory
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Iteration:
     number: int
     explored: list[Outcome]
     counts: Mapping[str, Any]
-    """Counts of its credit, or of its pairs."""
+    """Counts of its credit, of its pairs, or of its outcomes."""
     metrics: list[dict[str, Any]]
     """Entries of its training, a row an optimizer step."""
     trained_turns: list[int]
-    """Turns of each episode that was trained; of all that were explored, where no credit says which."""
+    """Turns of each episode that was trained; of all that were explored, where nothing says which."""
     agreement: float | None
     """Mean absolute difference of the log-probabilities of sampling and of training, in nats a token."""
     seconds: float
@@ -53,27 +55,37 @@ def read_iterations(
 def _read(
     paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]], sealed: Mapping[str, Any]
 ) -> Iteration:
-    notes = {name: stages.get(f"{name}{mark}") or {} for name in ("explore", "credit", "pair", "align")}
+    notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
     is_whole = (
         not mark or not stages or notes["explore"].get("done")
     )  # the first episodes to end are the short ones
     explored = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
+    trained = _trained(paths, mark, notes["outcomes"], sealed)
+    agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
+    return Iteration(
+        number=int(mark[1:] or 1),
+        explored=explored,
+        counts=account_of(notes),
+        metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
+        trained_turns=[one.turns for one in explored] if trained is None else trained,
+        agreement=float(agreement) if is_number(agreement) else None,
+        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
+    )
+
+
+def _trained(
+    paths: RunPaths, mark: str, outcomes: Mapping[str, Any], sealed: Mapping[str, Any]
+) -> list[int] | None:
+    """Turns of each episode that was trained; None where neither a credit nor outcomes say which."""
+    if outcomes.get("done") and paths.outcomes(mark).is_file():
+        return [len(row.weight) for row in read_records(paths.outcomes(mark), WeightedTrajectory)]
     own = [
         file
         for file in paths.credits(mark).values()
         if (sealed.get(paths.name(file)) or {}).get("stage") == f"credit{mark}"
     ]
-    weighed = [len(row.weight) for file in own for row in read_credits(file) if row.bin == "trained"]
-    agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
-    return Iteration(
-        number=int(mark[1:] or 1),
-        explored=explored,
-        counts=notes["credit"].get("counts") or notes["pair"].get("counts") or {},
-        metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
-        trained_turns=weighed if own else [one.turns for one in explored],
-        agreement=float(agreement) if is_number(agreement) else None,
-        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
-    )
+    rows = (row for file in own for row in read_credits(file))
+    return [len(row.weight) for row in rows if row.bin == "trained"] if own else None
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:

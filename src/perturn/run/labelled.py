@@ -9,14 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perturn.data.iterations import FATES
 from perturn.data.pairs import actions_of
 from perturn.episodes.prompts import told
 from perturn.settings.outcomes import Outcomes, Way
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
-
-FATES = ("failed", "no_turns", "repeated", "success", "failure")
-"""Fates of an explored trajectory: the first that holds. `repeated`: its actions are those, on that task, of an earlier
-trajectory, or of the expert where the way takes that episode of the expert."""
 
 
 @dataclass(frozen=True)

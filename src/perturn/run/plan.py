@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perturn.run.machine import Machine
 
 KEPT = 0.75
-"""Share of explored episodes assumed to become pairs, before there are any."""
+"""Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
 TRAINING_EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
 """Speed of a whole training step over that of matrix products, by device and bytes of a number; else 0.4."""
 CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
@@ -129,6 +129,14 @@ def _cost(
         return f"{found.lessons} episodes", found.lessons * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return f"groups of {found.explore} explored episodes", 1.0, found.memory_gb
+    if stage.command == "pair" and recipe.outcomes:
+        times = _corrections(recipe, found)
+        work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
+        return (
+            work,
+            1.0 + 2 * times * found.turns * found.seconds,
+            found.memory_gb,
+        )  # the world plays each twice
     if stage.command == "pair":
         own = recipe.pair and recipe.pair.file
         return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
@@ -157,7 +165,8 @@ def _training_cost(
     on_pairs = once is None and recipe.pair is not None
     rows, what = getattr(found, once or "explore"), "episodes"
     if once is None and recipe.outcomes:
-        rows += found.sft if recipe.outcomes.way.anew else found.explore
+        rows = stage.iteration * _corrections(recipe, found) if recipe.outcomes.way.corrected else rows
+        rows += (found.sft or found.expert) if recipe.outcomes.way.anew else found.explore
     if on_pairs:
         own = recipe.pair and recipe.pair.file
         file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)
@@ -166,6 +175,12 @@ def _training_cost(
     tokens = trained_tokens(found, rows, on_pairs)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     return work, training_seconds(machine, settings, tokens, on_pairs), training_gb(machine, settings)
+
+
+def _corrections(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that an expert is assumed to take over; 0 where none does."""
+    outcomes = recipe.outcomes
+    return round(KEPT * found.explore) * outcomes.takeovers if outcomes and outcomes.way.corrected else 0
 
 
 def generation_seconds(

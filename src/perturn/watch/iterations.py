@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from perturn.data.iterations import is_number, ledger_of, training_of
+from perturn.data.iterations import STAGES, account_of, is_number, ledger_of, training_of
 from perturn.data.outcomes import Outcome
 from perturn.data.paths import RunPaths
 
@@ -67,11 +67,10 @@ def _look(
     rows_of: Callable[[Path], Sequence[Any]],
     is_late: bool,
 ) -> Iteration:
-    notes = {name: stages.get(f"{name}{mark}") or {} for name in ("explore", "credit", "pair", "align")}
+    notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
     played = notes["explore"].get("counts") or {}
     explored = played.get("episodes")
-    counts = notes["credit"].get("counts") or notes["pair"].get("counts") or {}
-    ledger = ledger_of(counts, explored if isinstance(explored, int) else 0)
+    ledger = ledger_of(account_of(notes), explored if isinstance(explored, int) else 0)
     groups = ledger["groups"] if ledger else {}
     episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
     logged = rows_of(paths.metrics(f"align{mark}"))
