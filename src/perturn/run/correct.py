@@ -36,8 +36,9 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
         return
     if not hasattr(env, "correct"):
         raise ConfigError(
-            f"{key}: environment {env.name} has no expert who takes over from another (perturn.types.Corrector); take "
-            f"alfworld or alfworld-like in this process (worlds.processes: 0), or {other}."
+            f"{key}: environment {env.name} has no expert who takes over from another "
+            "(perturn.envs.abilities.Corrector); take alfworld or alfworld-like in this process (worlds.processes: 0), "
+            f"or {other}."
         )
 
 

@@ -83,8 +83,9 @@ def check_teacher(recipe: Recipe) -> None:
     with closing_world(world_maker(recipe)()) as env:
         if not all(hasattr(env, part) for part in ("expert", "clumsy", "aimless")):
             raise ConfigError(
-                f"base: environment {env.name} has no expert who also errs (perturn.types.Teacher); take alfworld or "
-                "alfworld-like in this process (worlds.processes: 0), or leave base out and name a model."
+                f"base: environment {env.name} has no expert who also errs (perturn.envs.abilities.Teacher); "
+                "take alfworld or alfworld-like in this process (worlds.processes: 0), or leave base out and name "
+                "a model."
             )
 
 

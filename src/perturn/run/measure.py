@@ -33,8 +33,8 @@ def check_pathfinder(recipe: Recipe, env: Environment) -> None:
         section = "groups" if recipe.groups else "pair"
         raise ConfigError(
             f"{section}.remaining: environment {env.name} does not say how far an episode is from its end "
-            "(perturn.types.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: 0), or "
-            f"leave {section}.remaining out."
+            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: "
+            f"0), or leave {section}.remaining out."
         )
 
 

@@ -139,7 +139,8 @@ class Pair:
     remaining: Sense | None = None
     """Measure how much of the way to a success is left around each turn, by playing the episodes again: shortest, for
     one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
-    environments can (`perturn.types.Pathfinder`), and credits such as first-error read it. None: not measured."""
+    environments can (`perturn.envs.abilities.Pathfinder`), and credits such as first-error read it. None: not
+    measured."""
 
 
 @dataclass(frozen=True)
