@@ -205,6 +205,10 @@ def test_the_stages_of_outcomes():
             "align.minibatches must be left out with several iterations of outcomes oec",
         ),
         (
+            {"outcomes": {"name": "rft"}, "align": {"loss": {"name": "sft"}, "reference": "start"}},
+            "outcomes rft has no reference, so align.reference goes unread",
+        ),
+        (
             {"outcomes": {"name": "rft"}, "environment": None, "sft": None},
             "environment is missing, which outcomes plays in",
         ),

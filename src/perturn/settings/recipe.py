@@ -204,6 +204,10 @@ class Recipe:
             f"align.minibatches must be left out with several iterations of outcomes {self.outcomes.name}, which each "
             "train the policy that SFT began with, so that no optimizer goes on; set align.batch_size.",
         )
+        require(
+            not way.anew or self.align is None or self.align.reference == Align.reference,
+            f"outcomes {self.outcomes.name} has no reference, so align.reference goes unread; leave it out.",
+        )
 
     def _complete_base(self) -> None:
         """Refuse a model beside the one that is made."""
