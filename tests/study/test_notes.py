@@ -80,10 +80,10 @@ def test_a_page_of_two_measures_says_that_each_is_a_family(tmp_path):
 def test_a_point_that_was_chosen_on_tested_seeds_is_named(tmp_path):
     """Points of dpo were tried on seeds 0 and 1; sft has none to choose from, and other seeds do not lean."""
     settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
-    said = [note for note in notes(tmp_path) if "was chosen among" in note]
+    said = [note for note in notes(tmp_path) if note.startswith("Chosen among")]
     moved = [row | {"seed": row["seed"] + 7} if row["panel"] == "test" else row for row in rows]
     write(tmp_path, settings, cells, moved)
 
     assert len(said) == 1
-    assert said[0].startswith("dpo was chosen among 3 points on seeds 0, 1, tested too")
-    assert not any("was chosen among" in note for note in notes(tmp_path))
+    assert said[0].startswith("Chosen among 3 points on seeds 0, 1, tested too: dpo. ")
+    assert not any(note.startswith("Chosen among") for note in notes(tmp_path))

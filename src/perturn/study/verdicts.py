@@ -240,16 +240,19 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Whether a point was chosen on policies that are tested too: the best of several was lucky as well."""
+    """Methods whose point was chosen on policies that are tested too: the best of several was lucky as well."""
+    alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for row in methods:
         points = [each for each in tuning if each["method"] == row["method"]]
-        both = sorted({seed for each in points for seed in each["seeds"]} & set(row["seeds"]))
+        both = tuple(sorted({seed for each in points for seed in each["seeds"]} & set(row["seeds"])))
         if len(points) > 1 and both:
-            seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
-            yield (
-                f"{row['method']} was chosen among {len(points)} points on {seeds}, tested too: the best of several is "
-                "lucky as well as good, so its verdict leans towards it, by up to a few points."
-            )
+            alike.setdefault((len(points), both), []).append(row["method"])
+    for (count, both), names in alike.items():
+        seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
+        yield (
+            f"Chosen among {count} points on {seeds}, tested too: {', '.join(names)}. The best of several is lucky as "
+            "well as good, so verdicts lean towards these, by up to a few points."
+        )
 
 
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
