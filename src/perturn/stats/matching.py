@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
-from scipy.special import logsumexp
 
 _TIE = 1e-9
 """By how much the first row is preferred to the last, relative to a similarity."""
-_ROUNDS = 10_000
+_ROUNDS = 1000
 _CLOSE = 1e-10
-"""Largest error of a row's share at which the transport plan is called done."""
+"""Largest change of a row's factor, relative to it, at which the transport plan is called done."""
 
 
 def hard_matches(similarity: ArrayLike) -> list[float]:
@@ -63,8 +62,8 @@ def soft_matches(similarity: ArrayLike, regularization: float) -> list[float]:
         T = argmax_T sum_ij T_ij S_ij + eps H(T),   sum_j T_ij = 1/P,   sum_i T_ij = 1/G
 
     Source: Cuturi 2013, "Sinkhorn Distances", arXiv:1306.0895, with cost -S.
-    Differs: computed with logarithms, so that no small regularization overflows; ends after 10,000 rounds if it has
-    not converged, with exact masses of the given.
+    Differs: computed with logarithms, so that no small regularization overflows; ends after 1000 rounds if it has not
+    converged. The masses of the given are exact.
 
     Args:
         similarity: As `hard_matches` has it; P given, G wanted.
@@ -83,13 +82,13 @@ def _plan(given: NDArray[np.float64], regularization: float) -> NDArray[np.float
     """T of `soft_matches` [given, wanted]."""
     rows, columns = given.shape
     kernel = given / regularization
-    u, v = np.zeros(rows), np.zeros(columns)
+    u = np.zeros(rows)
     for _ in range(_ROUNDS):
         before = u
-        u = -np.log(rows) - logsumexp(kernel + v, axis=1)
-        if np.abs(np.expm1(before - u)).max() <= _CLOSE:  # what the plan had in a row, against 1/P
+        v = -np.log(columns) - _log_sum(kernel + u[:, None], 0)
+        u = -np.log(rows) - _log_sum(kernel + v, 1)
+        if np.abs(u - before).max() <= _CLOSE:
             break
-        v = -np.log(columns) - logsumexp(kernel + u[:, None], axis=0)
     plan: NDArray[np.float64] = np.exp(kernel + u[:, None] + v)
     return plan
 
@@ -97,3 +96,10 @@ def _plan(given: NDArray[np.float64], regularization: float) -> NDArray[np.float
 def _matrix(similarity: ArrayLike) -> NDArray[np.float64]:
     found = np.asarray(similarity, dtype=np.float64)
     return found if found.ndim == 2 else found.reshape(len(found), 0)
+
+
+def _log_sum(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Logarithms of the sums of exponentials along an axis."""
+    most = values.max(axis, keepdims=True)
+    found: NDArray[np.float64] = np.squeeze(most, axis) + np.log(np.exp(values - most).sum(axis))
+    return found
