@@ -45,14 +45,15 @@ class MatchTIR(GroupCredit):
     two calls are.
 
     Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
-    arXiv:2601.10712. Its abstract and released code were read, and its equations were not.
-    Differs: `hard` finds the largest sum, as the abstract has it; the code's function of that name is `greedy`. The
-    code adds the F1 of a final answer to its turn's reward, and has no other outcome; here the world's reward is added
-    to the turn it came in. The code leaves calls beside an answer out. A malformed action, on which the code stops or
-    which it does not see, is one call that matches nothing. In the code a turn that no other trajectory reached keeps
-    its undivided return as its advantage, and a trajectory alone its score, which is `singleton` raw; zero gives
-    both 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is ours: RLOO
-    and TRLOO over the same rewards.
+    arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
+    `core_algos.py`); its equations were not.
+    Differs: `hard` finds the largest sum; the code's function that is called Hungarian is `greedy`. The code adds the
+    F1 of a final answer to its turn's reward, leaves calls beside an answer out, and has no other outcome; here the
+    world's reward is added to the turn it came in. A malformed action, on which the code stops or which it does not
+    see, is one call that matches nothing. In the code a turn that no other trajectory reached keeps its return as its
+    advantage, and a trajectory alone its score, which is `singleton` raw; zero gives both 0. Equal values have
+    advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is ours: RLOO and TRLOO over the same
+    rewards.
 
     It does not say that it is unbiased. Means at one turn index are over those who got there, which the policy chose;
     and a later call can take the gold call of an earlier one, a loss that no return from the later turn on contains.
@@ -74,7 +75,7 @@ class MatchTIR(GroupCredit):
     """Discount from one turn to the next in G, in (0, 1]; the code's `lam`. S is not discounted."""
 
     baseline: str = "group"
-    """What an advantage is over: group, as the paper; or others, which divides by nothing."""
+    """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
 
     singleton: str = "zero"
     """Advantage of a trajectory alone in its group, and under `baseline` group of a turn that no other reached: zero,
