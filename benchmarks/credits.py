@@ -72,10 +72,13 @@ def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
 def seconds(name: str, groups: list[list[Trajectory]]) -> float:
     """Return how long a credit takes for all groups."""
     credit = CREDITS[name]()
-    values = [[[0.5] * len(one.turns) for one in group] for group in groups]
+    forms = {"values": 0.5, "matches": (0.5, 1.0)}  # of a turn: V at its first token; two calls
+    given = [
+        {name: [[forms[name]] * len(one.turns) for one in group] for name in credit.needs} for group in groups
+    ]
     start = time.perf_counter()
-    for group, value in zip(groups, values, strict=True):
-        credit(group, **({"values": value} if credit.needs else {}))
+    for group, needed in zip(groups, given, strict=True):
+        credit(group, **needed)
     return time.perf_counter() - start
 
 

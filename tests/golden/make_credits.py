@@ -47,6 +47,16 @@ def add_ways(groups: list) -> None:
         one["path"] = path
 
 
+def add_matches(groups: list) -> None:
+    """Give each turn how well its calls match; 0 is no match, and a turn may have no call."""
+    generator = random.Random(27)
+    for one in (one for group in groups for one in group):
+        one["matches"] = [
+            [generator.choice([0.0, 0.5, 0.75, 1.0]) for _ in range(generator.choice([0, 1, 1, 2, 3]))]
+            for _ in one["states"]
+        ]
+
+
 def make_rows(group: list, gamma: Fraction) -> list:
     """Return one row a turn."""
     rows = []
@@ -68,6 +78,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "valid": one["valid"][t],
                     "success": one["success"],
                     "path": one["path"],
+                    "calls": one["matches"][t],
                 }
             )
     return rows
@@ -275,6 +286,38 @@ def first_error(rows: list, row: dict, settings: dict) -> float:
     return settings.get("high", 1.0) if counts or not errors else settings.get("low", 0.2)
 
 
+def matched(rows: list, settings: dict) -> list:
+    """Return the rows with MatchTIR's rewards, and the sums of them."""
+    lam, lost = F(str(settings.get("lam", 0.9))), F(str(settings.get("unmatched_penalty", 0)))
+    paid = []
+    for row in rows:
+        calls = [F(call) if call else -lost for call in row["calls"]]
+        paid.append({**row, "r": row["r"] + (average(calls) if calls else 0)})
+    found = []
+    for row in paid:
+        own = [o for o in paid if o["i"] == row["i"]]
+        sums = {
+            "S": sum(o["r"] for o in own),
+            "G": sum(lam ** (o["t"] - row["t"]) * o["r"] for o in own if o["t"] >= row["t"]),
+            "collected": sum(lam ** o["t"] * o["r"] for o in own if o["t"] < row["t"]),
+        }
+        found.append({**row, **sums})
+    return found
+
+
+def matchtir(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return MatchTIR's: half of the trajectory's, half of the turn's at its index."""
+    paid = matched(rows, settings)
+    row = paid[rows.index(row)]
+    if settings.get("baseline") == "others":
+        return (rloo(paid, row, {}) + trloo(paid, row, {"gamma": settings.get("lam", 0.9)})) / 2
+    peers = [o["G"] for o in paid if o["t"] == row["t"]]
+    turn = z(row["G"], peers, True)
+    if len(peers) == 1 and settings.get("singleton") == "raw":
+        turn = row["G"] / (1 + EPS)
+    return (z(row["S"], scores(paid), True) + turn) / 2
+
+
 CREDITS = {
     "first-error": (first_error, [{}, {"turns": "only"}, {"low": 0.5, "high": 2.0}]),
     "grpo": (grpo, [{}, {"normalize": "mean"}, {"statistics": "steps"}, {"std": "population"}]),
@@ -297,6 +340,15 @@ CREDITS = {
     "graphgpo": (graphgpo, [{}]),
     "g2po": (g2po, [{}, {"statistics": "steps"}, {"normalize": "std"}]),
     "pgpo": (pgpo, [{}, {"normalize": "mean"}]),
+    "matchtir": (
+        matchtir,
+        [
+            {},
+            {"lam": 0.5, "unmatched_penalty": 0.5},
+            {"assignment": "soft", "singleton": "raw"},
+            {"baseline": "others"},
+        ],
+    ),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
 }
@@ -309,6 +361,7 @@ def main() -> None:
     generator, cases = random.Random(15), []
     groups = [make_group(generator) for _ in range(6)]
     add_ways(groups)
+    add_matches(groups)
     for name, (formula, variants) in CREDITS.items():
         for settings in variants:
             gamma = F(str(settings["gamma"])) if "gamma" in settings else GAMMA.get(name, F(1))

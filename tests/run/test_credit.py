@@ -335,18 +335,24 @@ def test_weights_stay_in_their_folder(explored, name):
 
 
 def test_the_credits_of_groups_can_all_be_given(explored):
-    """Every one of the table, with the model itself as the policy that they may read; but for the oracle.
+    """Every one of the table, with the model itself as the policy that they may read; but for two.
 
-    That reads how far each turn is from the end, which nobody measured here.
+    The oracle reads how far each turn is from the end, which nobody measured here; and there are no tools to call.
     """
-    given = [name for name, each in CREDITS.items() if not getattr(each, "needs_remaining", False)]
+    given = [
+        name
+        for name, each in CREDITS.items()
+        if not getattr(each, "needs_remaining", False) and "matches" not in each.needs
+    ]
     for name in given:
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 1
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 2
     with pytest.raises(DataError, match=r"was not measured; set pair\.remaining, or groups\.remaining"):
         credit_run(explored, ["credit.name=first-error"])
+    with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
+        credit_run(explored, ["credit.name=matchtir"])
 
 
 def test_the_command_prints_tables_and_json(explored):

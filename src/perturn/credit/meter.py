@@ -55,7 +55,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need nothing, or `values`, for which it is given the exact ones.
+        credit: A credit; it may need `values`, for which it is given the exact ones, and `matches`, of which it is
+            given none: no turn calls a tool, so that its way with the rewards of the processes is measured.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -97,12 +98,13 @@ def summary(name: str, credit: Credit, gamma: float | None = None) -> dict[str, 
     """Return all measurements of a credit as plain data.
 
     Returns:
-        `credit`, `gamma` (of the objective), `claims_unbiased`, `unbiased` (measured), `measurements` (each with
-        the fields of Measurement; None for what is infinite).
+        `credit`, `needs`, `gamma` (of the objective), `claims_unbiased`, `unbiased` (measured), `measurements` (each
+        with the fields of Measurement; None for what is infinite).
     """
     found = check_credit(credit, gamma)
     return {
         "credit": name,
+        "needs": sorted(credit.needs),
         "gamma": objective_discount(credit) if gamma is None else gamma,
         "claims_unbiased": claims(credit),
         "unbiased": all(one.is_unbiased for one in found),
@@ -120,7 +122,11 @@ def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
-    unknown = sorted(credit.needs - {"values"})
+    known: dict[str, Sequence[Any]] = {
+        "values": episodes.values(gamma),
+        "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
+    }
+    unknown = sorted(credit.needs - known.keys())
     if unknown:
         raise ValueError(
             f"{type(credit).__name__} needs {', '.join(unknown)}, which a small process does not have."
@@ -130,9 +136,8 @@ def _advantages(
         [episodes.trajectory(episode, sample) for sample in range(size)]
         for episode in range(len(episodes.steps))
     ]
-    values = episodes.values(gamma)
     for group in groups:
-        needed = {"values": [values[episode] for episode in group]} if credit.needs else {}
+        needed = {name: [known[name][episode] for episode in group] for name in credit.needs}
         found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
         lengths = [len(episodes.steps[episode]) for episode in group]
         if [len(one) for one in found] != lengths:

@@ -19,11 +19,13 @@ class Credit(Protocol):
 
     One that needs `values` has a method `value_targets(group, tokens)`: from trajectories, and the number of tokens of
     each of their turns `[trajectories][turns]`, to the return that V stands for `[trajectories][turns][tokens]`, at as
-    many of the first tokens of each turn as it reads V at.
+    many of the first tokens of each turn as it reads V at. One that needs `matches` has a setting
+    `assignment`, hard, greedy or soft, which says how tool calls are matched with gold calls; and `regularization`,
+    unless 0.1 will do for a soft one.
     """
 
     needs: ClassVar[frozenset[str]]
-    """Inputs that a policy must compute first, by keyword, such as `reference`."""
+    """Inputs that must be computed first, by keyword, such as `reference`."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""

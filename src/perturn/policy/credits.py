@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from perturn.credit import CREDITS, Credit
+from perturn.credit.matchtir import ASSIGNMENTS
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
@@ -25,10 +26,16 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
     credit: Credit = build(table, section, "credit")
-    if "values" in getattr(credit, "needs", ()) and not hasattr(credit, "value_targets"):
+    needs = getattr(credit, "needs", ())
+    if "values" in needs and not hasattr(credit, "value_targets"):
         raise ConfigError(
             f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
             "see perturn.credit.Credit."
+        )
+    if "matches" in needs and getattr(credit, "assignment", None) not in ASSIGNMENTS:
+        raise ConfigError(
+            f"credit {name!r} needs matches and has no setting assignment, {', '.join(ASSIGNMENTS)}; see "
+            "perturn.credit.Credit."
         )
     return credit
 
@@ -64,7 +71,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= {"values"}
+        computed |= {"values", "matches"}
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(

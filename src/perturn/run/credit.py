@@ -28,6 +28,7 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
+from perturn.run.matches import matches_of
 from perturn.run.measure import measured
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
@@ -35,7 +36,7 @@ from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
-_COMPUTED = frozenset({"reference", "values"})
+_COMPUTED = frozenset({"reference", "values", "matches"})
 """Quantities that can be computed for stored episodes."""
 
 
@@ -257,7 +258,7 @@ def compute_needed(
     reference: str,
     acted: str,
 ) -> Needed:
-    """Quantities that a credit reads of policies of the run.
+    """Quantities that a credit reads of policies and the world of the run.
 
     Args:
         credit: What reads them.
@@ -268,7 +269,7 @@ def compute_needed(
         acted: Policy on whose hidden states values are fitted.
 
     Raises:
-        RunError: If the policy that it reads is not there.
+        PerturnError: If the policy that it reads is not there, or the world has no gold calls to match.
     """
     found: dict[str, Sequence[Any]] = {}
     template = chat_template(recipe.model)
@@ -278,6 +279,8 @@ def compute_needed(
         budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
         model = _policy(paths, recipe, acted)
         found["values"] = values_of(episodes, credit, model, template=template, token_budget=budget)
+    if "matches" in credit.needs:
+        found["matches"] = matches_of(episodes, credit, recipe)
     return found
 
 

@@ -1,0 +1,158 @@
+"""MatchTIR: tool calls are matched with the task's gold calls, and both levels of advantage read the matches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, isfinite
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.group import (
+    EPSILON,
+    GroupCredit,
+    episode_advantages,
+    mean,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers
+from perturn.credit.rloo import RLOO
+from perturn.credit.trloo import TRLOO
+from perturn.types import Status, Trajectory
+
+ASSIGNMENTS = ("hard", "greedy", "soft")
+"""One to one with the largest sum; one to one, the most similar first; in shares."""
+
+BASELINES = ("group", "others")
+"""Mean and deviation of the group, the turn itself among it; or the mean of the other trajectories."""
+
+Matches = Sequence[Sequence[Sequence[float]]]
+"""Similarity of each call to the gold call it is matched with; 0: to none `[trajectories][turns][calls]`."""
+
+
+@dataclass(frozen=True)
+class MatchTIR(GroupCredit):
+    """Mean of a trajectory's advantage and of its turn's, over rewards for calls that match the task's gold calls.
+
+        A_it = (A_i + A'_it) / 2,   r_it = mean of the matches of its calls + reward
+        A_i = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
+        A'_it = (G_it - mean_t(G)) / (std_t(G) + 1e-6),   G_it = sum_k lam^(k - t) r_ik
+
+    mean_t and std_t are over the trajectories of the group that have a turn t. `perturn.run.matches` says how similar
+    two calls are.
+
+    Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
+    arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
+    `core_algos.py`); its equations were not.
+    Differs: `hard` finds the largest sum; the code's function that is called Hungarian is `greedy`. The code adds the
+    F1 of a final answer to its turn's reward, leaves calls beside an answer out, and has no other outcome; here the
+    world's reward is added to the turn it came in. A malformed action, on which the code stops or which it does not
+    see, is one call that matches nothing. In the code a turn that no other trajectory reached keeps its return as its
+    advantage, and a trajectory alone its score, which is `singleton` raw; zero gives both 0. Equal values have
+    advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is ours: RLOO and TRLOO over the same
+    rewards.
+
+    It does not say that it is unbiased. Means at one turn index are over those who got there, which the policy chose;
+    and a later call can take the gold call of an earlier one, a loss that no return from the later turn on contains.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"matches"})
+
+    assignment: str = "hard"
+    """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
+
+    regularization: Annotated[float, Bound(above=0)] = 0.1
+    """Of the soft assignment, in units of similarity; > 0. Smaller is nearer to one to one."""
+
+    unmatched_penalty: Annotated[float, Bound(least=0)] = 0.0
+    """Taken for a call without a match, in units of similarity; >= 0. The code's function has 0.5, and its training
+    calls it with 0. Not in the soft assignment, where every call has its share."""
+
+    lam: Annotated[float, Bound(above=0, most=1)] = 0.9
+    """Discount from one turn to the next in G, in (0, 1]; the code's `lam`. S is not discounted."""
+
+    baseline: str = "group"
+    """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
+
+    singleton: str = "zero"
+    """Advantage of a trajectory alone in its group, and under `baseline` group of a turn that no other reached: zero,
+    or raw (its return, as the code has it)."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("assignment", self.assignment, ASSIGNMENTS)
+        check_choice("baseline", self.baseline, BASELINES)
+        if self.baseline == "others" and self.singleton == "raw":
+            raise ValueError("singleton raw keeps a score without a baseline; it goes with baseline group.")
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, matches: Matches | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory [turns].
+
+        It is without unit, or in units of reward under `baseline` others.
+        """
+        rewards = self.turn_rewards(group, matches)
+        return weigh_tasks(group, lambda _: rewards, self._weigh, self.singleton)
+
+    def turn_rewards(self, group: Sequence[Trajectory], matches: Matches | None) -> Numbers:
+        """Return r of each turn, in units of reward `[trajectories][turns]`.
+
+        Raises:
+            ValueError: If matches are missing, or do not hold finite numbers for each turn.
+        """
+        if matches is None:
+            raise ValueError(
+                "this credit needs matches=, how well each tool call of each turn matches gold calls."
+            )
+        if [len(of_one) for of_one in matches] != [len(one.turns) for one in group]:
+            raise ValueError(
+                "matches must hold one list of calls for each turn of each trajectory of the group."
+            )
+        if not all(isfinite(call) for of_one in matches for turn in of_one for call in turn):
+            raise ValueError("matches must hold finite numbers.")
+        return [
+            rewards
+            if one.status is Status.FAILED
+            else [reward + self._of_calls(turn) for reward, turn in zip(rewards, calls, strict=True)]
+            for one, rewards, calls in zip(group, self.returns(group), matches, strict=True)
+        ]
+
+    def _of_calls(self, matches: Sequence[float]) -> float:
+        """Return the mean over the calls of a turn; 0 for a turn without calls."""
+        lost = self.unmatched_penalty if self.assignment != "soft" else 0.0
+        return mean([match or 0.0 - lost for match in matches]) if matches else 0.0
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        of_trajectory, of_turn = (
+            self._of_group(rewards)
+            if self.baseline == "group"
+            else (RLOO()._weigh(group, rewards), TRLOO(gamma=self.lam)._weigh(group, rewards))
+        )
+        return [
+            [(whole + turn) / 2 for whole, turn in zip(*both, strict=True)]
+            for both in zip(of_trajectory, of_turn, strict=True)
+        ]
+
+    def _of_group(self, rewards: Numbers) -> tuple[Numbers, Numbers]:
+        """Return A_i and A'_it over mean and deviation of the group, each `[trajectories][turns]`."""
+        scores = [fsum(of_one) for of_one in rewards]
+        copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+        whole = episode_advantages(
+            scores, copies, normalize="std", statistics="trajectories", singleton=self.singleton
+        )
+        return whole, self._at_index([returns_to_go(of_one, self.lam) for of_one in rewards])
+
+    def _at_index(self, to_go: Numbers) -> Numbers:
+        """Return A' of each turn: G over mean and deviation of all from the same turn on."""
+        turns = range(max(map(len, to_go)))
+        index = [[(i, t) for i, of_one in enumerate(to_go) if len(of_one) > t] for t in turns]
+        found = normalized_within(index, to_go, "std")
+        for (i, t), *others in index if self.singleton == "raw" else []:
+            if not others:
+                found[i][t] = to_go[i][t] / (1 + EPSILON)
+        return found

@@ -1,0 +1,130 @@
+"""Tool calls of recorded episodes, matched with the gold calls of their tasks: those of the environment's expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from perturn.episodes.tool_calls import ToolCall, read_action, understand
+from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
+from perturn.faults import closing_world
+from perturn.io.plain import told
+from perturn.policy.credits import named_credit
+from perturn.run.session import world_maker
+from perturn.settings.recipe import Recipe
+from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
+from perturn.types import Environment, Task, Trajectory, Turn
+
+_NOTHING = ToolCall("")
+"""The call of a malformed action; no tool has its name."""
+
+
+def check_gold(recipe: Recipe, env: Environment) -> None:
+    """Refuse a recipe whose credit compares tool calls with an expert's, in a world without one.
+
+    Raises:
+        ConfigError: Saying what it needs.
+    """
+    if recipe.groups is not None and recipe.align is not None:
+        _, credit = named_credit(recipe.align.loss, recipe.credit)
+        _refuse(credit, env)
+
+
+def _refuse(credit: Any, env: Environment) -> None:
+    if "matches" in credit.needs and not hasattr(env, "expert"):
+        raise ConfigError(
+            f"credit {type(credit).__name__} compares tool calls with those of the environment's expert, and "
+            f"{env.name} has none (perturn.envs.abilities.Expert); take bfcl, or a credit without, such as rloo."
+        )
+
+
+def matches_of(episodes: Sequence[Trajectory], credit: Any, recipe: Recipe) -> list[list[list[float]]]:
+    """Match the tool calls of each episode with the gold calls of its task.
+
+    Raises:
+        ConfigError: If the recipe's world has no expert.
+        DataError: If a task has no gold calls.
+        EnvironmentFailure: If the expert of the world fails.
+    """
+    gold: dict[str, list[ToolCall]] = {}
+    with closing_world(world_maker(recipe)()) as env:
+        _refuse(credit, env)
+        for one in episodes:
+            if one.task.id not in gold:
+                gold[one.task.id] = gold_calls(env, one.task)
+    return [match(one, gold[one.task.id], credit) for one in episodes]
+
+
+def gold_calls(env: Any, task: Task) -> list[ToolCall]:
+    """The calls of the expert who solves a task, in their order.
+
+    Raises:
+        DataError: If there are none.
+        EnvironmentFailure: If the expert fails.
+    """
+    try:
+        said = [read_action(action) for action in env.expert(task)]
+    except PerturnError:
+        raise
+    except Exception as error:  # environments are code of others
+        raise EnvironmentFailure(
+            f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {told(error)}"
+        ) from error
+    found = [call for action in said if action is not None for call in action.calls]
+    if not found:
+        raise DataError(
+            f"task {task.id!r:.80} has no gold calls, for the expert of {env.name} calls no tool in it; leave the task "
+            "out, or take a credit that compares no calls, such as rloo."
+        )
+    return found
+
+
+def match(episode: Trajectory, gold: Sequence[ToolCall], credit: Any) -> list[list[float]]:
+    """Match the calls of one episode with gold calls, all with all, whatever was asked for at the time.
+
+    Args:
+        episode: As recorded.
+        gold: Gold calls of its task.
+        credit: Its `assignment` and `regularization` say how.
+
+    Returns:
+        Similarity of each call to the gold call that it is matched with, or its share of similarity where the
+        assignment is soft `[turns][calls]`.
+    """
+    turns = [calls_of(turn) for turn in episode.turns]
+    similarity = [[call_similarity(call, wanted) for wanted in gold] for calls in turns for call in calls]
+    if credit.assignment == "soft":
+        found = soft_matches(similarity, getattr(credit, "regularization", 0.1))
+    else:
+        found = {"hard": hard_matches, "greedy": greedy_matches}[credit.assignment](similarity)
+    rest = iter(found)
+    return [list(islice(rest, len(calls))) for calls in turns]
+
+
+def calls_of(turn: Turn) -> list[ToolCall]:
+    """The tool calls of a turn; of an action that was no action, one call that is similar to nothing."""
+    said = understand(turn.action)[1]
+    if said is not None and said.calls:
+        return list(said.calls)
+    return [] if said is not None and turn.valid else [_NOTHING]
+
+
+def call_similarity(call: ToolCall, gold: ToolCall) -> float:
+    """Similarity of a call to a gold call, in [0, 1]: of its name, of its parameters' names and of their values.
+
+        s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
+
+    K and K' are the parameters that are given in the call and in the gold call; values are equal as Python has it, so
+    that 1 is 1.0. Without any parameters |K & K'| / |K | K'| is 1.
+
+    Source: MatchTIR's code, `tool_similarity`.
+    Differs: names must be equal as written, for so a world calls them; the code ignores case.
+    """
+    if call.name != gold.name:
+        return 0.0
+    given, wanted = call.arguments, gold.arguments
+    every = given.keys() | wanted.keys()
+    names = len(given.keys() & wanted.keys()) / len(every) if every else 1.0
+    values = sum(bool(name in given and given[name] == value) for name, value in wanted.items())
+    return (1 + names + values) / (2 + len(wanted))
