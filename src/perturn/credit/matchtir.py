@@ -125,7 +125,7 @@ class MatchTIR(GroupCredit):
     def _of_calls(self, matches: Sequence[float]) -> float:
         """Return the mean over the calls of a turn; 0 for a turn without calls."""
         lost = self.unmatched_penalty if self.assignment != "soft" else 0.0
-        return mean([match or 0.0 - lost for match in matches]) if matches else 0.0
+        return mean([match if match else -lost for match in matches]) if matches else 0.0
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         of_trajectory, of_turn = (
