@@ -72,10 +72,13 @@ def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
 def seconds(name: str, groups: list[list[Trajectory]]) -> float:
     """Return how long a credit takes for all groups."""
     credit = CREDITS[name]()
-    values = [[[0.5] * len(one.turns) for one in group] for group in groups]
+    given = {"values": lambda turns: [0.5] * turns, "answer": lambda turns: [-0.5] * (turns + 1)}
+    needed = [
+        {name: [given[name](len(one.turns)) for one in group] for name in credit.needs} for group in groups
+    ]
     start = time.perf_counter()
-    for group, value in zip(groups, values, strict=True):
-        credit(group, **({"values": value} if credit.needs else {}))
+    for group, its in zip(groups, needed, strict=True):
+        credit(group, **its)
     return time.perf_counter() - start
 
 

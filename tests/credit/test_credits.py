@@ -30,6 +30,8 @@ DEFAULTS = {
     "g2po": {"gamma": 0.95, "omega": 1.0, "normalize": "mean", "statistics": "trajectories"}
     | {"invalid_penalty": 0.1},
     "pgpo": {"gamma": 1.0, "alpha": 2.0, "beta": 1.0, "normalize": "std"},
+    "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
+    | {"last_gain": False},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }

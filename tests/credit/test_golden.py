@@ -42,7 +42,7 @@ def test_a_credit_is_its_formula(episode, case):
             for i, one in enumerate(rows)
         ]
 
-        found = credit(group, **({"values": [one["values"] for one in rows]} if credit.needs else {}))
+        found = credit(group, **{name: [one[name] for one in rows] for name in credit.needs})
 
         for one, other in zip(found, expected, strict=True):
             assert_close(one, torch.tensor(other, dtype=one.dtype), rtol=1e-9, atol=1e-9)

@@ -22,6 +22,7 @@ from perturn.credit.gigpo import GiGPO
 from perturn.credit.graphgpo import GraphGPO
 from perturn.credit.grpo import GRPO
 from perturn.credit.hgpo import HGPO
+from perturn.credit.igpo import IGPO
 from perturn.credit.maxrl import MaxRL
 from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
@@ -51,6 +52,7 @@ CREDITS: Table[type[Credit]] = Table(
         "graphgpo": GraphGPO,
         "g2po": G2PO,
         "pgpo": PGPO,
+        "igpo": IGPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
     },

@@ -48,7 +48,7 @@ Visit = tuple[int, int]
 
 def weigh_tasks(
     group: Sequence[Trajectory],
-    returns: Return,
+    returns: Callable[[Sequence[Trajectory]], Numbers],
     weigh: Callable[[Sequence[Trajectory], Numbers], Numbers],
     singleton: str = "zero",
 ) -> list[Tensor]:

@@ -55,7 +55,7 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need nothing, or `values`, for which it is given the exact ones.
+        credit: A credit; it may need `values` and `answer`, for which it is given the exact ones.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -120,7 +120,7 @@ def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
-    unknown = sorted(credit.needs - {"values"})
+    unknown = sorted(credit.needs - {"values", "answer"})
     if unknown:
         raise ValueError(
             f"{type(credit).__name__} needs {', '.join(unknown)}, which a small process does not have."
@@ -130,9 +130,9 @@ def _advantages(
         [episodes.trajectory(episode, sample) for sample in range(size)]
         for episode in range(len(episodes.steps))
     ]
-    values = episodes.values(gamma)
+    exact = {"values": episodes.values(gamma), "answer": episodes.answers()}
     for group in groups:
-        needed = {"values": [values[episode] for episode in group]} if credit.needs else {}
+        needed = {name: [exact[name][episode] for episode in group] for name in credit.needs}
         found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
         lengths = [len(episodes.steps[episode]) for episode in group]
         if [len(one) for one in found] != lengths:

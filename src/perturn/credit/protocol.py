@@ -20,6 +20,10 @@ class Credit(Protocol):
     One that needs `values` has a method `value_targets(group, tokens)`: from trajectories, and the number of tokens of
     each of their turns `[trajectories][turns]`, to the return that V stands for `[trajectories][turns][tokens]`, at as
     many of the first tokens of each turn as it reads V at.
+
+    One that needs `answer` is given the mean log-probability of the tokens of the task's gold answer before each turn
+    and after the last one, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an
+    episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`.
     """
 
     needs: ClassVar[frozenset[str]]
