@@ -233,12 +233,13 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs values, or gives anything but one finite number a turn.
+        ConfigError: If it needs values or the gold answer, or gives anything but one finite number a turn.
     """
-    if "values" in credit.needs and "values" not in needed:
+    missing = sorted(credit.needs & {"values", "answer"} - needed.keys())
+    if missing:
         raise ConfigError(
-            f"credit {type(credit).__name__} needs values, which training does not compute; give rows with weights, "
-            "which the section `groups` of a recipe computes before it trains."
+            f"credit {type(credit).__name__} needs {missing[0]}, which training does not compute; give rows with "
+            "weights, which the section `groups` of a recipe computes before it trains."
         )
     found = credit(group, **needed)
     fits = isinstance(found, list | tuple) and len(found) == len(group)
