@@ -59,6 +59,7 @@ def expected_of(episodes, model):
     return found
 
 
+@pytest.mark.slow
 def test_the_loop_asks_the_policy_that_acted(file, tiny_folder):
     """Explored, credited, trained; then weighed again by the same credit and by another, beside the run's own."""
     run = open_run(file, [])
@@ -116,7 +117,7 @@ def test_an_answer_is_written_as_the_protocol_writes_actions(file):
 
     assert answer_form(read_recipe(file)) == FORM
     assert answer_form(read_recipe(file, action)) == "Action: finish[{answer}]"
-    with pytest.raises(ConfigError, match="protocol.format 'tools' gives answers as tool calls"):
+    with pytest.raises(ConfigError, match=r"protocol\.format .tools. gives answers as tool calls"):
         answer_form(read_recipe(file, tools))
 
 
