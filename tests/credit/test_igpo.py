@@ -107,6 +107,27 @@ def test_likelihoods_of_a_failed_episode_count_for_nothing(episode, pair):
     assert_weights(unknown, [one.tolist() for one in found])
 
 
+def test_a_likelihood_that_is_not_read_may_be_0(pair):
+    """After a lost episode nobody that is sure would give the answer, which the last turn's gain alone reads."""
+    never = [ANSWER[0], [*ANSWER[1][:2], -torch.inf]]
+    logarithms = IGPO(gain="logprob")
+
+    for one, other in zip(logarithms(pair, answer=never), logarithms(pair, answer=ANSWER), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="answer must be finite"):
+        IGPO(gain="logprob", last_gain=True)(pair, answer=never)
+
+
+def test_an_episode_without_turns_has_no_weight(episode, pair):
+    """And changes none of the others'."""
+    empty = episode([], [], sample=2)
+
+    found = IGPO()([*pair, empty], answer=[*ANSWER, [-1.0]])
+
+    assert found[2].tolist() == []
+    assert_weights(found[:2], [one.tolist() for one in IGPO()(pair, answer=ANSWER)])
+
+
 def test_tensors_and_lists_are_alike(pair):
     tensors = [torch.tensor(each, dtype=torch.float64) for each in ANSWER]
 

@@ -196,6 +196,15 @@ def test_a_task_without_a_gold_answer_is_refused(renderer, tiny_model, data):
     assert gold_answer(Task("t", data={"answer": " Wend\n"})) == "Wend"
 
 
+def test_a_template_may_leave_out_blanks_around_a_turn(tokenizer):
+    """The answer is found all the same, and is as it is without them."""
+    trimming = Renderer(tokenizer, ALTERNATING.replace("{{ m.content }}", "{{ m.content | trim }}"))
+
+    found = branches(trimming, EPISODES[0], f"\n{FORM} \n")
+
+    assert found == branches(trimming, EPISODES[0], FORM)
+
+
 def test_a_template_that_writes_another_text_is_refused(tokenizer):
     """Such as one that has rivers in capitals."""
     shouting = ALTERNATING.replace("{{ m.content }}", "{{ m.content | replace('Wend', 'WEND') }}")

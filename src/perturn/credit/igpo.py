@@ -133,10 +133,11 @@ class IGPO(GroupCredit):
 
     def _gains(self, trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
         """The gain that counts as reward of each turn."""
-        if trajectory.status is Status.FAILED:
+        if trajectory.status is Status.FAILED or not trajectory.turns:
             return [0.0] * len(trajectory.turns)
-        gains = information_gains(logprobs, self.gain)
-        return gains if self.last_gain else [*gains[:-1], 0.0][: len(gains)]
+        if self.last_gain:
+            return information_gains(logprobs, self.gain)
+        return [*information_gains(logprobs[:-1], self.gain), 0.0]
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         before: list[Visit] = [(i, t) for i, of_one in enumerate(rewards) for t in range(len(of_one) - 1)]

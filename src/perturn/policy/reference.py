@@ -235,7 +235,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     Raises:
         ConfigError: If it needs values or the gold answer, or gives anything but one finite number a turn.
     """
-    missing = sorted(credit.needs & {"values", "answer"} - needed.keys())
+    missing = [name for name in ("values", "answer") if name in credit.needs and name not in needed]
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {missing[0]}, which training does not compute; give rows with "

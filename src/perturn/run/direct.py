@@ -164,7 +164,7 @@ def assign_credit(
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
     needed: dict[str, Sequence[Any]] = {}
-    if weigher.needs & {"reference", "answer"}:
+    if "reference" in weigher.needs or "answer" in weigher.needs:
         if model is None:
             raise ConfigError(f"credit {type(weigher).__name__} reads a reference policy; give model=.")
         if not isinstance(model, str | Path):
