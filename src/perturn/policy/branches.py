@@ -15,7 +15,7 @@ from perturn.policy.tokens import NO_TURN, Encoded, Renderer
 from perturn.types import Action, Task, Trajectory, Turn
 
 MARK = "{answer}"
-"""What the answer stands for in the text of a turn that gives one."""
+"""Where the answer stands in the text of a turn that gives one."""
 
 GOLD = "answer"
 """Key of a task's data under which its gold answer is, as a text."""
