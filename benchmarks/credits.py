@@ -72,13 +72,17 @@ def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
 def seconds(name: str, groups: list[list[Trajectory]]) -> float:
     """Return how long a credit takes for all groups."""
     credit = CREDITS[name]()
-    forms = {"values": 0.5, "matches": (0.5, 1.0)}  # of a turn: V at its first token; two calls
-    given = [
-        {name: [[forms[name]] * len(one.turns) for one in group] for name in credit.needs} for group in groups
+    given = {
+        "values": lambda turns: [0.5] * turns,
+        "matches": lambda turns: [(0.5, 1.0)] * turns,  # two calls a turn
+        "answer": lambda turns: [-0.5] * (turns + 1),
+    }
+    needed = [
+        {name: [given[name](len(one.turns)) for one in group] for name in credit.needs} for group in groups
     ]
     start = time.perf_counter()
-    for group, needed in zip(groups, given, strict=True):
-        credit(group, **needed)
+    for group, its in zip(groups, needed, strict=True):
+        credit(group, **its)
     return time.perf_counter() - start
 
 

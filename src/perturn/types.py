@@ -38,7 +38,7 @@ class Task:
     """Task type, the unit that scores are broken down by."""
     split: str = "train"
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's own data, from which it poses the task."""
+    """The environment's own data, from which it poses the task; `answer`, if it is a text, is the gold answer."""
 
 
 @dataclass(frozen=True)

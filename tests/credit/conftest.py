@@ -27,6 +27,18 @@ def episode():
     return _episode
 
 
+def _answers(group):
+    """Log-probabilities of a gold answer that follow from the states alone, before each turn and after the last."""
+    known = {"a": -2.0, "b": -0.5, "c": -1.0, None: -1.5}
+    return [[*(known[turn.state_key] for turn in one.turns), -0.25] for one in group]
+
+
+@pytest.fixture(scope="session")
+def weigh():
+    """Return what asks a credit, and gives it the log-probabilities of a gold answer where it needs them."""
+    return lambda credit, group: credit(group, **({"answer": _answers(group)} if credit.needs else {}))
+
+
 @pytest.fixture(scope="session")
 def scored():
     """Return the builder of a group of one-turn trajectories by their scores."""

@@ -32,6 +32,8 @@ DEFAULTS = {
     "pgpo": {"gamma": 1.0, "alpha": 2.0, "beta": 1.0, "normalize": "std"},
     "matchtir": {"assignment": "hard", "regularization": 0.1, "unmatched_penalty": 0.0, "lam": 0.9}
     | {"baseline": "group", "singleton": "zero"},
+    "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
+    | {"last_gain": False},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }

@@ -52,21 +52,21 @@ def assert_all_close(found, expected):
 @every_credit
 @QUICK
 @given(rows=GROUPS, data=st.data())
-def test_the_order_of_a_group_changes_no_bit(episode, name, rows, data):
+def test_the_order_of_a_group_changes_no_bit(episode, weigh, name, rows, data):
     order = data.draw(st.permutations(range(len(rows))))
     group = build(episode, rows)
 
-    found = CREDITS[name]()([group[i] for i in order])
+    found = weigh(CREDITS[name](), [group[i] for i in order])
 
     for one, i in zip(found, order, strict=True):
-        assert torch.equal(one, CREDITS[name]()(group)[i])
+        assert torch.equal(one, weigh(CREDITS[name](), group)[i])
 
 
 @every_credit
 @QUICK
 @given(rows=GROUPS)
-def test_weights_are_finite_and_one_a_turn(episode, name, rows):
-    found = CREDITS[name]()(build(episode, rows))
+def test_weights_are_finite_and_one_a_turn(episode, weigh, name, rows):
+    found = weigh(CREDITS[name](), build(episode, rows))
 
     assert [one.shape for one in found] == [(len(row),) for row in rows]
     assert all(one.dtype == torch.float64 and one.isfinite().all() for one in found)
@@ -75,16 +75,16 @@ def test_weights_are_finite_and_one_a_turn(episode, name, rows):
 @pytest.mark.parametrize("name", [name for name in GROUP_CREDITS if name != "reinforce++"])
 @QUICK
 @given(one=GROUPS, other=GROUPS)
-def test_tasks_are_never_compared_with_each_other(episode, name, one, other):
+def test_tasks_are_never_compared_with_each_other(episode, weigh, name, one, other):
     """States of the same name in another task are other states, and a group is made by task, never by position."""
     here, there = build(episode, one, "here"), build(episode, other, "there")
     credit, most = CREDITS[name](), max(len(one), len(other))
     mixed = [each for i in range(most) for group in (here, there) for each in group[i : i + 1]]
 
-    found = dict(zip([each.key for each in mixed], credit(mixed), strict=True))
+    found = dict(zip([each.key for each in mixed], weigh(credit, mixed), strict=True))
 
     for group in (here, there):
-        for each, expected in zip(group, credit(group), strict=True):
+        for each, expected in zip(group, weigh(credit, group), strict=True):
             assert torch.equal(found[each.key], expected)
 
 
@@ -128,27 +128,27 @@ def test_twice_the_reward_is_twice_the_advantage(episode, name, rows):
     assert_all_close(found, [2 * one for one in credit(group)])
 
 
-@pytest.mark.parametrize("name", ["dr-grpo", "maxrl", "gigpo", "hgpo", "g2po"])
+@pytest.mark.parametrize("name", ["dr-grpo", "maxrl", "gigpo", "hgpo", "g2po", "igpo"])
 @QUICK
 @given(rows=GROUPS)
-def test_a_group_twice_is_the_same_group(episode, name, rows):
+def test_a_group_twice_is_the_same_group(episode, weigh, name, rows):
     """Means do not change; deviations of samples and what leaves one out do."""
     group = build(episode, rows)
 
-    found = CREDITS[name]()(group + group)
+    found = weigh(CREDITS[name](), group + group)
 
     if len(group) > 1:
-        assert_all_close(found, CREDITS[name]()(group) * 2)
+        assert_all_close(found, weigh(CREDITS[name](), group) * 2)
 
 
 @every_credit
-def test_a_trajectory_alone_in_its_group_gets_nothing_and_equal_ones_neither(episode, name):
+def test_a_trajectory_alone_in_its_group_gets_nothing_and_equal_ones_neither(episode, weigh, name):
     """A baseline of itself would be one, and no deviation divides."""
     alone = [episode(["a", "a"], [0.5, 1.0], valid=[False, True])]
     equal = [episode(["a"], [1.0], sample=i) for i in range(3)]
 
-    assert [one.tolist() for one in CREDITS[name]()(alone)] == [[0.0, 0.0]]
-    assert all(one.tolist() == [0.0] for one in CREDITS[name]()(equal))
+    assert [one.tolist() for one in weigh(CREDITS[name](), alone)] == [[0.0, 0.0]]
+    assert all(one.tolist() == [0.0] for one in weigh(CREDITS[name](), equal))
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo"])
@@ -159,17 +159,18 @@ def test_raw_scores_of_those_alone_must_be_asked_for(scored, name):
 
 
 @every_credit
-def test_a_failed_trajectory_counts_with_score_0_and_may_have_no_turns(episode, name):
+def test_a_failed_trajectory_counts_with_score_0_and_may_have_no_turns(episode, weigh, name):
     """Its rewards until then are none; the group is as if it had lost."""
     won, lost = episode(["a"], [1.0]), episode(["a"], [0.0], sample=1, success=False)
     failed = episode(["a"], [5.0], sample=1, status=Status.FAILED)
     empty = episode([], [], sample=2, status=Status.FAILED)
     credit = CREDITS[name]()
 
-    assert [one.tolist() for one in credit([won, failed])] == [one.tolist() for one in credit([won, lost])]
-    assert [len(one) for one in credit([won, lost, empty])] == [1, 1, 0]
-    assert all(one.isfinite().all() for one in credit([won, lost, empty]))
-    assert [len(one) for one in credit([empty])] == [0]
+    found, expected = weigh(credit, [won, failed]), weigh(credit, [won, lost])
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+    assert [len(one) for one in weigh(credit, [won, lost, empty])] == [1, 1, 0]
+    assert all(one.isfinite().all() for one in weigh(credit, [won, lost, empty]))
+    assert [len(one) for one in weigh(credit, [empty])] == [0]
 
 
 @QUICK
@@ -198,11 +199,11 @@ def test_values_of_nothing_leave_the_return(episode, rows):
     assert_all_close(CREDITS["bi-level-gae"]()(group, values=values), returns)
 
 
-def test_credits_do_not_touch_what_they_are_given(episode):
+def test_credits_do_not_touch_what_they_are_given(episode, weigh):
     group = [episode(["a", "b"], [0.0, 1.0]), episode(["a"], [0.0], sample=1)]
     copy = [dataclasses.replace(each, task=Task("t")) for each in group]
 
     for name in GROUP_CREDITS:
-        CREDITS[name]()(group)
+        weigh(CREDITS[name](), group)
 
     assert group == copy

@@ -9,7 +9,7 @@ Writes credits.json beside this file. Made with Python 3.11 by
 import json
 import random
 from fractions import Fraction
-from math import sqrt
+from math import exp, sqrt
 from pathlib import Path
 
 EPS = Fraction(1, 10**6)
@@ -57,6 +57,13 @@ def add_matches(groups: list) -> None:
         ]
 
 
+def add_answers(groups: list) -> None:
+    """Give each trajectory the log-probability of the gold answer before each turn and after the last."""
+    generator = random.Random(17)
+    for one in (one for group in groups for one in group):
+        one["answer"] = [round(generator.uniform(-3, 0), 3) for _ in range(len(one["states"]) + 1)]
+
+
 def make_rows(group: list, gamma: Fraction) -> list:
     """Return one row a turn."""
     rows = []
@@ -79,6 +86,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "success": one["success"],
                     "path": one["path"],
                     "calls": one["matches"][t],
+                    "answer": one["answer"],
                 }
             )
     return rows
@@ -278,6 +286,30 @@ def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def igpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return IGPO's: likelihoods around a turn, its reward among those of its pool, and the sum from there on."""
+    gamma = F(str(settings.get("gamma", 1)))
+    separate, std = settings.get("pools") == "separate", settings.get("normalize", "std") == "std"
+
+    def is_last(r: dict) -> bool:
+        return r["t"] == r["turns"] - 1
+
+    def reward(r: dict) -> Fraction:
+        if is_last(r) and not settings.get("last_gain"):
+            return r["r"]
+        before, after = r["answer"][r["t"]], r["answer"][r["t"] + 1]
+        if settings.get("gain") == "logprob":
+            return r["r"] + F(after) - F(before)
+        return r["r"] + F(exp(after)) - F(exp(before))
+
+    total = F(0)
+    for o in (r for r in rows if r["i"] == row["i"] and r["t"] >= row["t"]):
+        pool = [r for r in rows if not separate or is_last(r) == is_last(o)]
+        ddof = settings.get("std") == "sample"
+        total += gamma ** (o["t"] - row["t"]) * z(reward(o), [reward(r) for r in pool], std, ddof)
+    return total
+
+
 def first_error(rows: list, row: dict, settings: dict) -> float:
     """The weight of a turn, from the lengths of the way: 99 stands for none."""
     path = [99 if length is None else length for length in row["path"]]
@@ -349,6 +381,15 @@ CREDITS = {
             {"baseline": "others"},
         ],
     ),
+    "igpo": (
+        igpo,
+        [
+            {},
+            {"gamma": 0.5, "normalize": "mean"},
+            {"pools": "separate", "gain": "logprob"},
+            {"std": "sample", "last_gain": True},
+        ],
+    ),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
 }
@@ -362,6 +403,7 @@ def main() -> None:
     groups = [make_group(generator) for _ in range(6)]
     add_ways(groups)
     add_matches(groups)
+    add_answers(groups)
     for name, (formula, variants) in CREDITS.items():
         for settings in variants:
             gamma = F(str(settings["gamma"])) if "gamma" in settings else GAMMA.get(name, F(1))

@@ -47,6 +47,11 @@ EPISODES = [
 @pytest.fixture
 def explored(recipe):
     """A run of two iterations that has explored once and credited nothing."""
+    return explored_by(recipe, EPISODES)
+
+
+def explored_by(recipe, episodes):
+    """Folder of such a run, with these episodes."""
     settings = read_recipe(recipe, ["iterations=2"])
     with Run(settings) as run:
         with run.stage("expert", run.paths.trajectories("expert")):
@@ -55,7 +60,7 @@ def explored(recipe):
             )
         file = run.paths.trajectories("explore-001")
         with run.stage("explore-001", file), TrajectoryStore(file) as store:
-            for one in EPISODES:
+            for one in episodes:
                 store.append(one)
         return run.folder
 
@@ -337,22 +342,27 @@ def test_weights_stay_in_their_folder(explored, name):
 def test_the_credits_of_groups_can_all_be_given(explored):
     """Every one of the table, with the model itself as the policy that they may read; but for two.
 
-    The oracle reads how far each turn is from the end, which nobody measured here; and there are no tools to call.
+    The oracle reads how far each turn is from the end, which nobody measured here; there are no tools to call, and the
+    game has no answer for igpo.
     """
     given = [
         name
         for name, each in CREDITS.items()
-        if not getattr(each, "needs_remaining", False) and "matches" not in each.needs
+        if not (getattr(each, "needs_remaining", False) or each.needs & {"matches", "answer"})
     ]
     for name in given:
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 2
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 3
     with pytest.raises(DataError, match=r"was not measured; set pair\.remaining, or groups\.remaining"):
         credit_run(explored, ["credit.name=first-error"])
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
         credit_run(explored, ["credit.name=matchtir"])
+    with pytest.raises(
+        ConfigError, match="does not say how an answer is given, and the credit reads how likely"
+    ):
+        credit_run(explored, ["credit.name=igpo"], reference="base")
 
 
 def test_the_command_prints_tables_and_json(explored):

@@ -22,6 +22,7 @@ from perturn.credit.gigpo import GiGPO
 from perturn.credit.graphgpo import GraphGPO
 from perturn.credit.grpo import GRPO
 from perturn.credit.hgpo import HGPO
+from perturn.credit.igpo import IGPO
 from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
 from perturn.credit.pgpo import PGPO
@@ -53,6 +54,7 @@ CREDITS: Table[type[Credit]] = Table(
         "g2po": G2PO,
         "pgpo": PGPO,
         "matchtir": MatchTIR,
+        "igpo": IGPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
     },

@@ -55,8 +55,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need `values`, for which it is given the exact ones, and `matches`, of which it is
-            given none: no turn calls a tool, so that its way with the rewards of the processes is measured.
+        credit: A credit; it may need `values` and `answer`, for which it is given the exact ones, and `matches`, of
+            which it is given none: no turn calls a tool, so that its way with the rewards of the processes is measured.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -122,11 +122,12 @@ def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
-    known: dict[str, Sequence[Any]] = {
+    exact: dict[str, Sequence[Any]] = {
         "values": episodes.values(gamma),
+        "answer": episodes.answers(),
         "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
     }
-    unknown = sorted(credit.needs - known.keys())
+    unknown = sorted(credit.needs - exact.keys())
     if unknown:
         raise ValueError(
             f"{type(credit).__name__} needs {', '.join(unknown)}, which a small process does not have."
@@ -137,7 +138,7 @@ def _advantages(
         for episode in range(len(episodes.steps))
     ]
     for group in groups:
-        needed = {name: [known[name][episode] for episode in group] for name in credit.needs}
+        needed = {name: [exact[name][episode] for episode in group] for name in credit.needs}
         found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
         lengths = [len(episodes.steps[episode]) for episode in group]
         if [len(one) for one in found] != lengths:

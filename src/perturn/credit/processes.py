@@ -125,6 +125,35 @@ class Episodes:
             for steps in self.steps
         ]
 
+    def chance(self, state: int, turn: int) -> float:
+        """Return the exact chance that an episode ends with a success from a state at a turn on."""
+        return fsum(
+            chosen * outcome.probability * (1.0 if outcome.success else self._chance_after(outcome, turn))
+            for chosen, outcomes in zip(
+                self.process.policy(state), self.process.actions[state].values(), strict=True
+            )
+            for outcome in outcomes
+        )
+
+    def _chance_after(self, outcome: Outcome, turn: int) -> float:
+        if outcome.to is None or turn + 1 == self.process.horizon:
+            return 0.0
+        return self.chance(outcome.to, turn + 1)
+
+    def answers(self) -> list[Tensor]:
+        """Return log p before each turn of each episode and after its last, in nats [turns + 1].
+
+        p is the chance of a success: a policy that is calibrated knows the answer as often as it will give it. After
+        the last turn it is 1 or 0.
+        """
+        return [
+            torch.tensor(
+                [*(self.chance(step.state, t) for t, step in enumerate(steps)), float(end.success)],
+                dtype=torch.float64,
+            ).log()
+            for steps, end in zip(self.steps, self.ends, strict=True)
+        ]
+
     def gradient(self, gamma: float) -> Tensor:
         """Return the exact gradient of the expected sum of gamma^t r_t [parameters]."""
         returns = torch.tensor(

@@ -22,6 +22,10 @@ class Credit(Protocol):
     many of the first tokens of each turn as it reads V at. One that needs `matches` has a setting
     `assignment`, hard, greedy or soft, which says how tool calls are matched with gold calls; and `regularization`,
     unless 0.1 will do for a soft one.
+
+    One that needs `answer` is given the mean log-probability of the tokens of the task's gold answer before each turn
+    and after the last one, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an
+    episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`.
     """
 
     needs: ClassVar[frozenset[str]]

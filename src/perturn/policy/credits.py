@@ -71,7 +71,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= {"values", "matches"}
+        computed |= {"values", "matches", "answer"}
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(

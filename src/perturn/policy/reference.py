@@ -233,9 +233,9 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs values or matches, or gives anything but one finite number a turn.
+        ConfigError: If it needs values, matches or the gold answer, or gives anything but one finite number a turn.
     """
-    missing = sorted({"values", "matches"} & credit.needs - needed.keys())
+    missing = sorted({"values", "matches", "answer"} & credit.needs - needed.keys())
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,6 +256,12 @@ class Walk:
         self._close(said, opened + written)
         self.turns += 1
         return Piece(ids, "assistant", self.turns - 1)
+
+    def fork(self) -> Walk:
+        """Another walk from here on, which leaves this one where it is."""
+        other = copy(self)
+        other._messages, other._added = list(self._messages), list(self._added)
+        return other
 
     def confirm(self, open_turn: bool = False) -> None:
         """Compare the texts so far with one rendering of the whole; `open_turn`: the policy is to write next.

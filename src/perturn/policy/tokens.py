@@ -151,6 +151,10 @@ class Renderer:
             starts=tuple(accumulate(lengths[:-1], initial=0)),
         )
 
+    def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
+        """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""
+        return Walk(self._chat, trajectory.prompt, trajectory.tools, whole or self._whole)
+
     def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
         """Sampled tokens -> an action that keeps them."""
         ended = bool(ids) and ids[-1] == self.end_id
@@ -201,7 +205,7 @@ class Renderer:
         self, trajectory: Trajectory, turns: Sequence[Turn], most: int | None, whole: bool
     ) -> list[list[Piece]]:
         """Pieces of each turn of a sequence, its action last, as far as they fit."""
-        walk = Walk(self._chat, trajectory.prompt, trajectory.tools, whole)
+        walk = self.walk(trajectory, whole)
         kept: list[list[Piece]] = []
         length = 0
         for turn in turns:

@@ -18,6 +18,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.policy.answers import answer_logprobs
 from perturn.policy.credits import make_credit
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
@@ -28,6 +29,7 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Example, Renderer, encode_example
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
+from perturn.run.answers import answer_form, check_gold
 from perturn.run.matches import matches_of
 from perturn.run.measure import measured
 from perturn.settings.parsing import apply_overrides
@@ -36,7 +38,7 @@ from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
-_COMPUTED = frozenset({"reference", "values", "matches"})
+_COMPUTED = frozenset({"reference", "values", "matches", "answer"})
 """Quantities that can be computed for stored episodes."""
 
 
@@ -82,7 +84,8 @@ def reference_of(
         tokenizer: Of the model; None: that of its name.
         template: Jinja chat template to use instead of the tokenizer's own.
     """
-    model, rows = _encoded(trajectories, model, tokenizer, template)
+    model, renderer = _opened(model, tokenizer, template)
+    rows = _encoded(trajectories, renderer)
     with torch.no_grad():
         logprobs = compute_logprobs(model, [row.chosen for row in rows.values()])
     found = dict(zip(rows, logprobs, strict=True))
@@ -113,7 +116,8 @@ def values_of(
     Returns:
         V, in units of reward `[trajectories][turns][tokens]`.
     """
-    model, rows = _encoded(trajectories, model, tokenizer, template)
+    model, renderer = _opened(model, tokenizer, template)
+    rows = _encoded(trajectories, renderer)
     order = sorted(rows, key=lambda i: trajectories[i].key)
     sequences = [rows[i].chosen for i in order]
     tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
@@ -122,16 +126,44 @@ def values_of(
     return [found.get(i, []) for i in range(len(trajectories))]
 
 
-def _encoded(
-    trajectories: Sequence[Trajectory], model: Any, tokenizer: Any, template: str | None
-) -> tuple[Any, dict[int, Example]]:
-    """The model, loaded and prepared, and the trajectories that have turns as tokens, by index."""
+def answers_of(
+    trajectories: Sequence[Trajectory],
+    form: str,
+    model: Any,
+    tokenizer: Any = None,
+    template: str | None = None,
+    token_budget: int = TOKEN_BUDGET,
+) -> list[list[float]]:
+    """Log-probability of the gold answer around each turn of each episode; see `perturn.policy.answers`.
+
+    Args:
+        trajectories: Episodes, in any order.
+        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        model: As `reference_of` has it.
+        tokenizer: As `reference_of` has it.
+        template: As `reference_of` has it.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        Mean over the answer's tokens, in nats `[trajectories][turns + 1]`; NaN where it is not known.
+    """
+    model, renderer = _opened(model, tokenizer, template)
+    return answer_logprobs(model, renderer, trajectories, form, token_budget)
+
+
+def _opened(model: Any, tokenizer: Any, template: str | None) -> tuple[Any, Renderer]:
+    """The model, loaded and prepared, and its renderer."""
     if isinstance(model, str | Path):
         tokenizer = tokenizer or load_tokenizer(str(model))
         model = load_model(str(model)).to(device())
     renderer = Renderer(tokenizer, template)
     prepare(model)
-    return model, {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
+    return model, renderer
+
+
+def _encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
+    """The trajectories that have turns as tokens, by index."""
+    return {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
@@ -266,21 +298,27 @@ def compute_needed(
         paths: Of the run.
         recipe: Of the run.
         reference: Policy whose log-probabilities it may read.
-        acted: Policy on whose hidden states values are fitted.
+        acted: Policy on whose hidden states values are fitted, and that is asked for the gold answer.
 
     Raises:
-        PerturnError: If the policy that it reads is not there, or the world has no gold calls to match.
+        PerturnError: If the policy that it reads is not there, the world has no gold calls to match, the tasks have no
+            gold answer, or the environment does not say how one is given.
     """
     found: dict[str, Sequence[Any]] = {}
     template = chat_template(recipe.model)
+    budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
     if "reference" in credit.needs:
         found["reference"] = reference_of(episodes, _policy(paths, recipe, reference), template=template)
     if "values" in credit.needs:
-        budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
         model = _policy(paths, recipe, acted)
         found["values"] = values_of(episodes, credit, model, template=template, token_budget=budget)
     if "matches" in credit.needs:
         found["matches"] = matches_of(episodes, credit, recipe)
+    if "answer" in credit.needs:
+        form = answer_form(recipe)
+        check_gold(episodes)
+        model = _policy(paths, recipe, acted)
+        found["answer"] = answers_of(episodes, form, model, template=template, token_budget=budget)
     return found
 
 

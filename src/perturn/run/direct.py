@@ -27,6 +27,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
+from perturn.policy.branches import MARK
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import make_credit
 from perturn.policy.models import context_length, load_policy, weights_digest
@@ -36,7 +37,7 @@ from perturn.policy.tokens import Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
-from perturn.run.credit import reference_of
+from perturn.run.credit import answers_of, reference_of
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import rules_for, scored_panel, turn_tokens
@@ -135,21 +136,26 @@ def assign_credit(
     model: Any = None,
     tokenizer: Any = None,
     chat_template: str | None = None,
+    answer: str | None = None,
 ) -> list[Tensor]:
     """The weight of every turn; trajectories of one task and one policy are a group.
 
     Args:
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
-        model: The reference, a name or a transformers model, where the credit needs one.
+        model: The reference, a name or a transformers model, where the credit needs one; for one that reads the gold
+            answer, the policy that acted.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
+        answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
+            "Action: finish[{answer}]", where the credit reads how likely the gold one is.
 
     Returns:
         One tensor a trajectory, in their order, without unit [turns].
 
     Raises:
-        ConfigError: If there is no such credit, or it needs a reference and there is none.
+        ConfigError: If there is no such credit, or it needs a reference or an answer and there is none.
+        DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
     weigher: Any = credit
     if isinstance(credit, str | Mapping):
@@ -157,13 +163,21 @@ def assign_credit(
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
-    needed: dict[str, list[list[Tensor]]] = {}
-    if "reference" in weigher.needs:
+    needed: dict[str, Sequence[Any]] = {}
+    if "reference" in weigher.needs or "answer" in weigher.needs:
         if model is None:
             raise ConfigError(f"credit {type(weigher).__name__} reads a reference policy; give model=.")
         if not isinstance(model, str | Path):
             tokenizer = tokenizer or _tokenizer_of(model)
+    if "reference" in weigher.needs:
         needed["reference"] = reference_of(trajectories, model, tokenizer, chat_template)
+    if "answer" in weigher.needs:
+        if answer is None or answer.count(MARK) != 1:
+            raise ConfigError(
+                f"credit {type(weigher).__name__} reads how likely the gold answer is; give answer=, the text of a "
+                f"turn that gives one with {MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
+            )
+        needed["answer"] = answers_of(trajectories, answer, model, tokenizer, chat_template)
     weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
     return [weights[index] for index in range(len(trajectories))]
 

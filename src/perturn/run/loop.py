@@ -175,6 +175,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         if recipe.groups is not None:
             locate("perturn.run.matches:check_gold")(recipe, env)
         panels = look_up(recipe, env)
+        if recipe.groups is not None:
+            locate("perturn.run.answers:check_answers")(recipe, panels)
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
             try:

@@ -57,6 +57,7 @@ class HotpotQA:
     in_process: ClassVar[bool] = True
     protocol: ClassVar[str] = "hotpotqa-react"
     distributions: ClassVar[tuple[str, ...]] = ("bm25s",)
+    answer_action: ClassVar[str] = "finish[{answer}]"
 
     name = _VERSION
     """Followed by reward, match and a hash of the corpus, since scores depend on them."""

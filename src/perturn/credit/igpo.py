@@ -1,0 +1,147 @@
+"""IGPO: the change of the gold answer's likelihood over a turn as its reward, the outcome as that of the last turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, isinf, isnan
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.group import GroupCredit, Visit, normalized_within, returns_to_go, weigh_tasks
+from perturn.credit.returns import Numbers
+from perturn.types import Status, Trajectory
+
+Answers = Sequence[Sequence[float] | Tensor]
+"""Mean log-probability of the gold answer's tokens before each turn and after the last one, in nats
+`[trajectories][turns + 1]`; NaN: not known."""
+
+GAINS = ("probability", "logprob")
+"""A turn's gain: of the geometric mean of the probabilities of the answer's tokens, or of its logarithm."""
+
+POOLS = ("joint", "separate")
+"""Gains and outcomes of a group are normalized together, or each among themselves."""
+
+
+def answer_numbers(group: Sequence[Trajectory], answer: Answers | None) -> Numbers:
+    """Return the log-probability of the answer around each turn, in nats `[trajectories][turns + 1]`.
+
+    Raises:
+        ValueError: If it is missing, or has not one entry before each turn and one after the last.
+    """
+    if answer is None:
+        raise ValueError(
+            "this credit needs answer=, the log-probability of the gold answer before each turn and after the last."
+        )
+    found = [torch.as_tensor(of_one, dtype=torch.float64).reshape(-1).tolist() for of_one in answer]
+    if [len(of_one) for of_one in found] != [len(trajectory.turns) + 1 for trajectory in group]:
+        raise ValueError(
+            "answer must hold one entry before each turn and one after the last, for each trajectory of the group."
+        )
+    return found
+
+
+def information_gains(logprobs: Sequence[float], gain: str = "probability") -> list[float]:
+    """Return how much likelier each turn made the gold answer, without unit or in nats [turns].
+
+        IG_t = P_(t+1) - P_t,   P_t = exp(mean_j log pi(a_j | before turn t, a_<j))
+
+    Where P is not known (NaN), the last one that is stands for it. So the gains of an episode sum to the last known P
+    less the first.
+
+    Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code.
+    Differs: nothing.
+
+    Args:
+        logprobs: Mean log-probability of the answer's tokens before each turn and after the last, in nats [turns + 1].
+        gain: One of GAINS.
+
+    Raises:
+        ValueError: If a gain is infinite.
+    """
+    found, known = [], logprobs[0]
+    for after in logprobs[1:]:
+        if isnan(after) or isnan(known):
+            found.append(0.0)
+        else:
+            found.append(exp(after) - exp(known) if gain == "probability" else after - known)
+        known = known if isnan(after) else after
+    if any(isinf(each) or isnan(each) for each in found):
+        raise ValueError("answer must be finite where gains are of log-probabilities; take gain=probability.")
+    return found
+
+
+@dataclass(frozen=True)
+class IGPO(GroupCredit):
+    """Discounted sum of normalized rewards: the gain of the gold answer's likelihood; at the last turn, the outcome.
+
+        r_t = IG_t for t < T - 1,   r_(T-1) = S
+        z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
+
+    IG is that of `information_gains`, and R holds the rewards of all turns of the group.
+
+    Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code
+    (`core_algos.py`, mode joint; mode separate is `pools`; `prob_diff` and `log_prob_diff` are `gain`). The first
+    release took the mean of returns off instead, token index by token index, which has no counterpart over turns.
+    Differs: a turn whose gain is exactly 0 counts as a turn, where the code takes it for none. A reward that the
+    environment gives before the end is added to its turn's gain; the paper has none. No penalty for a malformed
+    answer but that of `returns`. A trajectory alone in its group gets 0, there its turns are compared with each other.
+    A FAILED one counts with gains of 0 as well.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    gain: str = "probability"
+    """probability: of the mean token; or logprob, its logarithm."""
+
+    normalize: str = "std"
+    """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
+
+    pools: str = "joint"
+    """joint: gains and outcomes of a group are normalized together; or separate, each among themselves."""
+
+    std: str = "population"
+    """population: standard deviation over n; or sample, over n - 1."""
+
+    last_gain: bool = False
+    """Whether the last turn has its gain beside the outcome: by the answer after it, before the world's reply."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("gain", self.gain, GAINS)
+        check_choice("pools", self.pools, POOLS)
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        known = answer_numbers(group, answer)
+
+        def rewards(group: Sequence[Trajectory]) -> Numbers:
+            return [
+                [reward + gain for reward, gain in zip(own, self._gains(one, logprobs), strict=True)]
+                for one, own, logprobs in zip(group, self.returns(group), known, strict=True)
+            ]
+
+        return weigh_tasks(group, rewards, self._weigh)
+
+    def _gains(self, trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
+        """The gain that counts as reward of each turn."""
+        if trajectory.status is Status.FAILED or not trajectory.turns:
+            return [0.0] * len(trajectory.turns)
+        if self.last_gain:
+            return information_gains(logprobs, self.gain)
+        return [*information_gains(logprobs[:-1], self.gain), 0.0]
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        before: list[Visit] = [(i, t) for i, of_one in enumerate(rewards) for t in range(len(of_one) - 1)]
+        last: list[Visit] = [(i, len(of_one) - 1) for i, of_one in enumerate(rewards) if of_one]
+        pools = [before + last] if self.pools == "joint" else [before, last]
+        normalized = normalized_within(pools, rewards, self.normalize, self.std)
+        return [returns_to_go(of_one, self.gamma) for of_one in normalized]

@@ -1,0 +1,72 @@
+"""How the answer to a task is given in a recipe's episodes, for credits that ask how likely the gold one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perturn.envs import ENVIRONMENTS
+from perturn.envs.load import load_object
+from perturn.episodes.formats import FORMATS
+from perturn.errors import ConfigError
+from perturn.policy.branches import MARK, gold_answer
+from perturn.policy.credits import named_credit
+from perturn.run.panels import Panels
+from perturn.run.session import make_protocol
+from perturn.settings.recipe import Recipe
+from perturn.types import Trajectory, failed
+
+THOUGHT = "I know the answer."
+"""Thought before the answer, in formats that have thoughts."""
+
+
+def answer_form(recipe: Recipe) -> str:
+    """Text of a turn that gives an answer, with `{answer}` where that stands.
+
+    It is the action of the environment's `answer_action` as the protocol's format writes it.
+
+    Raises:
+        ConfigError: If the environment does not say how an answer is given, or actions are tool calls.
+    """
+    name = str((recipe.environment or {}).get("name"))
+    entry = load_object(name) if ":" in name else ENVIRONMENTS.get(name)
+    action = getattr(entry, "answer_action", None)
+    if not isinstance(action, str) or action.count(MARK) != 1:
+        raise ConfigError(
+            f"environment {name!r} does not say how an answer is given, and the credit reads how likely the gold one "
+            f"is; give its class answer_action, a text with {MARK} such as 'finish[{MARK}]', or take a credit without, "
+            "such as rloo."
+        )
+    rules = make_protocol(recipe.protocol)
+    written = FORMATS[rules.format]
+    if written.native:
+        raise ConfigError(
+            f"protocol.format {rules.format!r} gives answers as tool calls, whose likelihood is not computed; take "
+            "format react or action, or a credit without, such as rloo."
+        )
+    return written.write(THOUGHT, action)
+
+
+def check_gold(episodes: Iterable[Trajectory]) -> None:
+    """Refuse episodes of tasks without a gold answer.
+
+    Raises:
+        DataError: Naming the first.
+    """
+    for one in episodes:
+        if not failed(one):
+            gold_answer(one.task)
+
+
+def check_answers(recipe: Recipe, panels: Panels) -> None:
+    """Refuse a recipe whose credit reads the gold answer where there is none.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    assert recipe.align is not None
+    _, credit = named_credit(recipe.align.loss, recipe.credit)
+    if "answer" not in getattr(credit, "needs", ()):
+        return
+    answer_form(recipe)
+    for task in panels.tasks.get("explore", ()):
+        gold_answer(task)

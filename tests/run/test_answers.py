@@ -1,0 +1,39 @@
+"""A credit that reads the gold answer, again on stored episodes of an environment of one's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from perturn.credit import CREDITS
+from perturn.data.groups import groups_of, read_credits
+from perturn.errors import DataError
+from perturn.run.credit import answers_of, credit_run
+
+from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
+
+
+def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
+    """In the words of the environment and the format, and of stored episodes alone; a FAILED one is not asked."""
+    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
+    asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
+    answers = answers_of(asked, "Action: number {answer}", str(tiny_folder))
+    folder = explored_by(recipe, asked)
+
+    (one,) = credit_run(folder, ["credit.name=igpo", "credit.gamma=0.5"], reference="base")["iterations"]
+
+    rows = {row.key: row for row in read_credits(folder / one["file"])}
+    for group in groups_of(asked):
+        its = [answers[asked.index(each)] for each in group]
+        for each, weight in zip(group, CREDITS["igpo"](gamma=0.5)(group, answer=its), strict=True):
+            assert rows[each.key].weight == pytest.approx(weight.tolist(), abs=1e-9)
+    assert rows["one", 2].bin == "failed"
+    assert rows["two", 0].bin == "trained"
+    assert len(set(rows["one", 1].weight)) == 3
+
+
+def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+
+    with pytest.raises(DataError, match="has no gold answer: expected a text in data"):
+        credit_run(explored, ["credit.name=igpo"], reference="base")
+    assert not list((explored / "credits").iterdir())
