@@ -33,10 +33,19 @@ def _answers(group):
     return [[*(known[turn.state_key] for turn in one.turns), -0.25] for one in group]
 
 
+def _matches(group):
+    """How well the calls of a turn match, which follows from its state alone: none, one or two calls."""
+    known = {"a": (), "b": (1.0, 0.0), "c": (0.75,), None: (0.5,)}
+    return [[known[turn.state_key] for turn in one.turns] for one in group]
+
+
+_NEEDED = {"answer": _answers, "matches": _matches}
+
+
 @pytest.fixture(scope="session")
 def weigh():
-    """Return what asks a credit, and gives it the log-probabilities of a gold answer where it needs them."""
-    return lambda credit, group: credit(group, **({"answer": _answers(group)} if credit.needs else {}))
+    """Return what asks a credit, and gives it what it needs beside the group."""
+    return lambda credit, group: credit(group, **{name: _NEEDED[name](group) for name in credit.needs})
 
 
 @pytest.fixture(scope="session")
