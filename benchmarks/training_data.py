@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from perturn.policy.tokens import NO_TURN, Encoded, Example
+from perturn.policy.examples import Example
+from perturn.policy.tokens import NO_TURN, Encoded
 
 
 @dataclass(frozen=True)

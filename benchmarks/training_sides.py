@@ -20,9 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
 from perturn import TurnConfig, TurnTrainer
+from perturn.policy.examples import Example
 from perturn.policy.packing import Collator
 from perturn.policy.reference import reference_logprobs
-from perturn.policy.tokens import Example
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()

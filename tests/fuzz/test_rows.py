@@ -13,7 +13,7 @@ from perturn.engines.api.chat import read_call
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
 from perturn.errors import DataError, PerturnError
-from perturn.policy.tokens import encode_example
+from perturn.policy.examples import encode_example
 from perturn.types import Action, Task, Trajectory, Turn
 
 CALL = {"id": "1", "type": "function", "function": {"name": "find", "arguments": {"room": "hall"}}}

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 from perturn.policy import attention, packing
 from perturn.policy.attention import forest_attention
 from perturn.policy.config import may_begin
+from perturn.policy.examples import Example
 from perturn.policy.logprobs import action_logprobs, continuing, prepare
 from perturn.policy.packing import Collator, common_beginning, lay_out
-from perturn.policy.tokens import NO_TURN, Encoded, Example
+from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
 
 from .test_attention import FORESTS, Layer, dense, sight, tensors

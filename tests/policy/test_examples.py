@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from perturn.errors import DataError
+from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.packing import Collator, Examples, Filled, collate
-from perturn.policy.tokens import NO_TURN, Encoded, Example, check_lengths, encode_example
+from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 

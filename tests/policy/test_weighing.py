@@ -13,8 +13,8 @@ from perturn.credit.rloo import RLOO
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.credits import choose_credit, credit_of
+from perturn.policy.examples import Example, encode_example
 from perturn.policy.reference import weigh
-from perturn.policy.tokens import Example, encode_example
 from perturn.types import Action, PreferencePair, Remaining, Task, Trajectory, Turn
 
 

@@ -17,8 +17,9 @@ from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError, ModelError
+from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
-from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
+from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.settings.sections import Pair
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, succeeded
 

@@ -17,7 +17,8 @@ from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.groups import CreditRow, read_credits
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, DataError, ModelError, PerturnError
-from perturn.policy.tokens import NO_TURN, Encoded, Example, encode_example
+from perturn.policy.examples import Example, encode_example
+from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.table import locate
 from perturn.types import Trajectory, WeightedTrajectory
 

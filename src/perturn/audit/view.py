@@ -9,9 +9,10 @@ from typing import Any
 
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError
+from perturn.policy.examples import Example
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template as template_of
-from perturn.policy.tokens import NO_TURN, Example, Renderer
+from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.stages import stages
 

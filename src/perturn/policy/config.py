@@ -14,7 +14,7 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
 from perturn.errors import ConfigError
-from perturn.policy.tokens import LOSS_ON, SHARED_PREFIX
+from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.settings.sections import Sft, Train
 
 _MANY_STEPS = 1_000_000

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from perturn.errors import DataError
 from perturn.losses import TurnLogprobs
+from perturn.policy.examples import Example, sides
 from perturn.policy.logprobs import logprobs_and_entropy
 from perturn.policy.packing import Batch
-from perturn.policy.tokens import Encoded, Example, Renderer, sides
+from perturn.policy.tokens import Encoded, Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
 

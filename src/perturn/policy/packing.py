@@ -19,8 +19,9 @@ from torch.utils.data import Dataset, Sampler
 
 from perturn.errors import DataError
 from perturn.losses import TurnLogprobs
+from perturn.policy.examples import Example
 from perturn.policy.rendering import first_difference
-from perturn.policy.tokens import NO_TURN, Encoded, Example
+from perturn.policy.tokens import NO_TURN, Encoded
 
 Batch = dict[str, Tensor]
 """A packed batch: see `lay_out`."""

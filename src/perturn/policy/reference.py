@@ -28,9 +28,10 @@ from perturn.data.cache import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import Loss, TurnLogprobs
+from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
-from perturn.policy.tokens import NO_TURN, Encoded, Example
+from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 

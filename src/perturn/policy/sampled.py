@@ -14,8 +14,9 @@ from perturn.credit import Credit
 from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
+from perturn.policy.examples import Example
 from perturn.policy.reference import asked
-from perturn.policy.tokens import Encoded, Example
+from perturn.policy.tokens import Encoded
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 Row = Trajectory | WeightedTrajectory | PreferencePair

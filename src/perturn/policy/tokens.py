@@ -1,4 +1,4 @@
-"""The one place that turns a conversation into token ids with a turn index for each token, and rows into examples.
+"""The one place that turns a conversation into token ids with a turn index for each token.
 
 Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
 that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
@@ -8,7 +8,7 @@ training sees what was sampled.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,16 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
 from perturn.policy.templates import choose_template, with_template
-from perturn.types import Action, Message, PreferencePair, Prompt, Trajectory, Turn
+from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
 
 _PROBE_TURNS = 5
 """Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
-
-SHARED_PREFIX = ("keep", "mask")
-LOSS_ON = ("actions", "all")
 
 
 @dataclass(frozen=True)
@@ -285,122 +282,3 @@ def _check_turns(trajectory: Trajectory) -> None:
                 )
         if not (action.text or action.tool_calls or action.token_ids):
             raise DataError(f"{where} is empty; remove the row.")
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row of training data; `rejected` is None where a loss reads one side only."""
-
-    chosen: Encoded
-    rejected: Encoded | None = None
-    reference: tuple[Tensor, ...] = ()
-    """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
-    behavior: tuple[Tensor, ...] = ()
-    """Those that they were sampled with, in nats; empty where nothing reads them."""
-    proximal: tuple[Tensor, ...] = ()
-    """Those of the policy as training starts, in nats; empty where nothing reads them."""
-    trajectories: tuple[Trajectory, ...] = ()
-    """Each side as it was played, with those of its turns that carry loss."""
-    whole: tuple[Trajectory, ...] = ()
-    """Each side as it was played, with all of its turns."""
-    weight: tuple[Tensor, ...] = ()
-    """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
-    mismatched: Encoded | None = None
-    mismatched_reference: Tensor | None = None
-    """The actions of another row after this one's prompt, and their reference, in nats; None where no loss reads it."""
-    statistic: float | None = None
-    """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
-
-    @property
-    def sides(self) -> tuple[Encoded, ...]:
-        """The sides there are."""
-        return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
-
-
-def encode_example(
-    row: Trajectory | PreferencePair,
-    renderer: Renderer,
-    max_length: int | None,
-    shared_prefix: str = "keep",
-    loss_on: str = "actions",
-) -> Example:
-    """Row -> tokens.
-
-    Args:
-        row: A trajectory, or a pair of them.
-        renderer: Conversation -> tokens.
-        max_length: Longest sequence in tokens; None for no limit.
-        shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
-        loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
-
-    Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits.
-    """
-    if isinstance(row, Trajectory):
-        chosen = renderer.encode(row, max_length)
-        chosen = _with_all(chosen) if loss_on == "all" else chosen
-        return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
-    chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
-    if chosen.ids == rejected.ids:
-        cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
-        raise DataError(f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair.")
-    if shared_prefix == "mask":
-        turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
-        chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
-    trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
-    return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
-
-
-def _with_all(side: Encoded) -> Encoded:
-    """The side with loss on all tokens but the first of each sequence; what was read is of the turn it led to."""
-    turn, following = [NO_TURN] * len(side.ids), NO_TURN
-    for index in reversed(range(len(side.ids))):
-        following = side.turn[index] if side.turn[index] != NO_TURN else following
-        turn[index] = following
-    for start in side.starts:
-        turn[start] = NO_TURN
-    return replace(side, turn=tuple(turn))
-
-
-def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
-    """The trajectory with those of its turns that carry loss."""
-    return replace(
-        trajectory, turns=tuple(trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
-    )
-
-
-def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
-    """Number of whole turns, from the first, in which both sides are the same tokens."""
-    same = first_difference(*(list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)))
-    return min(_turns_before(chosen, same), _turns_before(rejected, same))
-
-
-def _turns_before(side: Encoded, position: int) -> int:
-    """Number of turns that end before a position."""
-    last = {turn: index for index, turn in enumerate(side.turn) if turn != NO_TURN}
-    return sum(index < position for index in last.values())
-
-
-def _without_turns(side: Encoded, turns: int) -> Encoded:
-    """The side with the loss of its first turns masked."""
-    return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
-
-
-def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
-    """Refuse sequences longer than the model's context.
-
-    Raises:
-        DataError: For the longest one.
-    """
-    longest = max((side.longest for side in sides(examples)), default=0)
-    if limit is not None and longest > limit:
-        raise DataError(
-            f"the longest sequence has {longest} tokens, but the model's context is {limit}; "
-            f"set max_length to {limit} or less to drop whole turns from the end."
-        )
-
-
-def sides(examples: Sequence[Example]) -> Iterator[Encoded]:
-    """All sides of all examples, in order."""
-    for example in examples:
-        yield from example.sides

@@ -34,6 +34,7 @@ from perturn.policy.config import (
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group
+from perturn.policy.examples import Example, check_lengths, encode_example, sides
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_logprobs, with_mismatched
@@ -42,7 +43,7 @@ from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack, mismatched_packs
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
 from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
-from perturn.policy.tokens import Example, Renderer, check_lengths, encode_example, sides
+from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
 _logger = logging.getLogger(__name__)

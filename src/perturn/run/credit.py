@@ -20,13 +20,14 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.answers import answer_logprobs
 from perturn.policy.credits import make_credit
+from perturn.policy.examples import Example, encode_example
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, turn_logprobs
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Example, Renderer, encode_example
+from perturn.policy.tokens import Renderer
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.answers import answer_form, check_gold

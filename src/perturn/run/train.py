@@ -22,10 +22,11 @@ from perturn.errors import ConfigError, RunError
 from perturn.io.writing import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.agreement import differences, summary
+from perturn.policy.examples import Example
 from perturn.policy.models import load_model, new_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Examples
-from perturn.policy.tokens import NO_TURN, Example
+from perturn.policy.tokens import NO_TURN
 from perturn.policy.trainer import TurnTrainer
 from perturn.policy.words import learn, make_tokenizer
 from perturn.ranks import from_leader, leads
