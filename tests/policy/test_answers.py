@@ -11,8 +11,10 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.answers import answer_logprobs
 from perturn.policy.branches import as_sequences, branches, gold_answer
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Renderer
+from perturn.policy.tokens import Renderer
 from perturn.types import Action, Status, Task, Trajectory, Turn
+
+from .training import asked
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
 ALTERNATING = (
@@ -91,12 +93,7 @@ def test_they_are_those_of_a_plain_pass_a_turn(renderer, tokenizer, tiny_model, 
 def test_the_policy_is_asked_where_it_was_asked_to_act(renderer, history):
     """Each context is the prompt of the turn as training sees it, with a history shortened as it was."""
     one = episode(4, history=history)
-    encoded = renderer.encode(one)
-    prompts = []
-    for span in encoded.sequences:
-        turns = encoded.turn[span]
-        starts = [at for at, turn in enumerate(turns) if turn != NO_TURN and turns[at - 1] != turn]
-        prompts += [encoded.ids[span][:at] for at in starts]
+    prompts = asked(renderer, one)
 
     found = branches(renderer, one, FORM)
 

@@ -14,6 +14,8 @@ from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit, explained_variance, turn_features, turn_values
 from perturn.types import Action, Task, Trajectory, Turn
 
+from .training import asked
+
 
 def episode(*texts, history=None, task="t"):
     """A trajectory whose actions are these texts."""
@@ -31,17 +33,6 @@ EPISODES = [
     episode("north", "open the door", history=0),
     episode("wait", "wait a while", "north", history=1),
 ]
-
-
-def asked(renderer, trajectory):
-    """Tokens that the policy saw when it began to write each turn."""
-    encoded = renderer.encode(trajectory)
-    found = []
-    for span in encoded.sequences:
-        turns = encoded.turn[span]
-        starts = [at for at, turn in enumerate(turns) if turn != NO_TURN and turns[at - 1] != turn]
-        found += [encoded.ids[span][:at] for at in starts]
-    return found
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from perturn.losses import TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
+from perturn.policy.tokens import NO_TURN
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [
@@ -119,3 +120,14 @@ def assert_same_training(curves, finals):
     for curve, final in zip(curves[1:], finals[1:], strict=True):
         assert_close(curve, curves[0], rtol=1e-5, atol=1e-6)
         assert_close(final, finals[0], rtol=1e-4, atol=1e-6)
+
+
+def asked(renderer, trajectory):
+    """Tokens that the policy saw when it began to write each turn."""
+    encoded = renderer.encode(trajectory)
+    found = []
+    for span in encoded.sequences:
+        turns = encoded.turn[span]
+        starts = [at for at, turn in enumerate(turns) if turn != NO_TURN and turns[at - 1] != turn]
+        found += [encoded.ids[span][:at] for at in starts]
+    return found
