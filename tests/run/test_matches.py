@@ -19,7 +19,7 @@ from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFai
 from perturn.policy.credits import make_credit
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.run.matches import call_similarity, calls_of, check_gold, gold_calls, match, matches_of
+from perturn.run.matches import call_similarity, calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -278,11 +278,11 @@ def test_a_recipe_is_checked_before_work(bfcl, recipe):
     without = type("Mute", (), {"name": "mute-1"})()
     settings = read_recipe(bfcl, [])
 
-    check_gold(settings, Silent([]))
+    check_gold_calls(settings, Silent([]))
     check(settings, "credit")
     with pytest.raises(
         ConfigError, match=r"MatchTIR compares tool calls with those of the environment's expert, and mute-1"
     ):
-        check_gold(settings, without)
-    check_gold(read_recipe(bfcl, ["credit.name=rloo"]), without)
-    check_gold(read_recipe(recipe, []), without)
+        check_gold_calls(settings, without)
+    check_gold_calls(read_recipe(bfcl, ["credit.name=rloo"]), without)
+    check_gold_calls(read_recipe(recipe, []), without)

@@ -46,7 +46,7 @@ def answer_form(recipe: Recipe) -> str:
     return written.write(THOUGHT, action)
 
 
-def check_gold(episodes: Iterable[Trajectory]) -> None:
+def check_gold_answers(episodes: Iterable[Trajectory]) -> None:
     """Refuse episodes of tasks without a gold answer.
 
     Raises:

@@ -30,7 +30,7 @@ from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
-from perturn.run.answers import answer_form, check_gold
+from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.matches import matches_of
 from perturn.run.measure import measured
 from perturn.settings.parsing import apply_overrides
@@ -317,7 +317,7 @@ def compute_needed(
         found["matches"] = matches_of(episodes, credit, recipe)
     if "answer" in credit.needs:
         form = answer_form(recipe)
-        check_gold(episodes)
+        check_gold_answers(episodes)
         model = _policy(paths, recipe, acted)
         found["answer"] = answers_of(episodes, form, model, template=template, token_budget=budget)
     return found

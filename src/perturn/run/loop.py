@@ -173,7 +173,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         if recipe.groups is not None:
-            locate("perturn.run.matches:check_gold")(recipe, env)
+            locate("perturn.run.matches:check_gold_calls")(recipe, env)
         panels = look_up(recipe, env)
         if recipe.groups is not None:
             locate("perturn.run.answers:check_answers")(recipe, panels)

@@ -20,7 +20,7 @@ _NOTHING = ToolCall("")
 """The call of a malformed action; no tool has its name."""
 
 
-def check_gold(recipe: Recipe, env: Environment) -> None:
+def check_gold_calls(recipe: Recipe, env: Environment) -> None:
     """Refuse a recipe whose credit compares tool calls with an expert's, in a world without one.
 
     Raises:

@@ -1,0 +1,61 @@
+"""Groups of made-up trajectories, with all that a credit may read of them; `make_credits.py` weighs them."""
+
+import random
+
+
+def make_groups(count: int) -> list:
+    """Return groups; what was added later is drawn for itself, so that older draws stay as they were."""
+    generator = random.Random(15)
+    groups = [make_group(generator) for _ in range(count)]
+    add_ways(groups)
+    add_matches(groups)
+    add_answers(groups)
+    return groups
+
+
+def make_group(generator: random.Random) -> list:
+    """Return three to five trajectories over a few states: [states], [rewards], [valid], success."""
+    group = []
+    for _ in range(generator.randint(3, 5)):
+        turns = generator.randint(1, 5)
+        rewards = [generator.choice([0, 0, 0, 0.25]) for _ in range(turns)]
+        success = generator.random() < 0.5
+        rewards[-1] = 1.0 if success else 0.0
+        group.append(
+            {
+                "states": [generator.choice(["a", "b", "c", None]) for _ in range(turns)],
+                "rewards": rewards,
+                "valid": [generator.random() < 0.8 for _ in range(turns)],
+                "success": success,
+                "values": [round(generator.uniform(-1, 1), 3) for _ in range(turns)],
+            }
+        )
+    return group
+
+
+def add_ways(groups: list) -> None:
+    """Give each turn the way before and after it; null is no way any more."""
+    generator = random.Random(16)
+    for one in (one for group in groups for one in group):
+        path = [generator.randint(2, 6)]
+        for _ in one["states"]:
+            lost = path[-1] is None or generator.random() < 0.05
+            path.append(None if lost else max(0, path[-1] + generator.choice([-2, -1, -1, -1, 0, 1])))
+        one["path"] = path
+
+
+def add_matches(groups: list) -> None:
+    """Give each turn how well its calls match; 0 is no match, and a turn may have no call."""
+    generator = random.Random(27)
+    for one in (one for group in groups for one in group):
+        one["matches"] = [
+            [generator.choice([0.0, 0.5, 0.75, 1.0]) for _ in range(generator.choice([0, 1, 1, 2, 3]))]
+            for _ in one["states"]
+        ]
+
+
+def add_answers(groups: list) -> None:
+    """Give each trajectory the log-probability of the gold answer before each turn and after the last."""
+    generator = random.Random(17)
+    for one in (one for group in groups for one in group):
+        one["answer"] = [round(generator.uniform(-3, 0), 3) for _ in range(len(one["states"]) + 1)]
