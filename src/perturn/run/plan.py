@@ -132,11 +132,8 @@ def _cost(
     if stage.command == "pair" and recipe.outcomes:
         times = _corrections(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
-        return (
-            work,
-            1.0 + 2 * times * found.turns * found.seconds,
-            found.memory_gb,
-        )  # the world plays each twice
+        played = 2 * times  # the policy's part again, and then the whole
+        return work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "pair":
         own = recipe.pair and recipe.pair.file
         return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
