@@ -98,7 +98,7 @@ def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
     for one, weight, other in zip(episodes, found, again, strict=True):
         assert_close(weight, expected[one.key], atol=1e-6, rtol=0)
         assert torch.equal(weight, other)
-    with pytest.raises(ConfigError, match="reads a reference policy; give model="):
+    with pytest.raises(ConfigError, match="reads the policy that acted; give model="):
         assign_credit(episodes, "igpo", answer=FORM)
     for form in (None, "finish"):
         with pytest.raises(

@@ -343,3 +343,11 @@ def test_sampled_calls_keep_their_tokens(tiny_model, with_tools):
     assert len(played.turns) == 6
     assert played.turns[0].action.tool_calls[0]["function"]["arguments"] == {"number": 9}
     assert loss == ids * 6
+
+
+def test_a_call_that_is_no_mapping_is_a_malformed_action():
+    """As code of others may build one; the store reads none."""
+    action, said = understand(Action("look", tool_calls=(7, {"name": "ls"})))
+
+    assert said is None
+    assert action == Action("look\n(7, {'name': 'ls'})")

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 import perturn
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
+from perturn.run.credit import reference_of
 from perturn.types import EpisodeProtocol, Sampling
 
 OWN = "own_environment:GuessNumber"
@@ -106,6 +107,28 @@ def test_a_credit_that_reads_a_reference_asks_for_one(explored):
     """There is no default policy."""
     with pytest.raises(ConfigError, match="credit Confidence reads a reference policy; give model="):
         perturn.assign_credit(explored)
+    with pytest.raises(
+        ConfigError, match=r"needs matches, which are computed of a run.s episodes; give `perturn"
+    ):
+        perturn.assign_credit(explored, "matchtir")
+    for answer in (None, 5, "no mark"):
+        with pytest.raises(ConfigError, match="give answer=, the text of a turn that gives one"):
+            perturn.assign_credit(explored, "igpo", model="unread", answer=answer)
+
+
+def test_a_model_that_trains_is_asked_without_dropout(experts, tokenizer):
+    """Twice the same weights, and it goes on training."""
+    model = make_tiny_model()
+    model.train()
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda module, _, out: torch.dropout(out, 0.5, module.training))
+
+    found = [perturn.assign_credit(experts, "confidence", model=model, tokenizer=tokenizer) for _ in range(2)]
+    logprobs = [reference_of(experts, model, tokenizer) for _ in range(2)]
+
+    assert_close(*found, rtol=0, atol=0)
+    assert_close(*logprobs, rtol=0, atol=0)
+    assert model.training
 
 
 def test_training_changes_the_model_and_writes_nothing(experts, tokenizer, tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ from perturn.run.matches import call_similarity, calls_of, check_gold_calls, gol
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
+from .online import GROUPS
+
 HARD, SOFT = CREDITS["matchtir"](), CREDITS["matchtir"](assignment="soft")
 GREP = ToolCall("grep", {"file_name": "a.txt", "pattern": "x"})
 
@@ -278,11 +280,19 @@ def test_a_recipe_is_checked_before_work(bfcl, recipe):
     without = type("Mute", (), {"name": "mute-1"})()
     settings = read_recipe(bfcl, [])
 
-    check_gold_calls(settings, Silent([]))
     check(settings, "credit")
     with pytest.raises(
-        ConfigError, match=r"MatchTIR compares tool calls with those of the environment's expert, and mute-1"
+        ConfigError, match=r"matchtir compares tool calls with those of the environment's expert, and mute-1"
     ):
-        check_gold_calls(settings, without)
-    check_gold_calls(read_recipe(bfcl, ["credit.name=rloo"]), without)
-    check_gold_calls(read_recipe(recipe, []), without)
+        check_gold_calls(without, [Task("t")], "matchtir")
+    with pytest.raises(DataError, match="has no gold calls"):
+        check(read_recipe(recipe, [*GROUPS, "credit={name: matchtir}"]))
+    check(read_recipe(recipe, [*GROUPS, "credit={name: rloo}"]))
+
+
+def test_a_failed_episode_asks_no_expert_and_matches_nothing(bfcl):
+    """The world of its task may be what broke."""
+    settings = read_recipe(bfcl, [])
+    broken = Trajectory(Task("no such task"), (turn_of(GREP), turn_of()), status=Status.FAILED, error="broke")
+
+    assert matches_of([broken], HARD, settings) == [[[], []]]

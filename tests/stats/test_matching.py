@@ -114,3 +114,9 @@ def test_a_small_regularization_overflows_nothing_and_is_near_to_one_to_one():
 @pytest.mark.parametrize("matched", [hard_matches, greedy_matches, lambda s: soft_matches(s, 0.1)])
 def test_calls_that_are_similar_to_nothing_get_nothing(matched):
     assert matched([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("small", [0.0, 1e-7, float("nan")])
+def test_a_regularization_at_which_digits_are_lost_is_refused(small):
+    with pytest.raises(ValueError, match="regularization must be >= 1e-06, got"):
+        soft_matches([[1.0, 0.5]], small)

@@ -64,10 +64,11 @@ class MatchTIR(GroupCredit):
     assignment: str = "hard"
     """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
 
-    regularization: Annotated[float, Bound(above=0)] = 0.1
-    """Of the soft assignment, in units of similarity; > 0. Smaller is nearer to one to one."""
+    regularization: Annotated[float, Bound(least=1e-6, most=1e6)] = 0.1
+    """Of the soft assignment, in units of similarity; from 1e-6 to 1e6. Smaller is nearer to one to
+    one."""
 
-    unmatched_penalty: Annotated[float, Bound(least=0)] = 0.0
+    unmatched_penalty: Annotated[float, Bound(least=0, most=1e6)] = 0.0
     """Taken for a call without a match, in units of similarity; >= 0. The code's function has 0.5, and its training
     calls it with 0. Not in the soft assignment, where every call has its share."""
 

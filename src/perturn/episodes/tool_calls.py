@@ -62,7 +62,9 @@ def understand(action: Action) -> tuple[Action, ToolAction | None]:
         The action with its calls, and what it says; (an action of text alone, None) where it is malformed or empty.
     """
     if action.tool_calls:
-        calls = _calls(call.get("function", call) for call in action.tool_calls)
+        calls = _calls(
+            call.get("function", call) if isinstance(call, Mapping) else call for call in action.tool_calls
+        )
         return (as_text(action), None) if calls is None else (action, ToolAction(action.text, calls))
     said = parse_text(action.text)
     if said is None or not said.calls:

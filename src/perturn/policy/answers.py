@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-import torch
-
 from perturn.policy.branches import Branch, as_sequences, branches
 from perturn.policy.logprobs import exact_length
-from perturn.policy.reference import compute_logprobs
+from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import Renderer
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, failed
@@ -60,7 +58,7 @@ def answer_logprobs(
             if fits:
                 fitting[i] = fits
         sequences = [as_sequences(list(of_one.values())) for of_one in fitting.values()]
-        with torch.no_grad():
+        with frozen(model):
             logprobs = compute_logprobs(model, sequences, token_budget)
         for (i, of_one), own in zip(fitting.items(), logprobs, strict=True):
             parts = own.double().split([one.stop - one.start for one in of_one.values()])

@@ -15,6 +15,8 @@ from perturn.settings.parsing import build
 
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
+OF_GROUPS = frozenset({"values", "matches", "answer"})
+"""Those that are computed of groups before training, each in one place: `perturn.run.credit.compute_needed`."""
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:
@@ -71,7 +73,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= {"values", "matches", "answer"}
+        computed |= OF_GROUPS
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(

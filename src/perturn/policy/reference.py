@@ -28,6 +28,7 @@ from perturn.data.cache import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import Loss, TurnLogprobs
+from perturn.policy.credits import OF_GROUPS
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
@@ -54,7 +55,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
         model: The reference, on the device to compute on; it is prepared for packed sequences.
         precision: That it will run in.
     """
-    with _frozen(model, precision):
+    with frozen(model, precision):
         device = model.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         (probe,) = compute_logprobs(model, [_probe(model)])
@@ -97,7 +98,7 @@ def reference_logprobs(
     if stored is not None:
         return stored
     most = reference_bytes()
-    with _frozen(model, precision):
+    with frozen(model, precision):
         logprobs = compute_logprobs(model, sequences, token_budget, track)
     _save(file, logprobs)
     evict(folder, "*.reference.safetensors", most, keep=file)
@@ -123,7 +124,7 @@ def compute_logprobs(
 
 
 @contextmanager
-def _frozen(model: Any, precision: Precision) -> Iterator[None]:
+def frozen(model: Any, precision: Precision = nullcontext) -> Iterator[None]:
     """Within, the model computes without gradient and dropout, in a precision."""
     was_training = model.training
     model.eval()
@@ -236,7 +237,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     Raises:
         ConfigError: If it needs values, matches or the gold answer, or gives anything but one finite number a turn.
     """
-    missing = sorted({"values", "matches", "answer"} & credit.needs - needed.keys())
+    missing = sorted(OF_GROUPS & credit.needs - needed.keys())
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "

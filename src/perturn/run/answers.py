@@ -9,11 +9,9 @@ from perturn.envs.load import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError
 from perturn.policy.branches import MARK, gold_answer
-from perturn.policy.credits import named_credit
-from perturn.run.panels import Panels
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
-from perturn.types import Trajectory, failed
+from perturn.types import Task, Trajectory, failed
 
 THOUGHT = "I know the answer."
 """Thought before the answer, in formats that have thoughts."""
@@ -53,20 +51,16 @@ def check_gold_answers(episodes: Iterable[Trajectory]) -> None:
         DataError: Naming the first.
     """
     for one in episodes:
-        if not failed(one):
+        if one.turns and not failed(one):
             gold_answer(one.task)
 
 
-def check_answers(recipe: Recipe, panels: Panels) -> None:
-    """Refuse a recipe whose credit reads the gold answer where there is none.
+def check_answers(recipe: Recipe, tasks: Iterable[Task]) -> None:
+    """Refuse to ask for the gold answer where tasks have none, or nothing says how one is given.
 
     Raises:
         PerturnError: Saying what is missing.
     """
-    assert recipe.align is not None
-    _, credit = named_credit(recipe.align.loss, recipe.credit)
-    if "answer" not in getattr(credit, "needs", ()):
-        return
     answer_form(recipe)
-    for task in panels.tasks.get("explore", ()):
+    for task in tasks:
         gold_answer(task)

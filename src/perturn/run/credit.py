@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from perturn.credit import Credit
@@ -19,12 +18,12 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.answers import answer_logprobs
-from perturn.policy.credits import make_credit
+from perturn.policy.credits import OF_GROUPS, make_credit
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
-from perturn.policy.reference import compute_logprobs, turn_logprobs
+from perturn.policy.reference import compute_logprobs, frozen, turn_logprobs
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
@@ -39,7 +38,7 @@ from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory
 
-_COMPUTED = frozenset({"reference", "values", "matches", "answer"})
+_COMPUTED = OF_GROUPS | {"reference"}
 """Quantities that can be computed for stored episodes."""
 
 
@@ -87,7 +86,7 @@ def reference_of(
     """
     model, renderer = _opened(model, tokenizer, template)
     rows = _encoded(trajectories, renderer)
-    with torch.no_grad():
+    with frozen(model):
         logprobs = compute_logprobs(model, [row.chosen for row in rows.values()])
     found = dict(zip(rows, logprobs, strict=True))
     return [
@@ -123,7 +122,8 @@ def values_of(
     sequences = [rows[i].chosen for i in order]
     tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
     targets = credit.value_targets([trajectories[i] for i in order], tokens)
-    found = dict(zip(order, turn_values(model, sequences, targets, token_budget), strict=True))
+    with frozen(model):
+        found = dict(zip(order, turn_values(model, sequences, targets, token_budget), strict=True))
     return [found.get(i, []) for i in range(len(trajectories))]
 
 

@@ -163,23 +163,39 @@ def assign_credit(
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
+    _check_given(weigher, model, answer)
     needed: dict[str, Sequence[Any]] = {}
-    if "reference" in weigher.needs or "answer" in weigher.needs:
-        if model is None:
-            raise ConfigError(f"credit {type(weigher).__name__} reads a reference policy; give model=.")
-        if not isinstance(model, str | Path):
-            tokenizer = tokenizer or _tokenizer_of(model)
+    if weigher.needs and not isinstance(model, str | Path):
+        tokenizer = tokenizer or _tokenizer_of(model)
     if "reference" in weigher.needs:
         needed["reference"] = reference_of(trajectories, model, tokenizer, chat_template)
-    if "answer" in weigher.needs:
-        if answer is None or answer.count(MARK) != 1:
-            raise ConfigError(
-                f"credit {type(weigher).__name__} reads how likely the gold answer is; give answer=, the text of a "
-                f"turn that gives one with {MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
-            )
+    if answer is not None and "answer" in weigher.needs:
         needed["answer"] = answers_of(trajectories, answer, model, tokenizer, chat_template)
     weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
     return [weights[index] for index in range(len(trajectories))]
+
+
+def _check_given(weigher: Any, model: Any, answer: Any) -> None:
+    """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
+
+    Raises:
+        ConfigError: Saying what to give, or where it is computed.
+    """
+    name, needs = type(weigher).__name__, weigher.needs
+    elsewhere = sorted(needs - {"reference", "answer"})
+    if elsewhere:
+        raise ConfigError(
+            f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
+            "RUN credit.name=...`."
+        )
+    if needs and model is None:
+        whose = "a reference policy" if "reference" in needs else "the policy that acted"
+        raise ConfigError(f"credit {name} reads {whose}; give model=.")
+    if "answer" in needs and (not isinstance(answer, str) or answer.count(MARK) != 1):
+        raise ConfigError(
+            f"credit {name} reads how likely the gold answer is; give answer=, the text of a turn that gives one with "
+            f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
+        )
 
 
 def train(

@@ -172,11 +172,9 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     with closing_world(world_maker(recipe)()) as env:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
-        if recipe.groups is not None:
-            locate("perturn.run.matches:check_gold_calls")(recipe, env)
         panels = look_up(recipe, env)
-        if recipe.groups is not None:
-            locate("perturn.run.answers:check_answers")(recipe, panels)
+        if recipe.groups is not None:  # what asks torch is loaded where it is needed
+            locate("perturn.run.needed:check_needed")(recipe, env, panels)
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
             try:

@@ -10,50 +10,51 @@ from perturn.episodes.tool_calls import ToolCall, read_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
 from perturn.faults import closing_world
 from perturn.io.plain import told
-from perturn.policy.credits import named_credit
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
-from perturn.types import Environment, Task, Trajectory, Turn
+from perturn.types import Task, Trajectory, Turn, failed
 
 _NOTHING = ToolCall("")
 """The call of a malformed action; no tool has its name."""
 
 
-def check_gold_calls(recipe: Recipe, env: Environment) -> None:
-    """Refuse a recipe whose credit compares tool calls with an expert's, in a world without one.
+def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
+    """Refuse to compare tool calls with an expert's in a world without one, or whose expert calls no tool.
+
+    Args:
+        env: The world.
+        tasks: Of which the first is looked at.
+        name: Of the credit that compares.
 
     Raises:
-        ConfigError: Saying what it needs.
+        ConfigError: If there is no expert.
+        DataError: If he calls no tool.
     """
-    if recipe.groups is not None and recipe.align is not None:
-        _, credit = named_credit(recipe.align.loss, recipe.credit)
-        _refuse(credit, env)
-
-
-def _refuse(credit: Any, env: Environment) -> None:
-    if "matches" in credit.needs and not hasattr(env, "expert"):
+    if not hasattr(env, "expert"):
         raise ConfigError(
-            f"credit {type(credit).__name__} compares tool calls with those of the environment's expert, and "
-            f"{env.name} has none (perturn.envs.abilities.Expert); take bfcl, or a credit without, such as rloo."
+            f"credit {name} compares tool calls with those of the environment's expert, and {env.name} has none "
+            "(perturn.envs.abilities.Expert); take bfcl, or a credit without, such as rloo."
         )
+    for task in tasks[:1]:
+        gold_calls(env, task)
 
 
 def matches_of(episodes: Sequence[Trajectory], credit: Any, recipe: Recipe) -> list[list[list[float]]]:
-    """Match the tool calls of each episode with the gold calls of its task.
+    """Match the tool calls of each episode with the gold calls of its task; those of one that FAILED with none.
 
     Raises:
         ConfigError: If the recipe's world has no expert.
         DataError: If a task has no gold calls.
         EnvironmentFailure: If the expert of the world fails.
     """
-    gold: dict[str, list[ToolCall]] = {}
+    played = {one.task.id: one.task for one in episodes if not failed(one)}
     with closing_world(world_maker(recipe)()) as env:
-        _refuse(credit, env)
-        for one in episodes:
-            if one.task.id not in gold:
-                gold[one.task.id] = gold_calls(env, one.task)
-    return [match(one, gold[one.task.id], credit) for one in episodes]
+        check_gold_calls(env, list(played.values()), type(credit).__name__)
+        gold = {name: gold_calls(env, task) for name, task in played.items()}
+    return [
+        [[] for _ in one.turns] if failed(one) else match(one, gold[one.task.id], credit) for one in episodes
+    ]
 
 
 def gold_calls(env: Any, task: Task) -> list[ToolCall]:
@@ -116,7 +117,7 @@ def call_similarity(call: ToolCall, gold: ToolCall) -> float:
         s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
 
     K and K' are the parameters that are given in the call and in the gold call; values are equal as Python has it, so
-    that 1 is 1.0. Without any parameters |K & K'| / |K | K'| is 1.
+    that 1 is 1.0, and True is 1. Without any parameters |K & K'| / |K | K'| is 1.
 
     Source: MatchTIR's code, `tool_similarity`.
     Differs: names must be equal as written, for so a world calls them; the code ignores case.

@@ -8,6 +8,8 @@ from scipy.optimize import linear_sum_assignment
 
 _TIE = 1e-9
 """By how much the first row is preferred to the last, relative to a similarity."""
+_SMALLEST = 1e-6
+"""Smallest regularization, in units of similarity."""
 _ROUNDS = 1000
 _CLOSE = 1e-10
 """Largest change of a row's factor, relative to it, at which the transport plan is called done."""
@@ -67,11 +69,16 @@ def soft_matches(similarity: ArrayLike, regularization: float) -> list[float]:
 
     Args:
         similarity: As `hard_matches` has it; P given, G wanted.
-        regularization: eps, in units of similarity; > 0. Smaller is nearer to one to one.
+        regularization: eps, in units of similarity; >= 1e-6. Smaller is nearer to one to one.
 
     Returns:
         sum_j T_ij S_ij of each given thing; at most 1/P [given].
+
+    Raises:
+        ValueError: If the regularization is smaller, where sums of logarithms lose their last digits.
     """
+    if not regularization >= _SMALLEST:
+        raise ValueError(f"regularization must be >= {_SMALLEST:g}, got {regularization}.")
     given = _matrix(similarity)
     if not given.size:
         return [0.0] * len(given)
