@@ -150,7 +150,12 @@ def test_outcomes_have_a_ledger_and_their_rows_are_what_was_trained(online, make
 def test_values_that_are_not_numbers_are_left_out():
     """Logged as text, or not finite; what nothing has is None."""
     found = training_of(
-        [{"loss": 1.0, "kl/turn_33-": 0.5, "kl/turn_x": 9.0}, {"loss": "nan", "grad_norm": True}], [34]
+        [
+            {"loss": 1.0, "kl/turn_33-": 0.5, "kl/turn_x": 9.0},
+            {"loss": "nan", "grad_norm": True},
+            {"loss": -(10**400)},
+        ],
+        [34],
     )
 
     assert (found["loss"], found["kl"], found["grad_norm"], found["entropy"]) == (1.0, 0.5, None, None)

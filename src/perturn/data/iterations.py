@@ -98,5 +98,10 @@ def _turns_at(key: str, lengths: Iterable[int]) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a logged value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a logged value is a finite number; a whole one that no float is as large as is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -139,7 +139,7 @@ def parse_json(
         PerturnError: Of the kind `refusal`, if it is no JSON, or nested deeper.
     """
     try:
-        hooks: Any = {"parse_constant": lambda _: None, "parse_float": _finite} if nan_as_null else {}
+        hooks: Any = _NULLS if nan_as_null else {}
         data = json.loads(text, **hooks)
     except (ValueError, RecursionError) as error:
         reason = error if isinstance(error, ValueError) else "it is nested too deeply"
@@ -154,6 +154,19 @@ def _finite(digits: str) -> float | None:
     """The number, or None where it is too large for one: 1e999 reads as infinity."""
     value = float(digits)
     return value if math.isfinite(value) else None
+
+
+def _whole(digits: str) -> int | None:
+    """The whole number, or None where no float is as large."""
+    return None if _finite(digits) is None else int(digits)
+
+
+_NULLS: Mapping[str, Callable[[str], Any]] = {
+    "parse_constant": lambda _: None,
+    "parse_float": _finite,
+    "parse_int": _whole,
+}
+"""How numbers are read that no finite float holds: as None."""
 
 
 def parse_object(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perturn.data.iterations import is_number
 from perturn.types import Message, Trajectory, Turn
 
 LONGEST = 20_000
@@ -140,8 +141,7 @@ def _thousandths(logprob: float) -> int:
 
 
 def _finite(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 def _all_none(value: Any) -> bool:
