@@ -143,6 +143,8 @@ class Trajectory:
     """How many earlier turns the policy saw at each turn; None: all. `turns` holds all of them."""
     taken_over: int = 0
     """How many turns another had played, whose episode it was, before `policy` took over."""
+    origin: int | None = None
+    """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [

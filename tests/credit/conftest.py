@@ -1,5 +1,7 @@
 """Groups of trajectories, written down shortly."""
 
+import math
+
 import pytest
 
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -39,7 +41,13 @@ def _matches(group):
     return [[known[turn.state_key] for turn in one.turns] for one in group]
 
 
-_NEEDED = {"answer": _answers, "matches": _matches}
+def _branches(group):
+    """What episodes that were played on earned, which follows from the state alone; from some states none was."""
+    known = {"a": 0.25, "b": math.nan, "c": -1.0, None: 0.5}
+    return [[known[turn.state_key] for turn in one.turns] for one in group]
+
+
+_NEEDED = {"answer": _answers, "matches": _matches, "branches": _branches}
 
 
 @pytest.fixture(scope="session")

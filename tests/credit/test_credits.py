@@ -34,6 +34,7 @@ DEFAULTS = {
     | {"baseline": "group", "singleton": "zero"},
     "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
     | {"last_gain": False},
+    "spo": {},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }

@@ -10,6 +10,7 @@ def make_groups(count: int) -> list:
     add_ways(groups)
     add_matches(groups)
     add_answers(groups)
+    add_branches(groups)
     return groups
 
 
@@ -59,3 +60,10 @@ def add_answers(groups: list) -> None:
     generator = random.Random(17)
     for one in (one for group in groups for one in group):
         one["answer"] = [round(generator.uniform(-3, 0), 3) for _ in range(len(one["states"]) + 1)]
+
+
+def add_branches(groups: list) -> None:
+    """Give each turn what episodes played on from before it earned in the mean; null: none was."""
+    generator = random.Random(28)
+    for one in (one for group in groups for one in group):
+        one["branches"] = [generator.choice([None, 0.0, 0.25, 0.5, 1.0]) for _ in one["states"]]

@@ -40,6 +40,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "path": one["path"],
                     "calls": one["matches"][t],
                     "answer": one["answer"],
+                    "branches": one["branches"],
                 }
             )
     return rows
@@ -263,6 +264,23 @@ def igpo(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def spo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return what is expected at the end of the turn's segment, and earned on it, less what is at its beginning."""
+    own = [r for r in rows if r["i"] == row["i"]]
+    others = [r["S"] for r in rows if r["t"] == 0 and r["i"] != row["i"]]
+
+    def begins(r: dict) -> bool:
+        return r["t"] == 0 or r["branches"][r["t"]] is not None
+
+    def expected(r: dict) -> Fraction:
+        return average(others) if r["t"] == 0 else F(r["branches"][r["t"]])
+
+    first = [r for r in own if r["t"] <= row["t"] and begins(r)][-1]
+    later = [r for r in own if r["t"] > row["t"] and begins(r)]
+    end, after = (later[0]["t"], expected(later[0])) if later else (row["turns"], F(0))
+    return sum(r["r"] for r in own if first["t"] <= r["t"] < end) + after - expected(first)
+
+
 def first_error(rows: list, row: dict, settings: dict) -> float:
     """The weight of a turn, from the lengths of the way: 99 stands for none."""
     path = [99 if length is None else length for length in row["path"]]
@@ -343,6 +361,7 @@ CREDITS = {
             {"std": "sample", "last_gain": True},
         ],
     ),
+    "spo": (spo, [{}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
 }

@@ -29,6 +29,7 @@ from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
+from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import TurnGAE
 from perturn.credit.turns import Confidence, Discount, Uniform
@@ -55,6 +56,7 @@ CREDITS: Table[type[Credit]] = Table(
         "pgpo": PGPO,
         "matchtir": MatchTIR,
         "igpo": IGPO,
+        "spo": SPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
     },

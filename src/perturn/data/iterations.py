@@ -16,8 +16,10 @@ _BESIDE = ("cut",)
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
 """Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
 are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
-STAGES = ("explore", "credit", "pair", "outcomes", "align")
-"""Stages of an iteration; a run has one of those between the first and the last."""
+_ACCOUNTS = ("credit", "pair", "outcomes")
+"""Stages that say what became of explored episodes; a run has one of them."""
+STAGES = ("explore", "branch", *_ACCOUNTS, "align")
+"""Stages of an iteration."""
 
 
 def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -26,7 +28,7 @@ def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     Args:
         notes: What the manifest has of an iteration's stages, by name.
     """
-    return next((found for name in STAGES[1:-1] if (found := notes[name].get("counts"))), {})
+    return next((found for name in _ACCOUNTS if (found := notes[name].get("counts"))), {})
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:

@@ -1,13 +1,14 @@
 """Trajectories into preference pairs.
 
-An expert's over one that was explored, the best of a group over its worst, or a corrected failure over the failure.
+An expert's over one that was explored, the best of a group, or of those that share their first turns, over its worst,
+or a corrected failure over the failure.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from perturn.errors import ConfigError, DataError
@@ -94,18 +95,80 @@ def pair_within_groups(
     Returns:
         The pairs, by task and then by gap, largest first; and counts: each trajectory under one of `IN_GROUP`.
     """
+    groups: dict[str, list[Trajectory]] = {}
+    for one in sorted(explored, key=lambda one: one.key):
+        groups.setdefault(one.task.id, []).append(one)
+    return _pair_ranked(groups.values(), threshold, per_group)
+
+
+def pair_within_branches(
+    explored: Sequence[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    per_group: int | None = 1,
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Pair the best of the episodes that share their first turns with the worst, and so on, as `pair_within_groups`.
+
+    Those that were played on from one turn of an explored episode make a group, the explored one among them. So both
+    sides have the turns before it in common; training keeps these or masks them, as `align.shared_prefix` says.
+
+    Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
+    Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
+    Differs: both sides go on to the end of the episode; who is better is known by how that ends, and not from an
+    expert's path or a model of the process.
+
+    Args:
+        explored: Trajectories of the policy.
+        branches: Those that were played on from them.
+        threshold: tau, in units of total reward; finite and >= 0.
+        per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
+
+    Returns:
+        The pairs, by explored episode, by turn and then by gap, largest first; and counts: each trajectory of a group
+        under one of `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
+    """
+    groups = [
+        [one, *by_turn[turn]]
+        for one, by_turn in zip(explored, branches_of(explored, branches), strict=True)
+        for turn in sorted(by_turn)
+    ]
+    return _pair_ranked(groups, threshold, per_group)
+
+
+def branches_of(
+    explored: Sequence[Trajectory], branches: Iterable[Trajectory]
+) -> list[dict[int, list[Trajectory]]]:
+    """Episodes that were played on from each explored one, by the number of its turns that they begin with.
+
+    Raises:
+        DataError: If one is of no explored episode.
+    """
+    found: dict[tuple[str, int | None], dict[int, list[Trajectory]]] = {one.key: {} for one in explored}
+    for one in sorted(branches, key=lambda one: one.key):
+        origin = found.get((one.task.id, one.origin))
+        if origin is None:
+            raise DataError(
+                f"task {one.task.id!r:.80}, sample {one.sample}: expected an episode played on from an explored one of "
+                f"this task, got origin {one.origin}. Play the branches again."
+            )
+        origin.setdefault(one.taken_over, []).append(one)
+    return [found[one.key] for one in explored]
+
+
+def _pair_ranked(
+    groups: Iterable[Sequence[Trajectory]], threshold: float, per_group: int | None
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Best over worst of each group; of equal rewards the first comes first."""
     _check_threshold(threshold)
     if per_group is not None and per_group < 1:
         raise ConfigError(f"per_group must be >= 1 or None, got {per_group}.")
-    groups: dict[str, list[Trajectory]] = {}
     counts = Counter(dict.fromkeys(IN_GROUP, 0))
-    for one in sorted(explored, key=lambda one: one.key):
-        if failed(one) or not one.turns:
-            counts["failed" if failed(one) else "no_turns"] += 1
-        else:
-            groups.setdefault(one.task.id, []).append(one)
     pairs: list[PreferencePair] = []
-    for group in groups.values():
+    for members in groups:
+        counts["failed"] += sum(map(failed, members))
+        counts["no_turns"] += sum(not one.turns for one in members if not failed(one))
+        group = [one for one in members if not failed(one) and one.turns]
         ranked = sorted(group, key=lambda one: -one.total_reward)
         most = len(ranked) // 2
         for rank in range(most):

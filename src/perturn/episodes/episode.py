@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from perturn.episodes.formats import FORMATS, Format
@@ -16,6 +16,7 @@ from perturn.types import (
     Action,
     Environment,
     EpisodeProtocol,
+    Message,
     Observation,
     Prompt,
     Status,
@@ -34,6 +35,8 @@ class Job:
     task: Task
     seed: int
     sample: int = 0
+    begun: Trajectory | None = None
+    """What was played already: the world is reset as it was for this, and its turns come first."""
 
     @property
     def conversation(self) -> str:
@@ -45,7 +48,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
     An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
-    the turns played so far.
+    the turns played so far; and so does a world that does not come back to where a begun episode was.
 
     Args:
         env: A world, free to be reset.
@@ -54,6 +57,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         policy: Identity of the policy that will answer.
     """
     reader = FORMATS[protocol.format]
+    begun = job.begun.turns if job.begun else ()
+    world_seed = job.begun.seed if job.begun else job.seed
     record = Trajectory(
         task=job.task,
         turns=(),
@@ -61,13 +66,15 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         protocol=f"{protocol.name}-{protocol.format}",
         prompt=system_prompt(protocol),
         sample=job.sample,
-        seed=job.seed,
+        seed=world_seed,
         policy=policy,
         history=protocol.history,
+        taken_over=len(begun),
+        origin=job.begun.sample if job.begun else None,
     )
     turns: list[Turn] = []
     try:
-        seen = sound(env.reset(job.task, job.seed), f"reset of task {job.task.id!r}")
+        seen = sound(env.reset(job.task, world_seed), f"reset of task {job.task.id!r}")
         if problem := misfit(seen, protocol):
             raise EnvironmentFailure(f"{env.name} {problem}")
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
@@ -76,14 +83,17 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         while not seen.terminated and len(turns) < protocol.limit(job.task):
             heard = shown(seen, protocol, calls)
             earlier, newest = window(turns, heard, protocol.history)
-            action = yield Prompt(
-                messages=record.prompt,
-                turns=earlier,
-                observation=newest,
-                seed=job.seed * 1_000_003 + len(turns),
-                conversation=job.conversation,
-                tools=record.tools,
-            )
+            if len(turns) < len(begun):
+                action = _played(begun, len(turns), heard)
+            else:
+                action = yield Prompt(
+                    messages=record.prompt,
+                    turns=earlier,
+                    observation=newest,
+                    seed=job.seed * 1_000_003 + len(turns),
+                    conversation=job.conversation,
+                    tools=record.tools,
+                )
             before = seen
             action, command, calls = _read(action, reader)
             if command is None:
@@ -112,6 +122,16 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
             "offers no tools; set protocol.format to react or action, or return schemas in Observation.tools."
         )
     return None
+
+
+def _played(begun: Sequence[Turn], turn: int, heard: tuple[Message, ...]) -> Action:
+    """The action of a turn that was played before, if the world has come back to it."""
+    if heard != begun[turn].observation:
+        raise EnvironmentFailure(
+            f"the world did not come back to turn {turn}: expected {begun[turn].observation!r:.200}, got "
+            f"{heard!r:.200}."
+        )
+    return begun[turn].action
 
 
 def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:

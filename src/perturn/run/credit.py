@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.credit.returns import Return
 from perturn.data.groups import CreditRow, groups_of, ledger, read_credits, write_credits
 from perturn.data.paths import RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
@@ -30,6 +31,7 @@ from perturn.policy.tokens import Renderer
 from perturn.policy.values import explained_variance, turn_values
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.answers import answer_form, check_gold_answers
+from perturn.run.branch import branch_values
 from perturn.run.matches import matches_of
 from perturn.run.measure import measured
 from perturn.settings.parsing import apply_overrides
@@ -213,7 +215,9 @@ def credit_run(
     for stage in _explored(paths, recipe):
         episodes = measured(recipe, read_trajectories(paths.trajectories(stage.name)))
         policy = reference or stage.policy
-        needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
+        needed = compute_needed(
+            credit, episodes, paths, recipe, reference=policy, acted=policy, mark=stage.mark
+        )
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
@@ -269,11 +273,7 @@ def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
     """
     manifest = read_manifest(paths.folder) or {}
     done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
-    found = [
-        stage
-        for stage in stages(recipe)
-        if stage.command == "collect" and stage.policy and stage.name in done
-    ]
+    found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]
     if not found:
         raise RunError(f"{paths.folder} has explored nothing yet; run: perturn collect {paths.folder}")
     names = {paths.name(paths.trajectories(stage.name)) for stage in found}
@@ -290,6 +290,7 @@ def compute_needed(
     *,
     reference: str,
     acted: str,
+    mark: str = "",
 ) -> Needed:
     """Quantities that a credit reads of policies and the world of the run.
 
@@ -300,10 +301,11 @@ def compute_needed(
         recipe: Of the run.
         reference: Policy whose log-probabilities it may read.
         acted: Policy on whose hidden states values are fitted, and that is asked for the gold answer.
+        mark: Of the iteration whose branches it may read.
 
     Raises:
-        PerturnError: If the policy that it reads is not there, the world has no gold calls to match, the tasks have no
-            gold answer, or the environment does not say how one is given.
+        PerturnError: If the policy that it reads is not there, no episode was played on, the world has no gold calls to
+            match, the tasks have no gold answer, or the environment does not say how one is given.
     """
     found: dict[str, Sequence[Any]] = {}
     template = chat_template(recipe.model)
@@ -315,12 +317,27 @@ def compute_needed(
         found["values"] = values_of(episodes, credit, model, template=template, token_budget=budget)
     if "matches" in credit.needs:
         found["matches"] = matches_of(episodes, credit, recipe)
+    if "branches" in credit.needs:
+        found["branches"] = branch_values(
+            episodes, _branches(paths, mark), getattr(credit, "returns", Return())
+        )
     if "answer" in credit.needs:
         form = answer_form(recipe)
         check_gold_answers(episodes)
         model = _policy(paths, recipe, acted)
         found["answer"] = answers_of(episodes, form, model, template=template, token_budget=budget)
     return found
+
+
+def _branches(paths: RunPaths, mark: str) -> list[Trajectory]:
+    """Episodes of an iteration that were played on from turns of explored ones."""
+    file = paths.trajectories(f"branch{mark}")
+    if not file.is_file():
+        raise RunError(
+            f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
+            "explore with a section `branch` in the recipe."
+        )
+    return list(read_trajectories(file))
 
 
 def _policy(paths: RunPaths, recipe: Recipe, name: str) -> str:
@@ -359,5 +376,5 @@ def _other(
     if file.is_file():
         return read_credits(file)
     credit = _make_credit({"name": name})
-    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy)
+    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
     return credit_groups(episodes, credit, needed)

@@ -43,7 +43,7 @@ def credit(session: Session, stage: Stage) -> None:
         episodes = measured(run.recipe, played)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
-            credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted
+            credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted, mark=stage.mark
         )
         rows = credit_groups(
             episodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perturn.errors import ConfigError
 from perturn.policy.credits import named_credit
 from perturn.run.answers import check_answers
 from perturn.run.matches import check_gold_calls
@@ -19,8 +20,24 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
+    _check_branches(recipe, name, "branches" in credit.needs)
     tasks = panels.tasks.get("explore", [])
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
     if "answer" in credit.needs:
         check_answers(recipe, tasks)
+
+
+def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
+    """Refuse a credit that reads branches where none are played, and branches that nothing reads.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if reads and recipe.branch is None:
+        raise ConfigError(
+            f"credit {name} reads episodes that are played on from turns of explored ones; add a section branch, such "
+            "as branch: {}."
+        )
+    if recipe.groups and recipe.branch and not reads:
+        raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")

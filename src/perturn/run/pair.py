@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perturn.audit.rows import rows_of
-from perturn.data.pairs import pair_with_corrected, pair_with_expert, pair_within_groups
+from perturn.data.pairs import (
+    pair_with_corrected,
+    pair_with_expert,
+    pair_within_branches,
+    pair_within_groups,
+)
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import RunError
 from perturn.io.reading import user_path
@@ -33,7 +38,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
         read_trajectories(run.paths.trajectories(f"explore{stage.mark}")), key=lambda one: one.key
     )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        pairs, reasons = _PAIRED[settings.within](session, settings, played)
+        pairs, reasons = _PAIRED[settings.within](session, stage, settings, played)
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
@@ -47,7 +52,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
 _Paired = tuple[list[PreferencePair], Counter[str]]
 
 
-def _with_expert(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+def _with_expert(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
     stored = read_trajectories(session.run.paths.trajectories("expert"))
     experts = [one for one in stored if succeeded(one)]
     extra = settings.max_extra_turns
@@ -55,22 +60,44 @@ def _with_expert(session: Session, settings: Pair, played: Sequence[Trajectory])
     return measured_pairs(session.recipe, pairs), reasons
 
 
-def _within_groups(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    cut = locate("perturn.run.groups:too_long")(session.recipe, played)
-    fitting = [one for one in played if one.key not in cut]
+def _within_groups(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    fitting, too_long = _fitting(session, played)
     pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
-    reasons["too_long"] = len(cut)
+    reasons["too_long"] = too_long
     return measured_pairs(session.recipe, pairs), reasons
 
 
-def _with_corrected(session: Session, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+def _within_branches(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    fitting, too_long = _fitting(session, played)
+    kept = {one.key for one in fitting}
+    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
+    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept]
+    pairs, reasons = pair_within_branches(
+        fitting, of_fitting, settings.threshold, per_group=settings.per_group
+    )
+    reasons["too_long"] = too_long
+    return measured_pairs(session.recipe, pairs), reasons
+
+
+def _fitting(session: Session, played: Sequence[Trajectory]) -> tuple[list[Trajectory], int]:
+    """The trajectories whose first turn fits the length limit of training, and how many do not."""
+    cut = locate("perturn.run.groups:too_long")(session.recipe, played)
+    return [one for one in played if one.key not in cut], len(cut)
+
+
+def _with_corrected(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
     explored = measured(session.recipe, played)
     corrected = measured(session.recipe, corrections(session.recipe, explored))
     extra = settings.max_extra_turns
     return pair_with_corrected(explored, corrected, settings.threshold, max_extra_turns=extra)
 
 
-_PAIRED = {"expert": _with_expert, "group": _within_groups, "correction": _with_corrected}
+_PAIRED = {
+    "expert": _with_expert,
+    "group": _within_groups,
+    "branch": _within_branches,
+    "correction": _with_corrected,
+}
 """`pair.within` -> how explored trajectories become pairs, measured if the recipe says so, and counts of them."""
 
 

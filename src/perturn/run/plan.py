@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,12 +147,22 @@ def _cost(
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
     )
+    if stage.name == f"branch{stage.mark}":
+        branches = _branches(recipe, found, found.policy_turns(learned))
+        work = f"{branches} episodes played on from turns of {episodes} (assumed)"
+        episodes = ceil(branches / 2)  # half of their turns are played already, in the mean
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     return work, generation_seconds(machine, found, episodes, part.concurrency, learned, most), memory
+
+
+def _branches(recipe: Recipe, found: Episodes, turns: float) -> int:
+    """Episodes that are played on from turns of explored ones, if these have so many turns."""
+    assert recipe.branch is not None
+    return found.explore * recipe.branch.samples * int((turns - 1) // recipe.branch.every)
 
 
 def _training_cost(

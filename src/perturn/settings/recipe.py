@@ -18,6 +18,7 @@ from perturn.settings.sections import (
     COUNT,
     Align,
     Base,
+    Branch,
     Evaluate,
     Expert,
     Explore,
@@ -65,6 +66,9 @@ class Recipe:
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore | None = None
     """None: as `pair` needs it."""
+    branch: Branch | None = None
+    """Explored episodes are played on from some of their turns, for credits and pairs that read it; None: as `pair`
+    needs it."""
     pair: Pair | None = None
     """None: as `align` needs it."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
@@ -115,6 +119,7 @@ class Recipe:
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
         self._check_pair()
+        self._complete_branch()
         some = self.groups and self.explore and self.explore.per_iteration
         steps = self.align.minibatches if self.align else None
         if some and steps and self.explore:
@@ -165,8 +170,9 @@ class Recipe:
         if self.pair is None:
             return
         require(
-            self.pair.within == "group" or self.pair.per_group == Pair.per_group,
-            f"pair.per_group is read with pair.within=group alone, not with {self.pair.within}; leave it out.",
+            self.pair.within in ("group", "branch") or self.pair.per_group == Pair.per_group,
+            f"pair.per_group is read with pair.within=group or branch alone, not with {self.pair.within}; leave it "
+            "out.",
         )
         if self.pair.within != "correction":
             return
@@ -178,6 +184,27 @@ class Recipe:
             self.pair.remaining is not None,
             "pair.remaining must be shortest or searching with pair.within=correction, which begins at the first wrong "
             "turn; set it.",
+        )
+
+    def _complete_branch(self) -> None:
+        """Add the section where pairs are made within branches, and refuse it where nothing reads it."""
+        paired = self.pair is not None and self.pair.within == "branch"
+        if paired:
+            assert self.pair is not None
+            require(
+                self.pair.file is None,
+                "pair.file holds pairs, so pair.within=branch makes none; leave one out.",
+            )
+            object.__setattr__(self, "branch", self.branch or Branch())
+        if self.branch is None:
+            return
+        require(
+            paired or self.groups is not None,
+            "branch is read by credits of groups and with pair.within=branch alone; set one, or leave it out.",
+        )
+        require(
+            self.groups is None or self.branch.of == "all",
+            "branch.of must be all with groups: a turn is worth no less for how its own episode ended.",
         )
 
     def _check_outcomes(self) -> None:

@@ -121,17 +121,31 @@ class Explore:
 
 @dataclass(frozen=True)
 @bounded
+class Branch:
+    """Play explored episodes on from some of their turns, to see what these turns were worth."""
+
+    every: Annotated[int, COUNT] = 5
+    """Turns from one that is played on from to the next; the first of an episode is its first turn plus this many."""
+    samples: Annotated[int, COUNT] = 2
+    """Episodes from each; their first turns are those of the explored one."""
+    of: Literal["all", "failures"] = "all"
+    """Explored episodes that are played on: all, or those that did not solve their task."""
+
+
+@dataclass(frozen=True)
+@bounded
 class Pair:
-    """Make preference pairs: expert or correction over the policy's failure, or the best of a group over its worst."""
+    """Make preference pairs: expert or correction over the policy's failure, or own best over own worst."""
 
     file: str | None = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
-    within: Literal["expert", "group", "correction"] = "expert"
-    """Whose trajectory is chosen: the expert's; the best of the policy's own of the same task; or the failed one itself
-    up to its first wrong turn, which `remaining` tells, with the expert's turns from there on."""
+    within: Literal["expert", "group", "branch", "correction"] = "expert"
+    """Whose trajectory is chosen: the expert's; the best of the policy's own of the same task, or of those that share
+    their first turns (`branch`); or the failed one itself up to its first wrong turn, which `remaining` tells, with the
+    expert's turns from there on."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
-    as many as there are. Read where pairs are made within groups."""
+    as many as there are. Read where pairs are made within groups or branches."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None

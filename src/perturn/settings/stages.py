@@ -17,7 +17,7 @@ _SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency")
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "pair", "groups", "outcomes", "credit", "align")
+_LOOP = (*_EXPLORE, "branch", "pair", "groups", "outcomes", "credit", "align")
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,10 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     if recipe.explore:
         needs = (trained[start],) if start in trained else ()
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
+    if recipe.branch:
+        reads = before and (*before, "branch")
+        does = "perturn.run.branch:branch"
+        yield Stage(f"branch{end}", "collect", does, (explore,), start, reads=reads, **its)
     seen = _reference(recipe, number)
     rows = list(_rows(recipe, explore, seen, end, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows
@@ -134,24 +138,26 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterator[Stage]:
     """The stage that makes the rows of the alignment: weighted groups, single episodes, or pairs."""
+    branched = (f"branch{end}",) if recipe.branch else ()
     if recipe.groups:
-        does = "perturn.run.groups:credit"
-        yield Stage(f"credit{end}", "credit", does, (explore,), reference=seen, **its)
+        does, needs = "perturn.run.groups:credit", (explore, *branched)
+        yield Stage(f"credit{end}", "credit", does, needs, reference=seen, **its)
     elif recipe.outcomes:
         does = "perturn.run.outcomes:make_rows"
         yield Stage(f"outcomes{end}", "pair", does, (explore, "expert"), **its)
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
-        needs = (explore, "expert") if recipe.pair.within == "expert" else (explore,)
+        needs = (explore, "expert") if recipe.pair.within == "expert" else (explore, *branched)
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
     """Settings that are read up to the rows, if those up to the exploration are known."""
     if not before or recipe.groups is None:
-        return before and (*before, "pair", "outcomes")
-    return (*before, "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+        return before and (*before, "branch", "pair", "outcomes")
+    own = ("groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+    return (*before, "branch", *own)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:

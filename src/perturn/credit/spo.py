@@ -1,0 +1,90 @@
+"""SPO: what each stretch of turns changed in the expected return, by episodes that were played on from its ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, isinf, isnan
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
+from perturn.types import Trajectory
+
+Branches = Sequence[Sequence[float] | Tensor]
+"""Mean return from each turn on of the episodes that were played on from before it, in units of reward
+`[trajectories][turns]`; NaN: none was."""
+
+
+def segment_advantages(rewards: Sequence[float], values: Sequence[float], start: float) -> list[float]:
+    """Return what each segment changed in the expected return, the same for all its turns, in units of reward [turns].
+
+        A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d,   V = 0 after the end
+
+    A segment begins with the episode, and at each turn whose value is known.
+
+    Args:
+        rewards: Of each turn [turns].
+        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
+        start: V before the first turn.
+    """
+    found = [0.0] * len(rewards)
+    after, end = 0.0, len(rewards)
+    for turn in range(len(rewards) - 1, -1, -1):
+        value = start if turn == 0 else values[turn]
+        if isnan(value):
+            continue
+        found[turn:end] = [fsum((*rewards[turn:end], after, -value))] * (end - turn)
+        after, end = value, turn
+    return found
+
+
+@dataclass(frozen=True)
+class SPO(GroupCredit):
+    """Change of the expected return over the turn's segment, by episodes that were played on from both of its ends.
+
+        A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d
+
+    V_c is the mean return of the episodes that were played on from turn c, V_0 the mean score of the other trajectories
+    of the task, and V after the end 0. With a segment of one turn this is VinePPO.
+
+    Source: Guo et al. 2025, "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large
+    Language Models", arXiv:2505.23564 (its chain form); Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; both by
+    their abstracts.
+    Differs: segments are of turns, and as many turns long as `branch.every` says, where SPO cuts an answer where its
+    tokens are unlikely; every token of a turn has its weight. V_0 is of the group, so that no episode is played for it.
+    A trajectory alone in its group gets 0. Nothing is discounted.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
+    unbiased: ClassVar[bool] = True
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+
+        Raises:
+            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+        """
+        values, rewards = _numbers(group, branches), self.returns(group)
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            others = means_of_others(members, [fsum(rewards[i]) for i in members])
+            for i, start in others.items():
+                found[i] = segment_advantages(rewards[i], values[i], start)
+        return as_tensors(found)
+
+
+def _numbers(group: Sequence[Trajectory], branches: Branches | None) -> list[list[float]]:
+    """The values as numbers `[trajectories][turns]`."""
+    if branches is None:
+        raise ValueError(
+            "this credit needs branches=, the mean return of the episodes that were played on from before each turn."
+        )
+    found = [torch.as_tensor(of_one, dtype=torch.float64).reshape(-1).tolist() for of_one in branches]
+    if [len(of_one) for of_one in found] != [len(one.turns) for one in group]:
+        raise ValueError("branches must hold one entry a turn, for each trajectory of the group.")
+    if any(map(isinf, (value for of_one in found for value in of_one))):
+        raise ValueError("branches must be finite, or NaN where no episode was played on.")
+    return found

@@ -1,0 +1,89 @@
+"""Play explored episodes on from some of their turns, and say what the turns were worth by how that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import fsum, nan
+
+from perturn.credit.returns import Numbers
+from perturn.data.pairs import branches_of
+from perturn.data.store import read_trajectories
+from perturn.episodes.play import Job
+from perturn.run.panels import seed_of
+from perturn.run.session import Session
+from perturn.settings.sections import Branch
+from perturn.settings.stages import Stage
+from perturn.types import Trajectory, failed, succeeded
+
+Returns = Callable[[Sequence[Trajectory]], Numbers]
+"""Rewards that count, of each turn `[trajectories][turns]`."""
+
+
+def branch(session: Session, stage: Stage) -> None:
+    """Let the policy that explored play its episodes on, from every so many of their turns."""
+    run, recipe = session.run, session.recipe
+    assert recipe.branch is not None
+    assert recipe.explore is not None
+    explored = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
+    jobs = branch_jobs(explored, recipe.branch, recipe.seed, recipe.explore.samples, stage.iteration)
+    file = run.paths.trajectories(stage.name)
+    with run.stage(stage.name, file) as counts:
+        how = recipe.explore
+        counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
+
+
+def branch_jobs(
+    explored: Iterable[Trajectory], settings: Branch, seed: int, samples: int = 1, iteration: int = 1
+) -> list[Job]:
+    """Episodes to play on: each begins with the first turns of an explored one.
+
+    Which turns are played on from is known when they are reached, whatever comes after, so that an average over
+    branches is no guess of how the explored episode ends. FAILED episodes are left alone.
+
+    Args:
+        explored: Episodes, in any order.
+        settings: From which turns, and how often.
+        seed: Of the run.
+        samples: Explored episodes of a task, whose numbers the new ones do not take.
+        iteration: From 1.
+
+    Returns:
+        One job an episode, in the order of the keys of `explored`, of turns and of samples; the seed of each depends
+        on the run's seed, the task, its own number and the iteration alone.
+    """
+    jobs = []
+    for one in sorted(explored, key=lambda one: one.key):
+        if failed(one) or (settings.of == "failures" and succeeded(one)):
+            continue
+        turns = range(settings.every, len(one.turns), settings.every)
+        for number, kept in enumerate(kept for kept in turns for _ in range(settings.samples)):
+            sample = one.sample + samples * (1 + number)
+            drawn = seed_of(seed, one.task.id, sample, iteration)
+            jobs.append(Job(one.task, drawn, sample, replace(one, turns=one.turns[:kept])))
+    return jobs
+
+
+def branch_values(
+    explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
+) -> list[list[float]]:
+    """Mean return of the episodes that were played on from before each turn, from there on.
+
+    Args:
+        explored: Episodes, in any order.
+        branches: Those played on from them, in any order; one that FAILED before its own first turn counts for nothing,
+            for it says nothing of where it began, and another that FAILED with rewards of 0.
+        returns: Rewards that count.
+
+    Returns:
+        In units of reward `[trajectories][turns]`; NaN where none was played on.
+    """
+    values = []
+    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
+        values.append([nan] * len(one.turns))
+        for turn, found in by_turn.items():
+            begun = [each for each in found if len(each.turns) > turn or not failed(each)]
+            ends = [fsum(rewards[turn:]) for rewards in returns(begun)]
+            if ends:
+                values[-1][turn] = fsum(ends) / len(ends)
+    return values

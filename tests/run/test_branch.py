@@ -1,0 +1,274 @@
+"""Explored episodes are played on from some of their turns: which, how, and what the turns were worth by it."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perturn.credit.returns import Return
+from perturn.data.groups import groups_of, read_credits
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.episodes.episode import Job, episode
+from perturn.episodes.play import play
+from perturn.episodes.replay import play_script
+from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.run.branch import branch_jobs, branch_values
+from perturn.run.credit import credit_run
+from perturn.run.loop import check
+from perturn.settings.sections import Branch
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
+
+from .online import GROUPS, begin, recipe_of
+from .test_credit import EPISODES, explored_by
+from .test_loop import finish, place  # noqa: F401  a fixture
+
+SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
+PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
+
+
+def explored(turns, sample=0, success=False, **changes):
+    steps = tuple(Turn(({"role": "user", "content": f"{t}"},), Action("go")) for t in range(turns))
+    return Trajectory(Task("t"), steps, sample=sample, seed=5, success=success, **changes)
+
+
+def test_every_so_many_turns_are_played_on_from():
+    """Of 11 turns with every 5: before turns 5 and 10; of 5 none, for it ended there."""
+    jobs = branch_jobs([explored(5, 1), explored(11)], Branch(every=5, samples=2), seed=0, samples=4)
+
+    assert [(len(job.begun.turns), job.begun.sample, job.sample) for job in jobs] == [
+        (5, 0, 4),
+        (5, 0, 8),
+        (10, 0, 12),
+        (10, 0, 16),
+    ]
+    assert {job.begun.seed for job in jobs} == {5}
+    assert len({job.seed for job in jobs}) == 4
+
+
+def test_failed_episodes_are_left_alone_and_successes_if_asked():
+    episodes = [explored(3), explored(3, 1, success=True), explored(3, 2, status=Status.FAILED)]
+
+    def origins(of):
+        return [job.begun.sample for job in branch_jobs(episodes, Branch(2, 1, of), seed=0, samples=3)]
+
+    assert origins("all") == [0, 1]
+    assert origins("failures") == [0]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    every=st.integers(1, 4),
+    samples=st.integers(1, 3),
+)
+def test_no_two_branches_have_one_number_or_one_seed(lengths, every, samples):
+    """Nor that of an explored episode; whatever the order in which these were stored."""
+    episodes = [explored(turns, sample) for sample, turns in enumerate(lengths)]
+
+    jobs = branch_jobs(episodes, Branch(every, samples), seed=1, samples=len(lengths))
+
+    assert len({job.sample for job in jobs}) == len({job.seed for job in jobs}) == len(jobs)
+    assert not {job.sample for job in jobs} & set(range(len(lengths)))
+    assert len(jobs) == sum(samples * ((turns - 1) // every) for turns in lengths if turns)
+    assert jobs == branch_jobs(episodes[::-1], Branch(every, samples), seed=1, samples=len(lengths))
+    assert not {job.seed for job in jobs} & {
+        job.seed for job in branch_jobs(episodes, Branch(every, samples), 1, len(lengths), 2)
+    }
+
+
+def branched(origin, turn, rewards, sample, **changes):
+    whole = explored(len(rewards), sample, origin=origin, taken_over=turn, **changes)
+    turns = tuple(replace(one, reward=reward) for one, reward in zip(whole.turns, rewards, strict=True))
+    return replace(whole, turns=turns, total_reward=sum(rewards))
+
+
+def test_hand_worked_values():
+    """From turn 1 on: 0 + 1 and 0 - 0.5, so 0.25; what was earned before is not counted. From turn 2: 0.5."""
+    branches = [
+        branched(0, 2, [0.25, 0.0, 0.5], 4),
+        branched(0, 1, [0.25, 0.0, 1.0], 2),
+        branched(0, 1, [0.25, -0.5], 3),
+    ]
+
+    values = branch_values([explored(3), explored(2, 1)], branches, Return())
+
+    assert values[0][1:] == [0.25, 0.5]
+    assert all(map(math.isnan, [values[0][0], *values[1]]))
+
+
+def test_a_failed_branch_counts_as_nothing_earned_but_one_that_never_began_does_not_count():
+    """(1 + 0) / 2 with one that failed on its second turn of its own, and not / 3 with one that did not come back."""
+    failed = {"status": Status.FAILED, "error": "lost"}
+    branches = [
+        branched(0, 1, [0.0, 1.0], 1),
+        branched(0, 1, [0.0, 0.75], 2, **failed),
+        branched(0, 1, [0.0], 3, **failed),
+    ]
+
+    assert branch_values([explored(2)], branches, Return())[0][1] == 0.5
+    assert math.isnan(branch_values([explored(2)], branches[2:], Return())[0][1])
+
+
+class Coin:
+    """Three actions; the task is solved if two of them or more are heads."""
+
+    name = "coin-1.0"
+
+    def tasks(self, split):
+        """One."""
+        return [Task("coin")]
+
+    def reset(self, task, seed):
+        """Nothing was tossed."""
+        self.seen = []
+        return Observation("Toss.")
+
+    def step(self, action):
+        """Take note."""
+        self.seen.append(action)
+        won = self.seen.count("heads") >= 2
+        done = len(self.seen) == 3
+        return Observation(f"seen {self.seen}", reward=float(done and won), terminated=done, success=won)
+
+    def close(self):
+        """Nothing to close."""
+
+
+class Tosses:
+    """Heads with a chance of 0.3, by the seed of the prompt."""
+
+    name = "tosses"
+
+    def generate(self, prompts, sampling):
+        """Toss for each."""
+        heads = [random.Random(prompt.seed).random() < 0.3 for prompt in prompts]
+        return [Action("Action: heads" if one else "Action: tails") for one in heads]
+
+    def forget(self, conversation):
+        """Nothing was kept."""
+
+
+PLAIN = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=3)
+
+
+def test_values_come_to_the_exact_ones():
+    """After heads 1 - 0.7^2, after tails 0.3^2, after one of each 0.3; within 4 standard errors of 2000 episodes."""
+    script = [Action("Action: heads"), Action("Action: tails"), Action("Action: tails")]
+    first = play_script(
+        episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
+    )
+    other = play_script(
+        episode(Coin(), Job(Task("coin"), 4, 1), protocol=PLAIN),
+        script[1:] + script[:1],
+        EngineFailure("no more"),
+    )
+    jobs = branch_jobs([first, other], Branch(every=1, samples=2000), seed=0, samples=2)
+
+    found = list(play(jobs, Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=8))
+
+    assert len(found) == 8000
+    values = branch_values([first, other], found, Return())
+    for value, exact in zip([*values[0][1:], *values[1][1:]], [0.51, 0.3, 0.09, 0.0], strict=True):
+        assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 2000)
+
+
+def test_a_world_that_does_not_come_back_fails_its_branch():
+    """It is told which turn, and both texts; the turns before it are kept."""
+    script = [Action("Action: heads")] * 3
+    whole = play_script(
+        episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
+    )
+    other = replace(whole.turns[1], observation=({"role": "user", "content": "seen nothing"},))
+    begun = replace(whole, turns=(whole.turns[0], other))
+
+    (found,) = play(
+        [Job(Task("coin"), 9, 1, begun)], Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=1
+    )
+
+    assert found.status is Status.FAILED
+    assert "did not come back to turn 1: expected" in found.error
+    assert (len(found.turns), found.origin, found.taken_over, found.seed) == (1, 0, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def online(place):  # noqa: F811
+    """Two iterations of policy gradient on advantages of branches."""
+    finish(begin(place, "branched", *SPO))
+    return place / "runs" / "branched"
+
+
+def of(folder, name):
+    return list(read_trajectories(folder / f"trajectories/{name}.jsonl"))
+
+
+def test_the_loop_plays_on_and_weighs_by_it(online):
+    """A branch has its origin's beginning, to the token; a turn is worth the change of what its branches earn."""
+    said = set()
+    for mark in ("-001", "-002"):
+        episodes = {one.key: one for one in of(online, f"explore{mark}")}
+        branches = of(online, f"branch{mark}")
+        assert len(branches) == 3 * sum(len(one.turns) - 1 for one in episodes.values()) >= 36
+        ends: dict = {}
+        for one in branches:
+            origin, turn = episodes[one.task.id, one.origin], one.taken_over
+            assert one.turns[:turn] == origin.turns[:turn]
+            assert one.turns[turn].observation == origin.turns[turn].observation
+            assert (one.seed, one.policy) == (origin.seed, origin.policy)
+            ends.setdefault((origin.key, turn), []).append(sum(each.reward for each in one.turns[turn:]))
+            said.add(one.turns[turn].action.text)
+        rows = {row.key: row.weight for row in read_credits(online / f"credits/spo{mark}.jsonl")}
+        for group in groups_of(episodes.values()):
+            for one in group:
+                values = [sum(each.total_reward for each in group if each is not one) / (len(group) - 1)]
+                values += [sum(ends[one.key, turn]) / 3 for turn in range(1, len(one.turns))] + [0.0]
+                expected = [turn.reward + values[t + 1] - values[t] for t, turn in enumerate(one.turns)]
+                assert rows[one.key] == pytest.approx(expected)
+    assert len(said) > 1
+
+
+def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
+    monkeypatch.chdir(online.parents[1])
+
+    found = credit_run(online, ["credit.name=spo"], against="rloo")
+
+    assert [one["iteration"] for one in found["iterations"]] == [1, 2]
+
+
+def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
+    folder = explored_by(recipe, EPISODES)
+
+    with pytest.raises(RunError, match=r"branch-001\.jsonl is not there; explore with a section `branch`"):
+        credit_run(folder, ["credit.name=spo"])
+
+
+def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
+    finish(begin(place, "paired", *PAIRS))
+
+    folder = place / "runs" / "paired"
+    counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
+    pairs = list(read_pairs(folder / "pairs-001.jsonl"))
+
+    assert len(pairs) == counts["kept"] // 2 > 0
+    for pair in pairs:
+        assert pair.chosen.turns[0] == pair.rejected.turns[0]
+        assert pair.chosen.total_reward > pair.rejected.total_reward
+        assert {pair.chosen.origin, pair.rejected.origin} != {None}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*GROUPS, "branch={}"], "credit anchor-rloo reads no branches; leave branch out"),
+        ([*GROUPS, "credit.name=spo"], "credit spo reads episodes that are played on"),
+        ([*GROUPS, "credit.name=spo", "branch.of=failures"], "branch.of must be all with groups"),
+        (["branch={}"], "branch is read by credits of groups and with pair.within=branch alone"),
+        (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
+        (["pair.within=branch", "branch.every=0"], "every"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_work(place, words, said):  # noqa: F811
+    with pytest.raises(ConfigError, match=said):
+        check(recipe_of(place, *words))
