@@ -269,6 +269,8 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         (["pair.within=branch", "branch.every=0"], "every"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_work(place, words, said):  # noqa: F811
+def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
