@@ -146,6 +146,7 @@ def test_the_choices_of_a_recipe_are_known():
         "groups.remaining",
         "outcomes.name",
         "outcomes.takeover",
+        "branch.of",
         "pair.within",
         "pair.remaining",
     ]

@@ -42,6 +42,6 @@ def test_corrections_beside_a_file_of_pairs():
 
 @pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
 def test_pairs_of_a_group_that_is_not_paired(pair):
-    assert "pair.per_group is read with pair.within=group alone, not with expert" in refusal(
+    assert "pair.per_group is read with pair.within=group or branch alone, not with expert" in refusal(
         pair=pair, align={"loss": {"name": "dpo"}}
     )

@@ -36,7 +36,7 @@ class Job:
     seed: int
     sample: int = 0
     begun: Trajectory | None = None
-    """What was played already: the world is reset as it was for this, and its turns come first."""
+    """An episode to play on: the world is reset as it was for this one, and its turns come first."""
 
     @property
     def conversation(self) -> str:
