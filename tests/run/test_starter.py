@@ -14,7 +14,7 @@ from perturn.run.starter import copy_recipe, write_recipe
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Groups, Sft
+from perturn.settings.sections import Base, Branch, Groups, Sft
 
 GUESS = "own_environment:GuessNumber"
 
@@ -51,6 +51,7 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     data = yaml.safe_load(uncommented(file.read_text()))
     assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
     assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
+    assert data.pop("branch") == dataclasses.asdict(Branch())  # which nothing reads here
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")
