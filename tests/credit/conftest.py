@@ -47,7 +47,15 @@ def _branches(group):
     return [[known[turn.state_key] for turn in one.turns] for one in group]
 
 
-_NEEDED = {"answer": _answers, "matches": _matches, "branches": _branches}
+def _feedback(group):
+    """How much likelier the reply to a turn made the next one, which follows from the state alone; last, nothing."""
+    known = {"a": 0.25, "b": -0.5, "c": math.nan, None: 1.0}
+    return [
+        [*(known[turn.state_key] for turn in one.turns[:-1]), math.nan][: len(one.turns)] for one in group
+    ]
+
+
+_NEEDED = {"answer": _answers, "matches": _matches, "branches": _branches, "feedback": _feedback}
 
 
 @pytest.fixture(scope="session")

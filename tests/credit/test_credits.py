@@ -34,6 +34,8 @@ DEFAULTS = {
     | {"baseline": "group", "singleton": "zero"},
     "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
     | {"last_gain": False},
+    "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}
+    | {"placeholder": "No information found."},
     "spo": {},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},

@@ -18,8 +18,8 @@ from perturn.errors import ConfigError, DataError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.run.answers import answer_form
-from perturn.run.credit import answers_of
 from perturn.run.loop import check, open_run, run_stages
+from perturn.run.quantities import answers_of
 from perturn.settings.recipe import read_recipe
 
 RECIPE = """

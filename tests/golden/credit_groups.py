@@ -11,6 +11,7 @@ def make_groups(count: int) -> list:
     add_matches(groups)
     add_answers(groups)
     add_branches(groups)
+    add_feedback(groups)
     return groups
 
 
@@ -67,3 +68,11 @@ def add_branches(groups: list) -> None:
     generator = random.Random(28)
     for one in (one for group in groups for one in group):
         one["branches"] = [generator.choice([None, 0.0, 0.25, 0.5, 1.0]) for _ in one["states"]]
+
+
+def add_feedback(groups: list) -> None:
+    """Give each turn how much likelier the reply to it made the next one; null: nothing did, or no turn is next."""
+    generator = random.Random(29)
+    for one in (one for group in groups for one in group):
+        gains = [generator.choice([None, *[round(generator.uniform(-1, 2), 3)] * 4]) for _ in one["states"]]
+        one["feedback"] = [*gains[:-1], None]

@@ -41,6 +41,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "calls": one["matches"][t],
                     "answer": one["answer"],
                     "branches": one["branches"],
+                    "feedback": one["feedback"][t],
                 }
             )
     return rows
@@ -281,6 +282,18 @@ def spo(rows: list, row: dict, settings: dict) -> Fraction:
     return sum(r["r"] for r in own if first["t"] <= r["t"] < end) + after - expected(first)
 
 
+def infopo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return GRPO's, and the gain of the reply among those known, through a gate on the deviation of S."""
+    std, ddof = settings.get("normalize", "std") == "std", settings.get("std", "sample") == "sample"
+    gap = spread(scores(rows), ddof) / F(str(settings.get("temperature", 0.05)))
+    found = z(row["S"], scores(rows), std, ddof)
+    if row["feedback"] is not None:
+        known = [F(r["feedback"]) for r in rows if r["feedback"] is not None]
+        share = F(exp(-gap)) / (1 + F(exp(-gap)))
+        found += F(str(settings.get("beta", 0.5))) * share * z(F(row["feedback"]), known, std, ddof)
+    return found
+
+
 def first_error(rows: list, row: dict, settings: dict) -> float:
     """The weight of a turn, from the lengths of the way: 99 stands for none."""
     path = [99 if length is None else length for length in row["path"]]
@@ -359,6 +372,15 @@ CREDITS = {
             {"gamma": 0.5, "normalize": "mean"},
             {"pools": "separate", "gain": "logprob"},
             {"std": "sample", "last_gain": True},
+        ],
+    ),
+    "infopo": (
+        infopo,
+        [
+            {},
+            {"temperature": 1.0},
+            {"beta": 2.0, "temperature": 0.5, "normalize": "mean"},
+            {"temperature": 2.0, "std": "population"},
         ],
     ),
     "spo": (spo, [{}]),

@@ -7,7 +7,8 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import DataError
-from perturn.run.credit import answers_of, credit_run
+from perturn.run.credit import credit_run
+from perturn.run.quantities import answers_of
 
 from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
 

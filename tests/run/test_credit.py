@@ -16,7 +16,8 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
-from perturn.run.credit import credit_groups, credit_run, reference_of
+from perturn.run.credit import credit_groups, credit_run
+from perturn.run.quantities import reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 

@@ -14,7 +14,8 @@ from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
-from perturn.run.credit import credit_run, explained, values_of
+from perturn.run.credit import credit_run, explained
+from perturn.run.quantities import values_of
 
 from .online import GROUPS, begin
 from .test_credit import EPISODES, explored  # noqa: F401  a fixture

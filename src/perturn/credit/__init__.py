@@ -23,6 +23,7 @@ from perturn.credit.graphgpo import GraphGPO
 from perturn.credit.grpo import GRPO
 from perturn.credit.hgpo import HGPO
 from perturn.credit.igpo import IGPO
+from perturn.credit.infopo import InfoPO
 from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
 from perturn.credit.pgpo import PGPO
@@ -56,6 +57,7 @@ CREDITS: Table[type[Credit]] = Table(
         "pgpo": PGPO,
         "matchtir": MatchTIR,
         "igpo": IGPO,
+        "infopo": InfoPO,
         "spo": SPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,

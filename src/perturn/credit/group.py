@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import combinations
-from math import fsum, sqrt
+from math import fsum, isinf, sqrt
 from typing import Any, ClassVar
 
 import torch
@@ -113,6 +113,30 @@ def by_task(group: Sequence[Trajectory]) -> list[list[int]]:
     for i, trajectory in enumerate(group):
         members[trajectory.task.id].append(i)
     return list(members.values())
+
+
+def turn_numbers(
+    name: str, given: Sequence[Sequence[float] | Tensor] | None, group: Sequence[Trajectory], said: str
+) -> Numbers:
+    """Return what a credit was given of each turn as numbers `[trajectories][turns]`; NaN: not known.
+
+    Args:
+        name: Keyword that it is given by.
+        given: One entry a trajectory.
+        group: The trajectories.
+        said: In words.
+
+    Raises:
+        ValueError: If it is missing, infinite, or has not one entry a turn.
+    """
+    if given is None:
+        raise ValueError(f"this credit needs {name}=, {said}.")
+    found: Numbers = [torch.as_tensor(of_one, dtype=torch.float64).reshape(-1).tolist() for of_one in given]
+    if [len(of_one) for of_one in found] != [len(one.turns) for one in group]:
+        raise ValueError(f"{name} must hold one entry a turn, for each trajectory of the group.")
+    if any(map(isinf, (value for of_one in found for value in of_one))):
+        raise ValueError(f"{name} must be finite, or NaN where it is not known.")
+    return found
 
 
 def as_tensors(numbers: Numbers) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, fsum
+from math import exp, fsum, log, nan
 
 import torch
 from torch import Tensor
@@ -153,6 +153,22 @@ class Episodes:
             ).log()
             for steps, end in zip(self.steps, self.ends, strict=True)
         ]
+
+    def feedback(self) -> list[list[float]]:
+        """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
+
+        A policy that is told nothing does not know in which state it is: it acts as it does in one drawn at random.
+        """
+        blind: dict[str, float] = {}
+        for state, actions in self.process.actions.items():
+            for name, chance in zip(actions, self.process.policy(state), strict=True):
+                blind[name] = blind.get(name, 0.0) + chance / len(self.process.actions)
+
+        def gain(step: Step) -> float:
+            name = list(self.process.actions[step.state])[step.action]
+            return log(self.process.policy(step.state)[step.action] / blind[name])
+
+        return [[*(gain(step) for step in steps[1:]), nan] for steps in self.steps]
 
     def gradient(self, gamma: float) -> Tensor:
         """Return the exact gradient of the expected sum of gamma^t r_t [parameters]."""

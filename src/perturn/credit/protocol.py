@@ -26,6 +26,10 @@ class Credit(Protocol):
     One that needs `answer` is given the mean log-probability of the tokens of the task's gold answer before each turn
     and after the last one, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an
     episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`.
+
+    One that needs `feedback` is given how much likelier the reply to each turn made the turn after it than a
+    placeholder in its stead, the mean over its tokens, in nats `[trajectories][turns]`, with NaN where no turn follows
+    or nothing was said. It has a setting `placeholder`, a text.
     """
 
     needs: ClassVar[frozenset[str]]

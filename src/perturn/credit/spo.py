@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, isinf, isnan
+from math import fsum, isnan
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
+from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
 from perturn.types import Trajectory
 
 Branches = Sequence[Sequence[float] | Tensor]
 """Mean return from each turn on of the episodes that were played on from before it, in units of reward
 `[trajectories][turns]`; NaN: none was."""
+
+PLAYED = "the mean return of the episodes that were played on from before each turn"
 
 
 def segment_advantages(rewards: Sequence[float], values: Sequence[float], start: float) -> list[float]:
@@ -67,24 +68,10 @@ class SPO(GroupCredit):
         Raises:
             ValueError: If `branches` is missing, infinite, or has not one entry a turn.
         """
-        values, rewards = _numbers(group, branches), self.returns(group)
+        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             others = means_of_others(members, [fsum(rewards[i]) for i in members])
             for i, start in others.items():
                 found[i] = segment_advantages(rewards[i], values[i], start)
         return as_tensors(found)
-
-
-def _numbers(group: Sequence[Trajectory], branches: Branches | None) -> list[list[float]]:
-    """The values as numbers `[trajectories][turns]`."""
-    if branches is None:
-        raise ValueError(
-            "this credit needs branches=, the mean return of the episodes that were played on from before each turn."
-        )
-    found = [torch.as_tensor(of_one, dtype=torch.float64).reshape(-1).tolist() for of_one in branches]
-    if [len(of_one) for of_one in found] != [len(one.turns) for one in group]:
-        raise ValueError("branches must hold one entry a turn, for each trajectory of the group.")
-    if any(map(isinf, (value for of_one in found for value in of_one))):
-        raise ValueError("branches must be finite, or NaN where no episode was played on.")
-    return found

@@ -15,8 +15,8 @@ from perturn.settings.parsing import build
 
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
-OF_GROUPS = frozenset({"values", "matches", "answer", "branches"})
-"""Those that are computed of groups before training, each in one place: `perturn.run.credit.compute_needed`."""
+OF_GROUPS = frozenset({"values", "matches", "answer", "branches", "feedback"})
+"""Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:
@@ -37,6 +37,11 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     if "matches" in needs and getattr(credit, "assignment", None) not in ASSIGNMENTS:
         raise ConfigError(
             f"credit {name!r} needs matches and has no setting assignment, {', '.join(ASSIGNMENTS)}; see "
+            "perturn.credit.Credit."
+        )
+    if "feedback" in needs and not isinstance(getattr(credit, "placeholder", None), str):
+        raise ConfigError(
+            f"credit {name!r} needs feedback and has no setting placeholder, a text to put in its stead; see "
             "perturn.credit.Credit."
         )
     return credit

@@ -12,9 +12,10 @@ from perturn.data.store import read_trajectories
 from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
 from perturn.policy.models import context_length, empty_model
-from perturn.run.credit import compute_needed, credit_groups, explained
+from perturn.run.credit import credit_groups, explained
 from perturn.run.measure import measured
 from perturn.run.progress import console
+from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe

@@ -1,0 +1,114 @@
+"""InfoPO: GRPO, and where a task's outcomes hardly differ, what the world's reply to a turn changed in the next one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, isnan
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.credit.group import (
+    GroupCredit,
+    Visit,
+    as_tensors,
+    by_task,
+    deviation,
+    episode_advantages,
+    normalized_within,
+    turn_numbers,
+)
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+Feedback = Sequence[Sequence[float] | Tensor]
+"""Gain of each turn's reply, in nats `[trajectories][turns]`: how much likelier it made each token of the next turn, in
+the mean; NaN where no turn follows, or nothing was said."""
+
+SAID = "how much likelier the reply to each turn made the turn after it"
+
+
+def gate(outcomes: Sequence[float], temperature: float, std: str = "sample") -> float:
+    """Return the share of its weight that information keeps, in (0, 0.5].
+
+        sigmoid(-std(S) / temperature)
+
+    Args:
+        outcomes: S of the trajectories of a task, in units of reward.
+        temperature: In the same units; above 0.
+        std: Standard deviation, sample or population.
+    """
+    return 1 / (1 + exp(min(deviation(outcomes, std) / temperature, 700.0)))
+
+
+@dataclass(frozen=True)
+class InfoPO(GroupCredit):
+    """GRPO's advantage, and the normalized gain of information over the turn where outcomes hardly differ.
+
+        A_it = (S_i - mean(S)) / (std(S) + 1e-6) + beta sigmoid(-std(S) / temperature) z_it
+        z_it = (I_it - mean(I)) / (std(I) + 1e-6)
+        I_it = mean_j [log pi(y_j | o_(t+1), y_<j) - log pi(y_j | placeholder, y_<j)],   y the tokens of turn t + 1
+
+    I runs over the turns of the group that a reply and a next turn follow; z of others is 0.
+
+    Source: Kong et al. 2026, "InfoPO: Information-Driven Policy Optimization for User-Centric Agents",
+    arXiv:2603.00656, and its released code (`compute_info_grpo_advantage`, `intrinsic_reward.py`).
+    Differs: gains are normalized turn by turn, where the code divides each by the tokens of its turn first and
+    normalizes over tokens. The placeholder stands for the text of the reply, whatever its length; there it is
+    repeated or cut to as many tokens. No decay of `beta` over epochs, and no factor that keeps the deviation of z at 1
+    at most, where it is already. A trajectory alone in its group gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"feedback"})
+
+    beta: Annotated[float, Bound(least=0)] = 0.5
+    """Weight of information, before the gate takes at least half of it."""
+
+    temperature: Annotated[float, Bound(above=0)] = 0.05
+    """Deviation of a group's scores at which the gate begins to close, in units of reward."""
+
+    normalize: str = "std"
+    """Of scores and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    placeholder: str = "No information found."
+    """Text that the reply is replaced with, to see what the policy would have done without it."""
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, feedback: Feedback | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+
+        Raises:
+            ValueError: If `feedback` is missing, infinite, or has not one entry a turn.
+        """
+        gains, rewards = turn_numbers("feedback", feedback, group, SAID), self.returns(group)
+        found: Numbers = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            if len(members) > 1:
+                fused = self._fuse([rewards[i] for i in members], [gains[i] for i in members])
+                for i, of_one in zip(members, fused, strict=True):
+                    found[i] = of_one
+        return as_tensors(found)
+
+    def _fuse(self, rewards: Numbers, gains: Numbers) -> Numbers:
+        scores = [sum(of_one) for of_one in rewards]
+        outcome = episode_advantages(
+            scores,
+            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            normalize=self.normalize,
+            statistics="trajectories",
+            std=self.std,
+        )
+        told: list[Visit] = [
+            (i, t) for i, of_one in enumerate(gains) for t, gain in enumerate(of_one) if not isnan(gain)
+        ]
+        weight = self.beta * gate(scores, self.temperature, self.std)
+        return [
+            [own + weight * z for own, z in zip(of_one, its, strict=True)]
+            for of_one, its in zip(
+                outcome, normalized_within([told], gains, self.normalize, self.std), strict=True
+            )
+        ]
