@@ -62,9 +62,11 @@ def test_a_reply_that_is_not_known_counts_neither_way(episode):
     assert numbers(found) == [[-0.25, 0.0, 0.0], [0.25, 0.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("feedback", [[[nan, nan]], [[0.5, nan]]])
-def test_a_trajectory_alone_gets_nothing(episode, feedback):
-    assert numbers(INFOPO()([episode([None] * 2, [0.0, 1.0])], feedback=feedback)) == [[0.0, 0.0]]
+def test_a_trajectory_alone_gets_nothing(episode):
+    """Its turns are not compared with each other."""
+    assert numbers(INFOPO()([episode([None] * 3, [0.0, 0.0, 1.0])], feedback=[[0.5, 2.0, nan]])) == [
+        [0.0] * 3
+    ]
 
 
 def test_the_gate_is_at_most_half_open():

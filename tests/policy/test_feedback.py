@@ -13,6 +13,7 @@ from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .test_answers import ALTERNATING
+from .test_walk import REMEMBERS, SECOND, played
 
 NOTHING = "No information found."
 
@@ -149,7 +150,7 @@ def test_results_of_tools_are_masked_one_by_one(renderer):
     (masked,) = masked_turns(renderer, one, NOTHING).values()
 
     text = renderer.tokenizer.decode(masked.ids)
-    assert text.count(NOTHING) == 2
+    assert text.count(f"<|im_start|>tool\n{NOTHING}<|im_end|>") == 2
     assert "result" not in text
 
 
@@ -181,6 +182,28 @@ def test_beyond_the_models_context_nothing_is_known(renderer, tiny_model, caplog
     assert found[0][0] == pytest.approx(whole[0][0], abs=1e-5)
     assert all(map(isnan, found[0][1:]))
     assert f"beyond the model's context of {limit} tokens" in caplog.text
+
+
+def test_what_is_longer_without_its_reply_is_not_known_either(renderer, tiny_model):
+    """A turn that fits as it was, and not behind the placeholder; and one that fits behind the placeholder alone."""
+    one = episode(2)
+    tiny_model.config.max_position_embeddings = len(renderer.encode(one).ids)
+
+    assert not isnan(feedback_gains(tiny_model, renderer, [one], NOTHING)[0][0])
+    assert isnan(feedback_gains(tiny_model, renderer, [one], NOTHING * 20)[0][0])
+    tiny_model.config.max_position_embeddings -= 1
+    assert isnan(feedback_gains(tiny_model, renderer, [one], NOTHING)[0][0])
+
+
+@pytest.mark.parametrize("template", [REMEMBERS, SECOND])
+def test_a_template_that_remembers_is_rendered_whole(tokenizer, template):
+    """A masked turn reads as the episode that ends with it would."""
+    renderer = Renderer(tokenizer, template)
+    one = played(9, lamp=(1, 6))
+
+    for t, masked in masked_turns(renderer, one, NOTHING).items():
+        heard = replace(one.turns[t], observation=({"role": "user", "content": NOTHING},))
+        assert masked.ids == renderer.encode(replace(one, turns=(*one.turns[:t], heard))).ids
 
 
 def test_a_context_without_room_for_a_turn_leaves_all_open(renderer, tiny_model):
