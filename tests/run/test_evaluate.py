@@ -40,6 +40,14 @@ GREEDY = {
         ),
         ({"name": "old"}, "old"),
         (
+            {"name": "p", "best_of": {"samples": 8, "by": "outcome"}, "seed": 1},
+            "p; the best of 8 episodes of each task by outcome, which looks at the result; seed 1",
+        ),
+        (
+            {"name": "p", "best_of": {"samples": 2, "by": "likelihood"}},
+            "p; the best of 2 episodes of each task by likelihood",
+        ),
+        (
             {"name": "p", "departures": {"temperature": {"protocol": 0.4, "here": 0.0}}},
             "p; departs from the protocol in temperature: 0.0 instead of 0.4",
         ),

@@ -27,6 +27,9 @@ from perturn.run.plan import (
 from perturn.settings.sections import Lora, Train
 
 
+SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]
+
+
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     """4 + 4 expert episodes, 4 evaluated by each policy, 4 x 2 explored, of which 6 are assumed to become pairs."""
     plan = make_plan(recipe, [], None)
@@ -42,6 +45,18 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
     assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_best_of_several_episodes_costs_all_of_them(recipe):
+    """Three of each of 4 tasks, in the work and in the time."""
+    plain, best = (
+        {step.name: step for step in make_plan(recipe, words, None).steps}
+        for words in (["evaluate.sampling.temperature=1.0"], SAMPLED_THREE_TIMES)
+    )
+
+    assert best["evaluate-base"].work == "12 episodes of split test, about 5 turns each"
+    assert best["explore"].work == plain["explore"].work
+    assert best["evaluate-base"].seconds > plain["evaluate-base"].seconds
 
 
 def test_what_is_done_shows_what_it_took(recipe):

@@ -12,7 +12,7 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
-    from perturn.report.text import interval, number, protocol_line
+    from perturn.report.text import cost_lines, interval, number, protocol_line
 
     if not summary["policies"]:
         results.print("nothing was scored")
@@ -35,6 +35,8 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     results.print(table)
     if stamp:
         results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
+    for sentence in cost_lines(summary["policies"]):
+        results.print(sentence, style="dim", markup=False, soft_wrap=True)
     print_comparison(summary["comparison"])
 
 

@@ -108,6 +108,10 @@ class RunPaths:
         """A policy's episodes on the evaluation panel."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
 
+    def drawn(self, policy: str) -> Path:
+        """All that a policy played on the evaluation panel, where the best of several episodes of a task is scored."""
+        return self.folder / "evaluation" / "drawn" / f"{policy}.jsonl"
+
     def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
         """The evaluations that are there, by policy: base, sft, then in the order of stages, then by name."""
         files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}

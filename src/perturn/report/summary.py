@@ -16,7 +16,10 @@ from perturn.types import Trajectory, failed, score, succeeded
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
-    policies = [{"name": name, **policy_row(trajectories)} for name, trajectories in run.evaluation.items()]
+    policies = [
+        {"name": name, **policy_row(trajectories), **_drawn(run, name)}
+        for name, trajectories in run.evaluation.items()
+    ]
     return {
         "policies": policies,
         "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
@@ -24,6 +27,21 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
         "iterations": iteration_rows(run.iterations, policies),
+    }
+
+
+def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score that is of the best of several episodes of each task."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("drawn"):
+        return {}
+    return {
+        "drawn": {
+            "episodes": counts["drawn"],
+            "success_rate": counts["drawn_success"] / counts["drawn"],
+            "turns": counts["drawn_turns"],
+            "action_tokens": counts["drawn_action_tokens"],
+        }
     }
 
 

@@ -104,6 +104,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         "" if history is None else "full history" if history == "full" else f"history of {history} turns",
         "admissible commands listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
+        _best_of(stamp.get("best_of")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
         *(
             f"departs from the protocol in {name}: {values['here']} instead of {values['protocol']}"
@@ -118,6 +119,28 @@ def _limits(limits: Mapping[str, int] | None) -> str:
         return ""
     low, high = min(limits.values()), max(limits.values())
     return f"at most {high} turns" if low == high else f"at most {low} to {high} turns by kind"
+
+
+def _best_of(settings: Any) -> str:
+    if not isinstance(settings, Mapping):
+        return ""
+    by = settings.get("by")
+    seen = ", which looks at the result" if by == "outcome" else ""
+    return f"the best of {settings.get('samples')} episodes of each task by {by}{seen}"
+
+
+def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each policy of which the best of several episodes is scored, a sentence on what these cost.
+
+    Args:
+        policies: Rows of `summary.json`.
+    """
+    return [
+        f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
+        f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
+        for row in policies
+        if row.get("drawn")
+    ]
 
 
 def _decoding(decoding: Any) -> str:

@@ -6,12 +6,15 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
+from perturn.run.best_of import best_of, cost
 from perturn.run.panels import make_jobs, panel_digest
-from perturn.run.session import Session, evaluation_sampling
+from perturn.run.session import Session, evaluation_sampling, outcomes
 from perturn.settings.sections import Section
 from perturn.settings.stages import Stage, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
@@ -35,17 +38,31 @@ def evaluate(session: Session, stage: Stage) -> None:
     asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     conditions |= {"told": told} if told else {}
-    file = run.paths.evaluation(stage.policy)
-    with run.stage(stage.name, file) as counts:
+    conditions |= {"best_of": dataclasses.asdict(settings.best_of)} if settings.best_of else {}
+    file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
+    with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
         write_whole(run.paths.stamp, json.dumps(conditions, indent=2) + "\n")
         counts |= session.play(
-            file,
-            make_jobs(tasks, recipe.seed),
+            drawn if settings.best_of else file,
+            make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1),
             stage.policy,
             sampling,
             settings.concurrency,
             f"evaluating {stage.policy}",
         )
+        if settings.best_of:
+            counts |= _choose(session, stage.policy, drawn, file)
+
+
+def _choose(session: Session, policy: str, drawn: Path, file: Path) -> dict[str, Any]:
+    """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
+    episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
+    chosen = best_of(session.run, policy, episodes)
+    file.unlink(missing_ok=True)
+    with TrajectoryStore(file) as store:
+        for one in chosen:
+            store.append(one)
+    return outcomes(chosen) | cost(episodes)
 
 
 def stamp(

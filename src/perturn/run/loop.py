@@ -154,6 +154,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
     check_outcomes(recipe)
+    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
+        locate("perturn.run.best_of:check_best_of")(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
         if recipe.base is None:

@@ -144,6 +144,8 @@ def _cost(
     explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
+    if not explores and recipe.evaluate and recipe.evaluate.best_of:
+        episodes *= recipe.evaluate.best_of.samples
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
     )

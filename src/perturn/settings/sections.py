@@ -303,6 +303,19 @@ class Align(Train):
 
 @dataclass(frozen=True)
 @bounded
+class BestOf:
+    """Play each task several times, and score one of its episodes."""
+
+    samples: Annotated[int, Bound(least=2)] = 8
+    """Episodes of each task."""
+    by: str = "outcome"
+    """The one that is scored has the highest: total reward (`outcome`), which bounds what any choice could reach; mean
+    log-probability of the tokens that the policy wrote (`likelihood`); log-probability of these less what the policy
+    that it was trained from gives them (`implicit`); or `module:function`, from episodes to a number each."""
+
+
+@dataclass(frozen=True)
+@bounded
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
@@ -313,6 +326,8 @@ class Evaluate:
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
     """Score the policy of every so many iterations, and of the last one."""
+    best_of: BestOf | None = None
+    """Score the best of several episodes of each task, at a temperature above 0. None: one episode of each."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
 _LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
 _PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
-_SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency")
+_SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency", "evaluate.best_of")
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY, "explore")
@@ -67,6 +67,13 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
         return "sft" if recipe.sft else "base"
     name = recipe.outcomes.name if recipe.outcomes else recipe.align.loss["name"]
     return f"{name}{mark(recipe, iteration)}"
+
+
+def learned_from(recipe: Recipe, policy: str) -> str | None:
+    """The policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
+    if policy == "base":
+        return None
+    return "base" if policy == "sft" else policy_of(recipe, 0)
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:

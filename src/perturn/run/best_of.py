@@ -1,0 +1,146 @@
+"""Which of several episodes of a task is scored: Best-of-N."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
+from statistics import fmean
+from typing import Any
+
+from perturn.data.run_folder import Run
+from perturn.envs.load import load_object
+from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.policy.templates import chat_template
+from perturn.run.session import evaluation_sampling, policy_path
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import learned_from
+from perturn.table import locate
+from perturn.types import Trajectory, failed, score, succeeded
+
+_logger = logging.getLogger(__name__)
+
+Scores = Sequence[float]
+"""One an episode; the highest of a task is chosen."""
+
+
+def check_best_of(recipe: Recipe) -> None:
+    """Refuse to choose among equal episodes, or by what is not there.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.evaluate is None or recipe.evaluate.best_of is None:
+        return
+    if not evaluation_sampling(recipe).temperature:
+        raise ConfigError(
+            "evaluate.best_of plays each task several times, which are all alike at temperature 0; set "
+            "evaluate.sampling.temperature, such as 1.0."
+        )
+    by = recipe.evaluate.best_of.by
+    if ":" in by:
+        if not callable(load_object(by)):
+            raise ConfigError(f"evaluate.best_of.by: {by!r} is no function from episodes to a number each.")
+    elif by not in _BY:
+        known = ", ".join(_BY)
+        raise ConfigError(
+            f"unknown evaluate.best_of.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
+        )
+
+
+def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajectory]:
+    """The episode of each task with the highest score, in the order of tasks; of equal ones the first sample.
+
+    A FAILED episode is chosen where all of its task are.
+
+    Args:
+        run: Whose recipe says by what.
+        policy: That played.
+        drawn: All episodes.
+
+    Raises:
+        PerturnError: If the engine gave no log-probabilities that are asked for, or a function of the user's fails.
+    """
+    recipe = run.recipe
+    assert recipe.evaluate is not None
+    assert recipe.evaluate.best_of is not None
+    by, of_task = recipe.evaluate.best_of.by, defaultdict[str, list[tuple[float, int, Trajectory]]](list)
+    whole = [one for one in drawn if not failed(one)]
+    numbers = dict(zip((one.key for one in whole), _scores(run, policy, by, whole), strict=True))
+    for one in drawn:
+        of_task[one.task.id].append((numbers.get(one.key, -inf), -one.sample, one))
+    return [max(each, key=lambda one: one[:2])[2] for each in of_task.values()]
+
+
+def cost(drawn: Sequence[Trajectory]) -> dict[str, Any]:
+    """Cost of all episodes, and how many of them succeed: counts of the stage."""
+    turns = [turn for one in drawn for turn in one.turns]
+    return {
+        "drawn": len(drawn),
+        "drawn_success": sum(map(succeeded, drawn)),
+        "drawn_turns": len(turns),
+        "drawn_action_tokens": sum(len(turn.action.token_ids or ()) for turn in turns),
+    }
+
+
+def _scores(run: Run, policy: str, by: str, episodes: Sequence[Trajectory]) -> Scores:
+    """One an episode.
+
+    Raises:
+        PerturnError: As `best_of` has it.
+    """
+    if ":" not in by:
+        return _BY[by](run, policy, episodes)
+    try:
+        found = [float(each) for each in load_object(by)(episodes)]
+    except Exception as error:  # a function of others
+        raise ConfigError(f"evaluate.best_of.by: {by!r} failed: {type(error).__name__}: {error}") from error
+    if len(found) != len(episodes) or not all(map(isfinite, found)):
+        raise ConfigError(
+            f"evaluate.best_of.by: {by!r} must give one finite number for each of the {len(episodes)} episodes, got "
+            f"{len(found)}: {found!r:.80}."
+        )
+    return found
+
+
+def _outcome(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
+    return [score(one) for one in episodes]
+
+
+def _likelihood(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
+    found = []
+    for one in episodes:
+        known = [each for turn in one.turns for each in turn.action.logprobs or ()]
+        if one.turns and not known:
+            raise EngineFailure(
+                "evaluate.best_of.by=likelihood reads the log-probabilities of what was sampled, and the engine gives "
+                "none; take by=outcome, or an engine that does, such as local."
+            )
+        found.append(fmean(known) if known else -inf)
+    return found
+
+
+def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
+    start = learned_from(run.recipe, policy)
+    if start is None:
+        _logger.warning(
+            "policy %s was trained from no other; the first sample of each task is scored.", policy
+        )
+        return [0.0] * len(episodes)
+    template, reference_of = chat_template(run.recipe.model), locate("perturn.run.quantities:reference_of")
+    ours, theirs = (
+        reference_of(episodes, policy_path(run, name), template=template) for name in (policy, start)
+    )
+    return [_sum(own) - _sum(its) for own, its in zip(ours, theirs, strict=True)]
+
+
+def _sum(turns: Sequence[Any]) -> float:
+    return sum(float(turn.double().sum()) for turn in turns)
+
+
+_BY: Mapping[str, Callable[[Run, str, Sequence[Trajectory]], Scores]] = {
+    "outcome": _outcome,
+    "likelihood": _likelihood,
+    "implicit": _implicit,
+}
