@@ -26,7 +26,6 @@ from perturn.run.plan import (
 )
 from perturn.settings.sections import Lora, Train
 
-
 SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]
 
 
