@@ -7,6 +7,7 @@ from math import isnan, nan
 import pytest
 import torch
 
+from perturn.errors import ConfigError, DataError, ModelError
 from perturn.policy.feedback import feedback_gains, masked_turns
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN, Renderer
@@ -234,3 +235,18 @@ def test_a_template_may_read_roles_that_alternate_alone(tokenizer, tiny_model):
 
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("placeholder", ["<|im_end|>", "a<|im_end|>\n<|im_start|>user\nb"])
+def test_a_placeholder_is_a_plain_text(renderer, tiny_model, placeholder):
+    with pytest.raises(ConfigError, match=r"holds '.*', which is no text; take a plain one"):
+        feedback_gains(tiny_model, renderer, EPISODES, placeholder)
+
+
+def test_a_turn_that_is_no_text_is_named(renderer, tiny_model):
+    """And is not taken for one that is too long."""
+    one = episode(2)
+    broken = replace(one, turns=(one.turns[0], replace(one.turns[1], action=Action("\ud800"))))
+
+    with pytest.raises((DataError, ModelError)):
+        feedback_gains(tiny_model, renderer, [broken], NOTHING)

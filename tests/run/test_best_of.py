@@ -11,11 +11,12 @@ from perturn.cli import app
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, EngineFailure
-from perturn.report import summarize
+from perturn.report import summarize, write_report
 from perturn.run.best_of import best_of
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.quantities import reference_of
 from perturn.settings.recipe import read_recipe
+from perturn.settings.stages import learned_from, policy_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from ..conftest import make_tiny_model
@@ -157,6 +158,8 @@ def test_the_command_says_what_the_score_is_of(recipe):
     assert "base played 12 episodes for this, with" in shown.output
     assert "best of" not in plain.output
     assert "played" not in plain.output
+    page = write_report(recipe.parent / "runs" / "one").read_text()
+    assert "base played 12 episodes for this, with" in page
     (row,) = summarize(recipe.parent / "runs" / "one")["policies"]
     assert row["drawn"]["episodes"] == 12
     assert 0 <= row["drawn"]["success_rate"] <= row["success_rate"]
@@ -176,6 +179,11 @@ def test_the_command_says_what_the_score_is_of(recipe):
         (["evaluate.best_of.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
         (["evaluate.best_of.by=own_environment:__doc__"], "is no function from episodes to a number each"),
         (["evaluate.best_of.samples=1"], r"evaluate\.best_of\.samples must be >= 2, got 1"),
+        (["evaluate.best_of.by=implicit"], "and no policy here is trained; take by=likelihood"),
+        (
+            ["evaluate.best_of.by=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
+            "which engine 'api' does not give; take by=outcome",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused_before_work(recipe, words, said):
@@ -203,3 +211,36 @@ def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(opened):
 
     with pytest.raises(EngineFailure, match="the engine gives none; take by=outcome"):
         best_of(opened("likelihood"), "base", silent)
+
+
+def test_of_what_the_engine_said_nothing_the_likelihood_is_lowest(opened):
+    """But a FAILED episode comes after it."""
+    lost = episode("a", 0, 0.0, "x", status=Status.FAILED, error="lost")
+    drawn = [lost, episode("a", 1, 0.0, "x", logprobs=None), episode("b", 0, 0.0, "x")]
+
+    assert samples(best_of(opened("likelihood"), "base", drawn)) == [("a", 1), ("b", 0)]
+
+
+def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):
+    monkeypatch.setattr(
+        own_environment, "best", lambda all_: [float(one is max(all_)) for one in all_], raising=False
+    )
+    lost = [episode("a", sample, 0.0, "x", status=Status.FAILED, error="lost") for sample in (0, 1)]
+
+    assert samples(best_of(opened("own_environment:best"), "base", lost)) == [("a", 0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "sft"),
+        (["sft=null"], "base"),
+        (["pair=null", "outcomes={name: coh}", "align.loss={name: sft}"], "base"),
+    ],
+)
+def test_a_policy_learned_from_what_the_loop_began_with(recipe, words, expected):
+    """And one that begins anew, as coh's does, from the base."""
+    read = read_recipe(recipe, words)
+
+    assert learned_from(read, policy_of(read, 1)) == expected
+    assert (learned_from(read, "sft"), learned_from(read, "base")) == ("base", None)

@@ -11,7 +11,7 @@ from math import nan
 from typing import Any
 
 from perturn.episodes.prompts import as_seen
-from perturn.errors import DataError, ModelError
+from perturn.errors import ConfigError, DataError, ModelError
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import NO_TURN, Encoded, Renderer
@@ -44,7 +44,12 @@ def feedback_gains(
     Returns:
         In nats `[trajectories][turns]`. NaN after the last turn, where nothing was said between two turns, where a turn
         would end beyond the model's context, and for an episode that FAILED.
+
+    Raises:
+        ConfigError: If the placeholder holds what the chat template writes between turns.
+        DataError: If a turn cannot be read as tokens.
     """
+    _check_placeholder(renderer, placeholder)
     found = [[nan] * len(one.turns) for one in trajectories]
     limit, left_out = exact_length(model), 0
     for members in _by_task(trajectories):
@@ -71,6 +76,18 @@ def feedback_gains(
             limit,
         )
     return found
+
+
+def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
+    """Refuse a placeholder that would end its message, or begin another."""
+    tokenizer = renderer.tokenizer
+    control = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
+    if held:
+        raise ConfigError(
+            f"credit.placeholder {placeholder!r:.80} holds {tokenizer.decode(sorted(held))!r:.80}, which is no text; "
+            "take a plain one."
+        )
 
 
 def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:
@@ -129,7 +146,14 @@ def _masked(turn: Turn, placeholder: str) -> Turn:
 
 
 def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> Encoded | None:
-    """The episode as tokens, without the turns that do not fit; None if none does."""
+    """The episode as tokens, without the turns that do not fit; None if none does.
+
+    Raises:
+        DataError: If a turn cannot be read as tokens.
+    """
+    whole = renderer.encode(trajectory)
+    if limit is None or whole.longest <= limit:
+        return whole
     try:
         return renderer.encode(trajectory, limit)
     except DataError:

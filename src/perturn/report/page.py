@@ -119,6 +119,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
         "group": _group(run, name, number),
         "protocol": flat(run.protocol or {}),
         "protocol_line": text.protocol_line(run.protocol or {}),
+        "cost_lines": text.cost_lines(summary["policies"]),
         "provenance": flat({key: value for key, value in run.manifest.items() if key != "stages"}),
         "commit": str(run.manifest.get("commit") or ""),
         "recipe": run.recipe,

@@ -13,9 +13,9 @@ from perturn.data.run_folder import Run
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError, EngineFailure, did_you_mean
 from perturn.policy.templates import chat_template
-from perturn.run.session import evaluation_sampling, policy_path
+from perturn.run.session import engine_settings, evaluation_sampling, policy_path
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from
+from perturn.settings.stages import learned_from, stages
 from perturn.table import locate
 from perturn.types import Trajectory, failed, score, succeeded
 
@@ -47,6 +47,17 @@ def check_best_of(recipe: Recipe) -> None:
         raise ConfigError(
             f"unknown evaluate.best_of.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
         )
+    if by == "likelihood" and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            "evaluate.best_of.by=likelihood reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take by=outcome or a function of yours."
+        )
+    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
+    if by == "implicit" and all(learned_from(recipe, policy) is None for policy in scored):
+        raise ConfigError(
+            "evaluate.best_of.by=implicit reads the policy that another was trained from, and no policy here is "
+            "trained; take by=likelihood, outcome or a function of yours."
+        )
 
 
 def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajectory]:
@@ -65,12 +76,17 @@ def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajecto
     recipe = run.recipe
     assert recipe.evaluate is not None
     assert recipe.evaluate.best_of is not None
-    by, of_task = recipe.evaluate.best_of.by, defaultdict[str, list[tuple[float, int, Trajectory]]](list)
+    by, of_task = (
+        recipe.evaluate.best_of.by,
+        defaultdict[str, list[tuple[tuple[bool, float, int], Trajectory]]](list),
+    )
     whole = [one for one in drawn if not failed(one)]
-    numbers = dict(zip((one.key for one in whole), _scores(run, policy, by, whole), strict=True))
+    scores = _scores(run, policy, by, whole) if whole else []
+    numbers = dict(zip((one.key for one in whole), scores, strict=True))
     for one in drawn:
-        of_task[one.task.id].append((numbers.get(one.key, -inf), -one.sample, one))
-    return [max(each, key=lambda one: one[:2])[2] for each in of_task.values()]
+        rank = one.key in numbers, numbers.get(one.key, -inf), -one.sample
+        of_task[one.task.id].append((rank, one))
+    return [max(each, key=lambda ranked: ranked[0])[1] for each in of_task.values()]
 
 
 def cost(drawn: Sequence[Trajectory]) -> dict[str, Any]:
@@ -109,16 +125,14 @@ def _outcome(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
 
 
 def _likelihood(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
-    found = []
-    for one in episodes:
-        known = [each for turn in one.turns for each in turn.action.logprobs or ()]
-        if one.turns and not known:
-            raise EngineFailure(
-                "evaluate.best_of.by=likelihood reads the log-probabilities of what was sampled, and the engine gives "
-                "none; take by=outcome, or an engine that does, such as local."
-            )
-        found.append(fmean(known) if known else -inf)
-    return found
+    """That of an episode of which nothing is known is the lowest."""
+    known = [[each for turn in one.turns for each in turn.action.logprobs or ()] for one in episodes]
+    if any(one.turns for one in episodes) and not any(known):
+        raise EngineFailure(
+            "evaluate.best_of.by=likelihood reads the log-probabilities of what was sampled, and the engine gives "
+            "none; take by=outcome, or an engine that does, such as local."
+        )
+    return [fmean(each) if each else -inf for each in known]
 
 
 def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:

@@ -56,6 +56,7 @@ def evaluate(session: Session, stage: Stage) -> None:
 
 def _choose(session: Session, policy: str, drawn: Path, file: Path) -> dict[str, Any]:
     """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
+    session.release()  # what chooses may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
     chosen = best_of(session.run, policy, episodes)
     file.unlink(missing_ok=True)

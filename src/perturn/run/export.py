@@ -19,7 +19,7 @@ from perturn.errors import RunError, did_you_mean
 from perturn.io.writing import replacing, write_whole
 from perturn.report.folder import RecordedRun, read_run
 from perturn.report.summary import summary_of
-from perturn.report.text import interval, protocol_line
+from perturn.report.text import cost_lines, interval, protocol_line
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import stages
 from perturn.table import locate
@@ -126,6 +126,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
         f"Protocol: {protocol_line(scores['protocol'])}."
         if scores["protocol"]
         else "No protocol is on record.",
+        *cost_lines(scores["policies"]),
         "",
         "## Use",
         "",

@@ -73,7 +73,8 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
     """The policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
     if policy == "base":
         return None
-    return "base" if policy == "sft" else policy_of(recipe, 0)
+    anew = recipe.outcomes is not None and recipe.outcomes.way.anew
+    return "base" if policy == "sft" or anew else policy_of(recipe, 0)
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:

@@ -37,6 +37,7 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
     methods, panels = set(), set()
     for cell in cells:
         try:
+            _refuse_implicit(cell.recipe)
             refuse_early(cell.recipe, None)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)
@@ -48,6 +49,16 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
             methods.add((cell.environment, cell.method))
         except PerturnError as error:
             raise type(error)(f"{cell.label}: {error}") from error
+
+
+def _refuse_implicit(recipe: Recipe) -> None:
+    """Refuse to score by what a policy was trained from: a study scores each by itself, as a model of its own."""
+    best_of = recipe.evaluate and recipe.evaluate.best_of
+    if best_of and best_of.by == "implicit":
+        raise ConfigError(
+            "evaluate.best_of.by=implicit reads the policy that another was trained from, and a study scores each "
+            "policy by itself; take by=likelihood, outcome or a function of yours."
+        )
 
 
 def _panels(recipe: Recipe) -> str:
