@@ -1,6 +1,6 @@
 r"""Does the progress advantage tell where an episode went wrong, and better than confidence?
 
-    python benchmarks/attribution.py studies/results/online/runs/rloo-*-seed-?-???????? --out benchmarks/attribution.json
+    python benchmarks/attribution.py studies/results/online/runs/rloo-*-seed-?-???????? --out FILE
 
 The progress advantage of a turn is the sum over its tokens of log pi_RL - log pi_ref ("Neglected Free Lunch from
 Post-training: Progress Advantage for LLM Agents"). Takes online runs of a world that knows how far it is from the end:
