@@ -33,9 +33,8 @@ else
 	$(BIN)/perturn study studies/lab-like.yaml
 endif
 
-# Two processes, each with whole files of tests.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 # Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has a few.
 FUZZ_CASES ?= 4000

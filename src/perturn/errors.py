@@ -43,6 +43,10 @@ class EnvironmentFailure(PerturnError):
     """An environment could not start, reset or step."""
 
 
+class NotComeBack(EnvironmentFailure):
+    """A world did not answer recorded actions as it did when they were recorded."""
+
+
 class WorldLost(EnvironmentFailure):
     """A world's process died or ran into a time limit; its episode may be played again."""
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -39,7 +40,7 @@ def test_every_so_many_turns_are_played_on_from():
     """Of 11 turns with every 5: before turns 5 and 10; of 5 none, for it ended there."""
     jobs = branch_jobs([explored(5, 1), explored(11)], Branch(every=5, samples=2), seed=0, samples=4)
 
-    assert [(len(job.begun.turns), job.begun.sample, job.sample) for job in jobs] == [
+    assert [(job.kept, job.begun.sample, job.sample) for job in jobs] == [
         (5, 0, 4),
         (5, 0, 8),
         (10, 0, 12),
@@ -100,16 +101,20 @@ def test_hand_worked_values():
 
 
 def test_a_failed_branch_counts_as_nothing_earned_but_one_that_never_began_does_not_count():
-    """(1 + 0) / 2 with one that failed on its second turn of its own, and not / 3 with one that did not come back."""
-    failed = {"status": Status.FAILED, "error": "lost"}
+    """(1 + 0 + 0) / 3 with two that failed on turns of their own, and not / 5 with two that did not come back."""
+    failed = {"status": Status.FAILED, "error": "Crash: lost"}
     branches = [
         branched(0, 1, [0.0, 1.0], 1),
         branched(0, 1, [0.0, 0.75], 2, **failed),
         branched(0, 1, [0.0], 3, **failed),
+        branched(
+            0, 1, [0.0], 4, status=Status.FAILED, error="NotComeBack: the world did not come back to turn 1"
+        ),
+        branched(0, 1, [], 5, **failed),
     ]
 
-    assert branch_values([explored(2)], branches, Return())[0][1] == 0.5
-    assert math.isnan(branch_values([explored(2)], branches[2:], Return())[0][1])
+    assert branch_values([explored(2)], branches, Return())[0][1] == pytest.approx(1 / 3)
+    assert math.isnan(branch_values([explored(2)], branches[3:], Return())[0][1])
 
 
 class Coin:
@@ -191,6 +196,58 @@ def test_a_world_that_does_not_come_back_fails_its_branch():
     assert found.status is Status.FAILED
     assert "did not come back to turn 1: expected" in found.error
     assert (len(found.turns), found.origin, found.taken_over, found.seed) == (1, 0, 2, 3)
+
+
+def heads():
+    """An episode of three heads."""
+    script = [Action("Action: heads")] * 3
+    return play_script(
+        episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"observation": ({"role": "user", "content": "other"},)}, "did not come back to turn 1: expected"),
+        ({"reward": 0.5}, r"did not come back to turn 2: expected rewards \[0.0, 0.5\], got \[0.0, 0.0\]"),
+    ],
+)
+def test_the_first_turn_of_its_own_and_the_rewards_before_it_are_compared(changes, said):
+    """The answer to the last action that is given again says whether the world is back."""
+    whole, kept = heads(), 1 if "observation" in changes else 2
+    begun = replace(whole, turns=(whole.turns[0], replace(whole.turns[1], **changes), whole.turns[2]))
+
+    (found,) = play(
+        [Job(Task("coin"), 9, 1, begun, kept)],
+        Tosses(),
+        Coin,
+        protocol=PLAIN,
+        sampling=Sampling(),
+        concurrency=1,
+    )
+
+    assert found.status is Status.FAILED
+    assert re.match(f"NotComeBack: the world {said}", found.error)
+    assert len(found.turns) == kept
+
+
+def test_a_world_that_ends_before_it_is_back_fails_its_branch():
+    """It is no success."""
+    whole = heads()
+    begun = replace(whole, turns=(*whole.turns, whole.turns[2]))
+
+    (found,) = play(
+        [Job(Task("coin"), 9, 1, begun, 4)],
+        Tosses(),
+        Coin,
+        protocol=PLAIN,
+        sampling=Sampling(),
+        concurrency=1,
+    )
+
+    assert found.status is Status.FAILED
+    assert "the world ended at turn 3, before it had come back to turn 4" in found.error
 
 
 @pytest.fixture(scope="module")

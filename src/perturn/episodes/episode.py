@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
-from perturn.errors import EngineFailure, EnvironmentFailure, RunError
+from perturn.errors import EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
 from perturn.io.plain import fault, told
 from perturn.types import (
@@ -37,6 +37,8 @@ class Job:
     sample: int = 0
     begun: Trajectory | None = None
     """An episode to play on: the world is reset as it was for this one, and its turns come first."""
+    kept: int | None = None
+    """How many of them; None: all."""
 
     @property
     def conversation(self) -> str:
@@ -57,7 +59,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         policy: Identity of the policy that will answer.
     """
     reader = FORMATS[protocol.format]
-    begun = job.begun.turns if job.begun else ()
+    recorded = job.begun.turns if job.begun else ()
+    begun = recorded[: job.kept]
     world_seed = job.begun.seed if job.begun else job.seed
     record = Trajectory(
         task=job.task,
@@ -83,8 +86,10 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         while not seen.terminated and len(turns) < protocol.limit(job.task):
             heard = shown(seen, protocol, calls)
             earlier, newest = window(turns, heard, protocol.history)
+            if len(turns) <= len(begun) and len(turns) < len(recorded):
+                _check_back(recorded, turns, heard)
             if len(turns) < len(begun):
-                action = _played(begun, len(turns), heard)
+                action = begun[len(turns)].action
             else:
                 action = yield Prompt(
                     messages=record.prompt,
@@ -102,6 +107,10 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
                 seen = _answer(env, command, calls)
             later = recalled(heard, before, protocol)
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
+        if len(turns) < len(begun):
+            raise NotComeBack(
+                f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
+            )
         record = replace(
             record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
         )
@@ -124,14 +133,23 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
     return None
 
 
-def _played(begun: Sequence[Turn], turn: int, heard: tuple[Message, ...]) -> Action:
-    """The action of a turn that was played before, if the world has come back to it."""
-    if heard != begun[turn].observation:
-        raise EnvironmentFailure(
-            f"the world did not come back to turn {turn}: expected {begun[turn].observation!r:.200}, got "
-            f"{heard!r:.200}."
+def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Message, ...]) -> None:
+    """Refuse a world that, after the first turns of a recorded episode, is not where it was.
+
+    Raises:
+        NotComeBack: Naming the turn, and what differs.
+    """
+    at = len(turns)
+    told, then = (heard, recorded[at].observation), [each.reward for each in recorded[:at]]
+    rewards = [each.reward for each in turns]
+    if told[0] != told[1]:
+        raise NotComeBack(
+            f"the world did not come back to turn {at}: expected {told[1]!r:.200}, got {told[0]!r:.200}."
         )
-    return begun[turn].action
+    if rewards != then:
+        raise NotComeBack(
+            f"the world did not come back to turn {at}: expected rewards {then}, got {rewards}."
+        )
 
 
 def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from math import fsum, nan
 
 from perturn.credit.returns import Numbers
 from perturn.data.pairs import branches_of
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
+from perturn.errors import NotComeBack
 from perturn.run.panels import seed_of
 from perturn.run.session import Session
 from perturn.settings.sections import Branch
@@ -60,7 +60,7 @@ def branch_jobs(
         for number, kept in enumerate(kept for kept in turns for _ in range(settings.samples)):
             sample = one.sample + samples * (1 + number)
             drawn = seed_of(seed, one.task.id, sample, iteration)
-            jobs.append(Job(one.task, drawn, sample, replace(one, turns=one.turns[:kept])))
+            jobs.append(Job(one.task, drawn, sample, one, kept))
     return jobs
 
 
@@ -71,8 +71,8 @@ def branch_values(
 
     Args:
         explored: Episodes, in any order.
-        branches: Those played on from them, in any order; one that FAILED before its own first turn counts for nothing,
-            for it says nothing of where it began, and another that FAILED with rewards of 0.
+        branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
+            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0.
         returns: Rewards that count.
 
     Returns:
@@ -82,8 +82,13 @@ def branch_values(
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
         values.append([nan] * len(one.turns))
         for turn, found in by_turn.items():
-            begun = [each for each in found if len(each.turns) > turn or not failed(each)]
+            begun = [each for each in found if len(each.turns) >= turn and not _is_elsewhere(each)]
             ends = [fsum(rewards[turn:]) for rewards in returns(begun)]
             if ends:
                 values[-1][turn] = fsum(ends) / len(ends)
     return values
+
+
+def _is_elsewhere(branch: Trajectory) -> bool:
+    """Whether the world did not come back to where the branch was to begin."""
+    return failed(branch) and (branch.error or "").startswith(NotComeBack.__name__)

@@ -209,7 +209,7 @@ def generation_seconds(
     turns = found.policy_turns(learned)
     said = min(found.said, most) if learned else most
     read = episodes * (found.prompt + turns * (found.heard + said))
-    together = min(concurrency, episodes)
+    together = max(1, min(concurrency, episodes))
     step = machine.parameters * machine.bytes / machine.few
     step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
     playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step
