@@ -21,7 +21,7 @@ def forks(place):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1200)
 def test_three_iterations_survive_twenty_kills(forks):
     """One kill in each twentieth of the run; episodes with log-probabilities, credits, metrics and weights."""
     killed = kill_at_random(forks, "kills", WORDS, kills=20)
