@@ -122,7 +122,7 @@ def test_all_episodes_stay_and_one_of_each_task_is_scored(recipe):
         assert one == max((each for each in drawn if each.task.id == one.task.id), key=likelihood)
     assert {one.sample for one in chosen} != {0}
     assert json.loads(paths.stamp.read_text())["best_of"] == {"samples": 3, "by": "likelihood"}
-    assert (counts["episodes"], counts["drawn"]) == (4, 12)
+    assert (counts["episodes"], counts["drawn_episodes"]) == (4, 12)
     assert counts["drawn_turns"] == sum(len(one.turns) for one in drawn) > counts["turns"]
 
 

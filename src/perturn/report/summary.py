@@ -33,14 +33,14 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
 def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
     """Cost of a score that is of the best of several episodes of each task."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
-    if not counts.get("drawn"):
+    if not counts.get("drawn_episodes"):
         return {}
     return {
         "drawn": {
-            "episodes": counts["drawn"],
-            "success_rate": counts["drawn_success"] / counts["drawn"],
+            "episodes": counts["drawn_episodes"],
+            "success_rate": counts["drawn_success"] / counts["drawn_episodes"],
             "turns": counts["drawn_turns"],
-            "action_tokens": counts["drawn_action_tokens"],
+            "action_tokens": counts.get("drawn_action_tokens", 0),
         }
     }
 

@@ -17,7 +17,7 @@ from perturn.run.session import engine_settings, evaluation_sampling, policy_pat
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import learned_from, stages
 from perturn.table import locate
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import Trajectory, failed, score
 
 _logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ def check_best_of(recipe: Recipe) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    if recipe.evaluate is None or recipe.evaluate.best_of is None:
-        return
+    assert recipe.evaluate is not None
+    assert recipe.evaluate.best_of is not None
     if not evaluation_sampling(recipe).temperature:
         raise ConfigError(
             "evaluate.best_of plays each task several times, which are all alike at temperature 0; set "
@@ -76,10 +76,8 @@ def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajecto
     recipe = run.recipe
     assert recipe.evaluate is not None
     assert recipe.evaluate.best_of is not None
-    by, of_task = (
-        recipe.evaluate.best_of.by,
-        defaultdict[str, list[tuple[tuple[bool, float, int], Trajectory]]](list),
-    )
+    by = recipe.evaluate.best_of.by
+    of_task: dict[str, list[tuple[tuple[bool, float, int], Trajectory]]] = defaultdict(list)
     whole = [one for one in drawn if not failed(one)]
     scores = _scores(run, policy, by, whole) if whole else []
     numbers = dict(zip((one.key for one in whole), scores, strict=True))
@@ -87,17 +85,6 @@ def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajecto
         rank = one.key in numbers, numbers.get(one.key, -inf), -one.sample
         of_task[one.task.id].append((rank, one))
     return [max(each, key=lambda ranked: ranked[0])[1] for each in of_task.values()]
-
-
-def cost(drawn: Sequence[Trajectory]) -> dict[str, Any]:
-    """Cost of all episodes, and how many of them succeed: counts of the stage."""
-    turns = [turn for one in drawn for turn in one.turns]
-    return {
-        "drawn": len(drawn),
-        "drawn_success": sum(map(succeeded, drawn)),
-        "drawn_turns": len(turns),
-        "drawn_action_tokens": sum(len(turn.action.token_ids or ()) for turn in turns),
-    }
 
 
 def _scores(run: Run, policy: str, by: str, episodes: Sequence[Trajectory]) -> Scores:

@@ -12,7 +12,7 @@ from typing import Any
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
-from perturn.run.best_of import best_of, cost
+from perturn.run.best_of import best_of
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.session import Session, evaluation_sampling, outcomes
 from perturn.settings.sections import Section
@@ -63,7 +63,7 @@ def _choose(session: Session, policy: str, drawn: Path, file: Path) -> dict[str,
     with TrajectoryStore(file) as store:
         for one in chosen:
             store.append(one)
-    return outcomes(chosen) | cost(episodes)
+    return outcomes(chosen) | {f"drawn_{name}": count for name, count in outcomes(episodes).items()}
 
 
 def stamp(
