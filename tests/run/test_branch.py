@@ -180,30 +180,32 @@ def test_values_come_to_the_exact_ones():
         assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 2000)
 
 
-def test_a_world_that_does_not_come_back_fails_its_branch():
-    """It is told which turn, and both texts; the turns before it are kept."""
-    script = [Action("Action: heads")] * 3
-    whole = play_script(
-        episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
-    )
-    other = replace(whole.turns[1], observation=({"role": "user", "content": "seen nothing"},))
-    begun = replace(whole, turns=(whole.turns[0], other))
-
-    (found,) = play(
-        [Job(Task("coin"), 9, 1, begun)], Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=1
-    )
-
-    assert found.status is Status.FAILED
-    assert "did not come back to turn 1: expected" in found.error
-    assert (len(found.turns), found.origin, found.taken_over, found.seed) == (1, 0, 2, 3)
-
-
 def heads():
     """An episode of three heads."""
     script = [Action("Action: heads")] * 3
     return play_script(
         episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
     )
+
+
+def played_on(begun, kept):
+    """A branch of an episode from behind so many of its turns; None: all."""
+    jobs = [Job(Task("coin"), 9, 1, begun, kept)]
+    (found,) = play(jobs, Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=1)
+    return found
+
+
+def test_a_world_that_does_not_come_back_fails_its_branch():
+    """It is told which turn, and both texts; the turns before it are kept."""
+    whole = heads()
+    other = replace(whole.turns[1], observation=({"role": "user", "content": "seen nothing"},))
+    begun = replace(whole, turns=(whole.turns[0], other))
+
+    found = played_on(begun, None)
+
+    assert found.status is Status.FAILED
+    assert "did not come back to turn 1: expected" in found.error
+    assert (len(found.turns), found.origin, found.taken_over, found.seed) == (1, 0, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +220,7 @@ def test_the_first_turn_of_its_own_and_the_rewards_before_it_are_compared(change
     whole, kept = heads(), 1 if "observation" in changes else 2
     begun = replace(whole, turns=(whole.turns[0], replace(whole.turns[1], **changes), whole.turns[2]))
 
-    (found,) = play(
-        [Job(Task("coin"), 9, 1, begun, kept)],
-        Tosses(),
-        Coin,
-        protocol=PLAIN,
-        sampling=Sampling(),
-        concurrency=1,
-    )
+    found = played_on(begun, kept)
 
     assert found.status is Status.FAILED
     assert re.match(f"NotComeBack: the world {said}", found.error)
@@ -237,14 +232,7 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
     whole = heads()
     begun = replace(whole, turns=(*whole.turns, whole.turns[2]))
 
-    (found,) = play(
-        [Job(Task("coin"), 9, 1, begun, 4)],
-        Tosses(),
-        Coin,
-        protocol=PLAIN,
-        sampling=Sampling(),
-        concurrency=1,
-    )
+    found = played_on(begun, 4)
 
     assert found.status is Status.FAILED
     assert "the world ended at turn 3, before it had come back to turn 4" in found.error

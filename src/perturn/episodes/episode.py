@@ -61,23 +61,10 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]
-    world_seed = job.begun.seed if job.begun else job.seed
-    record = Trajectory(
-        task=job.task,
-        turns=(),
-        environment=env.name,
-        protocol=f"{protocol.name}-{protocol.format}",
-        prompt=system_prompt(protocol),
-        sample=job.sample,
-        seed=world_seed,
-        policy=policy,
-        history=protocol.history,
-        taken_over=len(begun),
-        origin=job.begun.sample if job.begun else None,
-    )
+    record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
-        seen = sound(env.reset(job.task, world_seed), f"reset of task {job.task.id!r}")
+        seen = sound(env.reset(job.task, record.seed), f"reset of task {job.task.id!r}")
         if problem := misfit(seen, protocol):
             raise EnvironmentFailure(f"{env.name} {problem}")
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
@@ -119,6 +106,23 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
+
+
+def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:
+    """The record of an episode without its turns."""
+    return Trajectory(
+        task=job.task,
+        turns=(),
+        environment=env.name,
+        protocol=f"{protocol.name}-{protocol.format}",
+        prompt=system_prompt(protocol),
+        sample=job.sample,
+        seed=job.begun.seed if job.begun else job.seed,
+        policy=policy,
+        history=protocol.history,
+        taken_over=len(job.begun.turns[: job.kept]) if job.begun else 0,
+        origin=job.begun.sample if job.begun else None,
+    )
 
 
 def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
