@@ -27,8 +27,9 @@ def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
         samples: Candidates of each prompt.
         choose: Which of them answers; it is given those that did not fail, one at least.
     """
-    streams = isinstance(engine, StreamingEngine)
-    return _Streaming(engine, samples, choose) if streams else _Together(engine, samples, choose)
+    if isinstance(engine, StreamingEngine):
+        return _Streaming(engine, samples, choose)
+    return _Together(engine, samples, choose)
 
 
 class _Together:
