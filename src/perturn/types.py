@@ -55,6 +55,8 @@ class Action:
     """Whether the policy ended its turn itself, rather than being cut at a token limit."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Native tool calls, in the chat-template form."""
+    candidates: tuple[int, ...] = ()
+    """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
@@ -312,9 +314,7 @@ class EpisodeProtocol:
         if self.history is not None and self.history < 0:
             raise ValueError(f"history must be >= 0 or full, got {self.history}.")
         if self.history is not None and self.format == "tools":
-            raise ValueError(
-                "history must be full where the format is tools: a result needs the call before it."
-            )
+            raise ValueError("history must be full if the format is tools: a result needs its call.")
         _check_example(self.example)
 
     def limit(self, task: Task) -> int:

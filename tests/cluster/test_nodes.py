@@ -51,13 +51,14 @@ def evaluated(recipe, folder, *overrides):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_cluster_plays_what_one_process_plays(nodes, recipe, tmp_path):
-    """Two nodes with a replica each: the sampled texts are those of one process."""
+@pytest.mark.parametrize("words", [(), ("evaluate.rerank={samples: 3, by: likelihood}",)])
+def test_a_cluster_plays_what_one_process_plays(nodes, recipe, tmp_path, words):
+    """Two nodes with a replica each: the sampled texts are those of one process, also of several candidates a turn."""
     nodes.add(2)
 
-    plain, plain_logprobs = evaluated(recipe, tmp_path / "plain")
+    plain, plain_logprobs = evaluated(recipe, tmp_path / "plain", *words)
     spread, spread_logprobs = evaluated(
-        recipe, tmp_path / "spread", f"cluster.address={nodes.address}", "cluster.engines=2"
+        recipe, tmp_path / "spread", f"cluster.address={nodes.address}", "cluster.engines=2", *words
     )
 
     assert len({str(one["turns"]) for one in plain.values()}) == len(plain) == 12

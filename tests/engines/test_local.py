@@ -133,6 +133,28 @@ def test_a_forgotten_conversation_is_computed_from_its_beginning(ends_turns, ren
     assert seen[0] == two
 
 
+def test_of_an_action_that_was_not_taken_the_history_before_stays(ends_turns, renderer):
+    """The second prompt goes on with another answer to the first: all is fed from where the two differ."""
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
+    one = prompt("a", heard=OPENINGS[1])
+    answers = {seed: engine.generate([replace(one, seed=seed)], SAMPLED)[0] for seed in range(20)}
+    last = max(answers, key=lambda seed: len(answers[seed].token_ids))
+    kept = answers[last]
+    other = next(each for each in answers.values() if each.token_ids[0] != kept.token_ids[0])
+    assert len(kept.token_ids) > 2
+    engine.forget("a")
+    engine.generate([replace(one, seed=last)], SAMPLED)
+    two = prompt("a", [Turn(one.observation, other)], "go", seed=3)
+
+    with fed(ends_turns) as seen:
+        answer = engine.generate([two], SAMPLED)[0]
+
+    assert seen[0] == len(renderer.prompt_ids(two)) - len(renderer.prompt_ids(one))
+    fresh = LocalEngine(ends_turns, renderer).generate([two], SAMPLED)[0]
+    assert answer.token_ids == fresh.token_ids
+    assert answer.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
+
+
 def test_a_history_that_changed_is_computed_again(ends_turns, renderer):
     """What is kept under a name is used only if the prompt goes on from it."""
     engine = LocalEngine(ends_turns, renderer)

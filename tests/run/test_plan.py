@@ -58,6 +58,16 @@ def test_the_best_of_several_episodes_costs_all_of_them(recipe):
     assert best["evaluate-base"].seconds > plain["evaluate-base"].seconds
 
 
+def test_several_actions_a_turn_cost_their_tokens(recipe):
+    """As many episodes and turns; exploration is as it was."""
+    words = [*SAMPLED_THREE_TIMES[:1], "evaluate.rerank.samples=3"]
+
+    work = {step.name: step.work for step in make_plan(recipe, words, None).steps}
+
+    assert work["evaluate-base"] == "4 episodes of split test, about 5 turns each, 3 actions a turn"
+    assert work["explore"] == "8 episodes of split train, about 3 turns each"
+
+
 def test_what_is_done_shows_what_it_took(recipe):
     """And recorded expert episodes give the lengths."""
     run = open_run(recipe)
@@ -136,6 +146,13 @@ def test_generation_is_worked_by_hand():
     seconds = generation_seconds(MACHINE, EPISODES, 4, 16, learned=False, most=30)
 
     assert seconds == pytest.approx(4 * 350 * 2e-3 + 150 * (4e-3 + 40 * 2e-4))
+
+
+def test_candidates_are_written_at_the_same_time():
+    """Three a turn: 100 + 5 * (20 + 3 * 30) = 650 tokens each; as many steps, in each of which 12 are written."""
+    seconds = generation_seconds(MACHINE, EPISODES, 4, 16, learned=False, most=30, candidates=3)
+
+    assert seconds == pytest.approx(4 * 650 * 2e-3 + 150 * (4e-3 + 120 * 2e-4))
 
 
 def test_slow_worlds_decide():

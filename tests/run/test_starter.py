@@ -14,7 +14,7 @@ from perturn.run.starter import copy_recipe, write_recipe
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Branch, Groups, Sft
+from perturn.settings.sections import Base, Branch, Groups, Rerank, Sft
 
 GUESS = "own_environment:GuessNumber"
 
@@ -52,6 +52,9 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
     assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
     assert data.pop("branch") == dataclasses.asdict(Branch())  # which nothing reads here
+    assert data["evaluate"].pop("rerank") == dataclasses.asdict(
+        Rerank()
+    )  # it would take the place of best_of
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")

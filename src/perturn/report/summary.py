@@ -17,7 +17,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
-        {"name": name, **policy_row(trajectories), **_drawn(run, name)}
+        {"name": name, **policy_row(trajectories), **_drawn(run, name), **_candidates(run, name)}
         for name, trajectories in run.evaluation.items()
     ]
     return {
@@ -41,6 +41,21 @@ def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
             "success_rate": counts["drawn_success"] / counts["drawn_episodes"],
             "turns": counts["drawn_turns"],
             "action_tokens": counts.get("drawn_action_tokens", 0),
+        }
+    }
+
+
+def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score that was made with several actions at each turn."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("candidates"):
+        return {}
+    return {
+        "candidates": {
+            "actions": counts["candidates"],
+            "action_tokens": counts["candidate_tokens"],
+            "turns": counts["turns"],
+            "taken_tokens": counts.get("action_tokens", 0),
         }
     }
 

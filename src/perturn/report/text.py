@@ -105,6 +105,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         "admissible commands listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
         _best_of(stamp.get("best_of")),
+        _rerank(stamp.get("rerank")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
         *(
             f"departs from the protocol in {name}: {values['here']} instead of {values['protocol']}"
@@ -129,13 +130,25 @@ def _best_of(settings: Any) -> str:
     return f"the best of {settings.get('samples')} episodes of each task by {by}{seen}"
 
 
+def _rerank(settings: Any) -> str:
+    if not isinstance(settings, Mapping):
+        return ""
+    return f"the best of {settings.get('samples')} actions at each turn by {settings.get('by')}"
+
+
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each policy of which the best of several episodes is scored, a sentence on what these cost.
+    """Of each policy that had several episodes of a task, or several actions at a turn, a sentence on what these cost.
 
     Args:
         policies: Rows of `summary.json`.
     """
-    return [
+    of_turns = [
+        f"{row['name']} wrote {found['actions']} actions for this, with {found['action_tokens']} tokens; the "
+        f"{found['turns']} that were taken have {found['taken_tokens']}."
+        for row in policies
+        if (found := row.get("candidates"))
+    ]
+    return of_turns + [
         f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
         f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
         for row in policies

@@ -14,8 +14,9 @@ from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
 from perturn.run.best_of import best_of
 from perturn.run.panels import make_jobs, panel_digest
+from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling, outcomes
-from perturn.settings.sections import Section
+from perturn.settings.sections import Evaluate, Section
 from perturn.settings.stages import Stage, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
 
@@ -25,33 +26,42 @@ def evaluate(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
-    sampling = evaluation_sampling(recipe)
-    conditions = stamp(
+    jobs = make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1)
+    file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
+    with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
+        write_whole(run.paths.stamp, json.dumps(_conditions(session, settings), indent=2) + "\n")
+        counts |= session.play(
+            drawn if settings.best_of else file,
+            jobs,
+            stage.policy,
+            evaluation_sampling(recipe),
+            settings.concurrency,
+            f"evaluating {stage.policy}",
+            reranking(recipe, jobs) if settings.rerank else None,
+        )
+        if settings.best_of:
+            counts |= _choose(session, stage.policy, drawn, file)
+        if settings.rerank:
+            counts |= candidate_counts(read_trajectories(file))
+
+
+def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
+    """The stamp of the scores of a run, with how their episodes or actions are chosen."""
+    recipe = session.recipe
+    found = stamp(
         session.panels.environment,
         recipe.environment,
         settings.tasks.split,
-        tasks,
+        session.panels.tasks["evaluate"],
         session.protocol,
-        sampling,
+        evaluation_sampling(recipe),
         recipe.seed,
     )
     asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
-    conditions |= {"told": told} if told else {}
-    conditions |= {"best_of": dataclasses.asdict(settings.best_of)} if settings.best_of else {}
-    file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
-    with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
-        write_whole(run.paths.stamp, json.dumps(conditions, indent=2) + "\n")
-        counts |= session.play(
-            drawn if settings.best_of else file,
-            make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1),
-            stage.policy,
-            sampling,
-            settings.concurrency,
-            f"evaluating {stage.policy}",
-        )
-        if settings.best_of:
-            counts |= _choose(session, stage.policy, drawn, file)
+    found |= {"told": told} if told else {}
+    found |= {"best_of": dataclasses.asdict(settings.best_of)} if settings.best_of else {}
+    return found | ({"rerank": dataclasses.asdict(settings.rerank)} if settings.rerank else {})
 
 
 def _choose(session: Session, policy: str, drawn: Path, file: Path) -> dict[str, Any]:

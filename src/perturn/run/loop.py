@@ -27,6 +27,7 @@ from perturn.run.measure import check_pathfinder
 from perturn.run.outcomes import check_outcomes
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
+from perturn.run.rerank import check_rerank
 from perturn.run.session import (
     Session,
     engine_settings,
@@ -156,6 +157,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_outcomes(recipe)
     if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
         locate("perturn.run.best_of:check_best_of")(recipe)
+    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
+        check_rerank(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
         if recipe.base is None:

@@ -146,8 +146,11 @@ def _cost(
     assert part is not None
     if not explores and recipe.evaluate and recipe.evaluate.best_of:
         episodes *= recipe.evaluate.best_of.samples
+    reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
+    candidates = reranks.samples if reranks else 1
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
+        + (f", {candidates} actions a turn" if reranks else "")
     )
     if stage.name == f"branch{stage.mark}":
         branches = _branches(recipe, found, found.policy_turns(learned))
@@ -158,7 +161,8 @@ def _cost(
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
-    return work, generation_seconds(machine, found, episodes, part.concurrency, learned, most), memory
+    seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
+    return work, seconds, memory
 
 
 def _branches(recipe: Recipe, found: Episodes, turns: float) -> int:
@@ -194,7 +198,13 @@ def _corrections(recipe: Recipe, found: Episodes) -> int:
 
 
 def generation_seconds(
-    machine: Machine, found: Episodes, episodes: int, concurrency: int, learned: bool, most: int
+    machine: Machine,
+    found: Episodes,
+    episodes: int,
+    concurrency: int,
+    learned: bool,
+    most: int,
+    candidates: int = 1,
 ) -> float:
     """Reading the new tokens and writing one by one, or the worlds if they take longer.
 
@@ -205,11 +215,12 @@ def generation_seconds(
         concurrency: Played at the same time.
         learned: Whether the policy was taught by the expert; it then writes no more than the expert.
         most: Token limit of an action.
+        candidates: Actions that are sampled at each turn, at the same time.
     """
     turns = found.policy_turns(learned)
-    said = min(found.said, most) if learned else most
+    said = candidates * (min(found.said, most) if learned else most)
     read = episodes * (found.prompt + turns * (found.heard + said))
-    together = max(1, min(concurrency, episodes))
+    together = candidates * max(1, min(concurrency, episodes))
     step = machine.parameters * machine.bytes / machine.few
     step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
     playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step

@@ -38,6 +38,8 @@ from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajec
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
 """Plays episodes in worlds that it makes, so many at a time."""
+Serve = Callable[[Engine], Engine]
+"""Makes of the engine of a policy the one that is asked."""
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
 """Settings of a protocol that make it another one."""
@@ -268,9 +270,17 @@ class Session:
         self.release()
 
     def play(
-        self, file: Path, jobs: Sequence[Job], policy: str, sampling: Sampling, concurrency: int, what: str
+        self,
+        file: Path,
+        jobs: Sequence[Job],
+        policy: str,
+        sampling: Sampling,
+        concurrency: int,
+        what: str,
+        serve: Serve | None = None,
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks with a policy; see `record`."""
+        """Play the episodes that a file lacks with a policy, or with what `serve` makes of its engine; see `record`."""
+        serve = serve or _as_it_is
         blocks = concurrency if self.recipe.deterministic else None
 
         def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
@@ -280,9 +290,9 @@ class Session:
                 "retries": self.recipe.worlds.retries,
             }
             if blocks is None:
-                return play(missing, self.engine(policy), make, concurrency=at_once, **how)
+                return play(missing, serve(self.engine(policy)), make, concurrency=at_once, **how)
             _require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), self.engine(policy), make, **how)
+            return play_blocks(blocks_of(missing, blocks), serve(self.engine(policy)), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks)
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
@@ -342,6 +352,10 @@ class Session:
                         shown(advance=1)
                         failures.add([trajectory]).refuse(what)
             return outcomes(store.read())
+
+
+def _as_it_is(engine: Engine) -> Engine:
+    return engine
 
 
 def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:

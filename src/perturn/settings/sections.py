@@ -316,6 +316,18 @@ class BestOf:
 
 @dataclass(frozen=True)
 @bounded
+class Rerank:
+    """Sample several actions at each turn, and take one of them."""
+
+    samples: Annotated[int, Bound(least=2)] = 4
+    """Actions at each turn."""
+    by: str = "likelihood"
+    """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
+    send the world the same, and of equal ones the likelihood (`frequency`); or `module:function`, from a task, a prompt
+    and different actions to a number each."""
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Score every policy of the run on one panel of held-out tasks."""
 
@@ -328,6 +340,15 @@ class Evaluate:
     """Score the policy of every so many iterations, and of the last one."""
     best_of: BestOf | None = None
     """Score the best of several episodes of each task, at a temperature above 0. None: one episode of each."""
+    rerank: Rerank | None = None
+    """Take the best of several actions at each turn, at a temperature above 0. None: one is sampled."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(
+            self.best_of is None or self.rerank is None,
+            "best_of and rerank are both set; leave one of them out.",
+        )
 
 
 @dataclass(frozen=True)

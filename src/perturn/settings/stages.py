@@ -13,7 +13,13 @@ _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
 _LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
 _PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
-_SCORE = ("evaluate.tasks", "evaluate.sampling", "evaluate.concurrency", "evaluate.best_of")
+_SCORE = (
+    "evaluate.tasks",
+    "evaluate.sampling",
+    "evaluate.concurrency",
+    "evaluate.best_of",
+    "evaluate.rerank",
+)
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY, "explore")

@@ -85,6 +85,33 @@ def test_evaluate_scores_the_servers_model(recipe, perturn, server, tmp_path):
     assert {tuple(body["stop"]) for body in server.bodies} == {("\nObservation:",)}
 
 
+def test_the_most_frequent_of_a_servers_actions_is_taken(recipe, perturn, server, tmp_path):
+    """Two of three halve, each with a thought of its own; the first of all, which does not, is never taken."""
+    first = {}
+
+    def split(body, number):
+        plain = first.setdefault(json.dumps(body["messages"]), body["seed"]) == body["seed"]
+        return completion("Thought: so\nAction: 1") if plain else bisect(body, number)
+
+    server.reply = split
+    words = [
+        "evaluate.sampling.temperature=1.0",
+        "evaluate.rerank={samples: 3, by: frequency}",
+        "engine.concurrency=1",
+    ]
+
+    code, printed = perturn("evaluate", recipe, *words)
+
+    assert code == 0, printed
+    found = played(tmp_path / "runs" / "one" / "evaluation" / "base.jsonl")
+    turns = [turn for one in found.values() for turn in one.turns]
+    assert all(one.success for one in found.values())
+    assert max(len(one.turns) for one in found.values()) == 4
+    assert len(server.bodies) == 3 * len(turns)
+    assert {turn.action.candidates for turn in turns} == {(0, 0, 0)}
+    assert "the best of 3 actions at each turn by frequency" in " ".join(printed.split())
+
+
 def test_run_evaluates_and_reports_where_nothing_is_trained(recipe, perturn, tmp_path):
     """And explores nothing where no section asks for it, which would cost money."""
     code, printed = perturn("run", recipe, "explore=null", "pair=null")

@@ -190,7 +190,7 @@ class LocalEngine:
         while self._waiting:
             row = self._waiting[0]
             own = self._kept.pop(row.prompt.conversation, None)
-            if own is not None and 0 < len(own.ids) < len(row.ids) and row.ids[: len(own.ids)] == own.ids:
+            if own is not None and own.cut_to(row.ids, row.sampling.max_new_tokens):
                 row.history = own
             elif row.history.end is None:
                 self._join(row)

@@ -82,6 +82,22 @@ class History:
                     buffer[new.index, :, :kept] = held[old.index, :, :kept]
         return new
 
+    def cut_to(self, ids: list[int], most: int) -> bool:
+        """Drop what is not in a prompt, such as an action that was not taken; whether no more than so much had to go.
+
+        Args:
+            ids: The prompt; one token at least is left to be fed.
+            most: Tokens that may be dropped.
+        """
+        same = len(self.ids)
+        if same >= len(ids) or ids[:same] != self.ids:
+            both = zip(self.ids, ids[:-1], strict=False)
+            same = next((at for at, (own, its) in enumerate(both) if own != its), min(same, len(ids) - 1))
+        if len(self.ids) - same > most or same <= self.tokens_apart:
+            return False
+        del self.ids[same:]  # their keys and values are written over
+        return True
+
     def begin(self, path: Sequence[Beginning], apart: int) -> None:
         """Start with tokens whose keys and values are held; those of the first so many nodes are not copied."""
         self.apart = path[apart - 1] if apart else None

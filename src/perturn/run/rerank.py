@@ -1,0 +1,157 @@
+"""Which of several sampled actions is taken, at each turn of an evaluation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import fmean
+
+from perturn.engines.candidates import with_candidates
+from perturn.envs.load import load_object
+from perturn.episodes.episode import Job, understood
+from perturn.episodes.formats import FORMATS, Format
+from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.run.session import Serve, engine_settings, evaluation_sampling, make_protocol
+from perturn.settings.recipe import Recipe
+from perturn.types import Action, Prompt, Task, Trajectory
+
+Ranks = Sequence[tuple[float, ...]]
+"""One a candidate; the action of the highest is taken, of equal ones the first."""
+
+
+def check_rerank(recipe: Recipe) -> None:
+    """Refuse to choose among equal actions, or by what is not there.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    assert recipe.evaluate is not None
+    assert recipe.evaluate.rerank is not None
+    if not evaluation_sampling(recipe).temperature:
+        raise ConfigError(
+            "evaluate.rerank samples several actions at each turn, which are all alike at temperature 0; set "
+            "evaluate.sampling.temperature, such as 1.0."
+        )
+    by = recipe.evaluate.rerank.by
+    if ":" in by:
+        if not callable(load_object(by)):
+            raise ConfigError(f"evaluate.rerank.by: {by!r} is no function from actions to a number each.")
+    elif by not in _BY:
+        known = ", ".join(_BY)
+        raise ConfigError(
+            f"unknown evaluate.rerank.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
+        )
+    if by == "likelihood" and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            "evaluate.rerank.by=likelihood reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take by=frequency or a function of yours."
+        )
+
+
+def reranking(recipe: Recipe, jobs: Iterable[Job]) -> Serve:
+    """Makes of an engine one that answers with the best of several actions.
+
+    Args:
+        recipe: Says how many and by what.
+        jobs: The episodes that may be played.
+    """
+    assert recipe.evaluate is not None
+    assert recipe.evaluate.rerank is not None
+    settings = recipe.evaluate.rerank
+    reader = FORMATS[make_protocol(recipe.protocol).format]
+    choice = Choice(settings.by, reader, {job.conversation: job.task for job in jobs})
+    return lambda engine: with_candidates(engine, settings.samples, choice)
+
+
+def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """How many actions were sampled for the turns of episodes, and their tokens, those that were taken included."""
+    written = [turn.action.candidates for one in episodes for turn in one.turns]
+    return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chooses among the candidates of a prompt."""
+
+    by: str
+    """An entry of the table below, or `module:function`."""
+    reader: Format
+    """Reads what the world is sent."""
+    tasks: Mapping[str, Task]
+    """Conversation -> its task."""
+
+    def __call__(self, prompt: Prompt, candidates: Sequence[Action]) -> int:
+        """Index of the one with the highest rank; of equal ones the first.
+
+        Raises:
+            PerturnError: If the engine gave no log-probabilities that are asked for, or a function of the user's fails.
+        """
+        numbers = range(len(candidates))
+        for number in numbers:  # weights that hold NaN: the episode refuses the action, and says so
+            if not all(map(isfinite, candidates[number].logprobs or ())):
+                return number
+        if ":" in self.by:
+            ranks = _by_function(self.by, self.tasks[prompt.conversation], prompt, candidates)
+        else:
+            ranks = _BY[self.by](self.reader, candidates)
+        return max(numbers, key=lambda number: (ranks[number], -number))
+
+
+def _by_function(by: str, task: Task, prompt: Prompt, candidates: Sequence[Action]) -> Ranks:
+    """By a function of the user's, which is asked about each different candidate once.
+
+    Raises:
+        ConfigError: If it fails, or does not give each a number.
+    """
+    names = [repr((one.text, one.tool_calls, one.token_ids)) for one in candidates]
+    different: dict[str, Action] = {}
+    for name, one in zip(names, candidates, strict=True):
+        different.setdefault(name, one)
+    asked = list(different.values())
+    try:
+        found = [float(each) for each in load_object(by)(task, prompt, asked)]
+    except Exception as error:  # a function of others
+        raise ConfigError(f"evaluate.rerank.by: {by!r} failed: {type(error).__name__}: {error}") from error
+    if len(found) != len(asked) or not all(map(isfinite, found)):
+        raise ConfigError(
+            f"evaluate.rerank.by: {by!r} must give one finite number for each of the {len(asked)} actions, got "
+            f"{len(found)}: {found!r:.80}."
+        )
+    numbers = dict(zip(different, found, strict=True))
+    return [(numbers[name],) for name in names]
+
+
+def _likelihood(reader: Format, candidates: Sequence[Action]) -> Ranks:
+    """Mean log-probability of the tokens; that of an action of which nothing is known is the lowest."""
+    if not any(one.logprobs for one in candidates):
+        raise EngineFailure(
+            "evaluate.rerank.by=likelihood reads the log-probabilities of what was sampled, and the engine gives "
+            "none; take by=frequency, or an engine that does, such as local."
+        )
+    return [(_mean_logprob(one),) for one in candidates]
+
+
+def _frequency(reader: Format, candidates: Sequence[Action]) -> Ranks:
+    """How many send the world the same; then the likelihood. Those that break the format come last.
+
+    Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv:2203.11171.
+    Differs: the vote is on the action of a turn, not on the answer to a question, and ties go by likelihood.
+    """
+    sent = [understood(one, reader) for one in candidates]
+    votes = Counter(sent)
+    return [
+        (command is not None, votes[command], _mean_logprob(one))
+        for command, one in zip(sent, candidates, strict=True)
+    ]
+
+
+def _mean_logprob(action: Action) -> float:
+    return fmean(action.logprobs) if action.logprobs else -inf
+
+
+_BY: Mapping[str, Callable[[Format, Sequence[Action]], Ranks]] = {
+    "likelihood": _likelihood,
+    "frequency": _frequency,
+}

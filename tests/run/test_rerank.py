@@ -1,0 +1,258 @@
+"""Reranking: several actions are sampled at each turn, and one of them is taken."""
+
+import json
+from math import nan
+from statistics import fmean
+
+import pytest
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from perturn.data.store import read_trajectories
+from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.formats import FORMATS
+from perturn.errors import ConfigError, EngineFailure
+from perturn.report import summarize, write_report
+from perturn.report.text import protocol_line
+from perturn.run.loop import check, open_run, run_stages
+from perturn.run.rerank import Choice
+from perturn.settings.recipe import read_recipe
+from perturn.types import Action, Prompt, Task
+
+SAMPLED = [
+    "evaluate.tasks.per_kind=4",
+    "evaluate.sampling.temperature=1.0",
+    "evaluate.sampling.max_new_tokens=4",
+    *("sft=null", "pair=null", "explore=null", "align=null"),
+]
+RERANKED = [*SAMPLED, "evaluate.rerank.samples=3"]
+PROMPT = Prompt((), (), ({"role": "user", "content": "?"},), 0, "a#0")
+TASK = Task("a")
+
+
+def said(text, *logprobs):
+    """An action with its log-probabilities, or without."""
+    return Action(text, tuple(range(len(logprobs))) or None, logprobs or None)
+
+
+def chosen(by, *candidates, form="action"):
+    return Choice(by, FORMATS[form], {"a#0": TASK})(PROMPT, candidates)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "index"),
+    [
+        ([(-2.0,), (-1.0, -1.5), (-0.5, -4.0)], 1),
+        ([(-1.0, -1.0), (-1.0,), (-3.0,)], 0),
+        ([(), (-9.0,)], 1),
+    ],
+)
+def test_the_likeliest_has_the_highest_mean(logprobs, index):
+    """-2, -1.25 and -2.25; of equal ones the first; one of which nothing is known comes last."""
+    assert chosen("likelihood", *(said("x", *each) for each in logprobs)) == index
+
+
+@pytest.mark.parametrize(
+    ("candidates", "index"),
+    [
+        ([said("Action: a", -0.1), said("Action: b", -3.0), said("Action: b ", -2.0)], 2),
+        ([said("Action: a", -2.0), said("Action: b", -1.0), said("Action: c", -3.0)], 1),
+        ([said("Action: a"), said("Action: b"), said("Action: b"), said("Action: a")], 0),
+        ([said("nothing", -0.1), said("nothing", -0.1), said("Action: b", -9.0)], 2),
+        ([said("nothing", -0.2), said("none", -0.1)], 1),
+    ],
+    ids=["votes", "likelihood", "first", "understood", "none understood"],
+)
+def test_most_agree_on_the_most_frequent(candidates, index):
+    """It is what the world is sent that counts; then likelihood, then order. A broken format never outvotes."""
+    assert chosen("frequency", *candidates) == index
+
+
+def test_thoughts_may_differ_where_actions_agree():
+    """Of those that agree the likeliest is taken, with its own thought."""
+    candidates = [
+        said("Thought: one\nAction: go", -3.0),
+        said("Thought: two\nAction: stay", -0.1),
+        said("Thought: three\nAction: go", -2.0),
+    ]
+
+    assert chosen("frequency", *candidates, form="react") == 2
+
+
+def test_a_function_is_asked_about_different_actions_once(own_environment, monkeypatch):
+    """With the task and the prompt; its numbers go back to all."""
+    asked = []
+
+    def scores(task, prompt, candidates):
+        asked.append((task, prompt, [one.text for one in candidates]))
+        return [len(one.text) for one in candidates]
+
+    monkeypatch.setattr(own_environment, "scores", scores, raising=False)
+
+    index = chosen("own_environment:scores", said("x", -1.0), said("yy"), said("x", -1.0), said("yy"))
+
+    assert index == 1
+    assert asked == [(TASK, PROMPT, ["x", "yy"])]
+
+
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        (lambda task, prompt, all_: [1.0], "must give one finite number for each of the 2 actions, got 1"),
+        (lambda task, prompt, all_: [nan] * len(all_), "must give one finite number for each"),
+        (lambda task, prompt, all_: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda task, prompt, all_: ["a", "b"], "failed: ValueError"),
+    ],
+)
+def test_a_function_that_gives_no_numbers_is_named(own_environment, monkeypatch, scores, told):
+    monkeypatch.setattr(own_environment, "scores", scores, raising=False)
+
+    with pytest.raises(ConfigError, match=f"own_environment:scores' {told}"):
+        chosen("own_environment:scores", said("x"), said("y"))
+
+
+def test_an_engine_without_log_probabilities_cannot_say_what_is_likely():
+    with pytest.raises(EngineFailure, match="the engine gives none; take by=frequency"):
+        chosen("likelihood", said("x"), said("y"))
+
+
+@pytest.mark.parametrize("by", ["likelihood", "frequency"])
+def test_what_broken_weights_wrote_goes_to_the_episode(by):
+    """Which refuses it and fails; else the others would hide it."""
+    assert chosen(by, said("Action: a", -0.1), said("Action: b", nan)) == 1
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """Conversation, seed and answer of all that the engine was asked."""
+    noted, advance = [], LocalEngine.advance
+
+    def remember(self):
+        answered = advance(self)
+        noted.extend((prompt.conversation, prompt.seed, answer) for prompt, answer in answered)
+        return answered
+
+    monkeypatch.setattr(LocalEngine, "advance", remember)
+    return noted
+
+
+def turns_of(run):
+    return [
+        (f"{one.task.id}#{one.sample}", turn)
+        for one in read_trajectories(run.paths.evaluation("base"))
+        for turn in one.turns
+    ]
+
+
+def test_each_turn_has_the_likeliest_of_its_actions(recipe, sampled):
+    """The world is stepped with it alone; what was sampled for all is counted."""
+    with open_run(recipe, [*RERANKED, "evaluate.rerank.by=likelihood"], "evaluate") as run:
+        run_stages(run, "evaluate")
+        turns, counts = turns_of(run), run.manifest["stages"]["evaluate-base"]["counts"]
+        stamped = json.loads(run.paths.stamp.read_text())["rerank"]
+
+    seen = {}
+    for conversation, turn in turns:
+        number = seen.setdefault(conversation, [])
+        number.append(turn)
+        names = {conversation, f"{conversation}~1", f"{conversation}~2"}
+        of_turn = [each for name in sorted(names) for each in [a for c, _, a in sampled if c == name]]
+        asked = [of_turn[k * len(of_turn) // 3 + len(number) - 1] for k in range(3)]
+        means = [fmean(each.logprobs) for each in asked]
+        assert turn.action.token_ids == asked[means.index(max(means))].token_ids
+        assert turn.action.logprobs == asked[means.index(max(means))].logprobs
+        assert turn.action.candidates == tuple(len(each.token_ids) for each in asked)
+    assert stamped == {"samples": 3, "by": "likelihood"}
+    assert counts["candidates"] == 3 * counts["turns"] == len(sampled) == 60
+    assert counts["candidate_tokens"] == sum(len(answer.token_ids) for _, _, answer in sampled)
+    assert len({seed for _, seed, _ in sampled}) == 60
+
+
+def test_the_first_candidates_are_those_of_plain_sampling(recipe, sampled, own_environment, monkeypatch):
+    """A function that likes all alike leaves the episodes of an evaluation without."""
+    monkeypatch.setattr(own_environment, "alike", lambda task, prompt, all_: [0.0] * len(all_), raising=False)
+    found = []
+    for words in (["name=plain"], ["evaluate.rerank={by: own_environment:alike}"]):
+        with open_run(recipe, [*SAMPLED, *words], "evaluate") as run:
+            run_stages(run, "evaluate")
+            found.append(sorted((name, turn.action.token_ids) for name, turn in turns_of(run)))
+
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("by", ["likelihood", "frequency"])
+def test_what_was_lost_of_it_is_played_again_to_the_same(recipe, by):
+    """A kill between two episodes leaves the first ones; the others have the same candidates."""
+    words = [*RERANKED, "deterministic=true", f"evaluate.rerank.by={by}", "evaluate.concurrency=2"]
+    with open_run(recipe, words, "evaluate") as run:
+        run_stages(run, "evaluate")
+        paths = run.paths
+    whole = paths.evaluation("base").read_bytes()
+    manifest = json.loads(paths.manifest.read_text())
+    counts = manifest["stages"]["evaluate-base"]["counts"]
+    manifest["stages"]["evaluate-base"]["done"] = False
+    manifest["files"] = {
+        file: one for file, one in manifest["files"].items() if one["stage"] != "evaluate-base"
+    }
+    paths.manifest.write_text(json.dumps(manifest))
+    paths.evaluation("base").write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+
+    with open_run(recipe, words, "evaluate") as run:
+        run_stages(run, "evaluate")
+        again = run.manifest["stages"]["evaluate-base"]["counts"]
+
+    assert paths.evaluation("base").read_bytes() == whole
+    assert again == counts
+
+
+def test_the_command_says_what_the_score_is_of(recipe):
+    """And what it cost; a plain score says nothing of it."""
+    shown = CliRunner().invoke(app, ["evaluate", str(recipe), *RERANKED, "evaluate.rerank.by=frequency"])
+    plain = CliRunner().invoke(app, ["evaluate", str(recipe), *SAMPLED, "name=plain"])
+
+    assert shown.exit_code == plain.exit_code == 0, shown.output + plain.output
+    assert "the best of 3 actions at each turn by frequency" in shown.output
+    (row,) = summarize(recipe.parent / "runs" / "one")["policies"]
+    cost = row["candidates"]
+    sentence = (
+        f"base wrote {cost['actions']} actions for this, with {cost['action_tokens']} tokens; the {cost['turns']} that "
+        f"were taken have {cost['taken_tokens']}."
+    )
+    assert sentence in shown.output
+    assert cost["actions"] == 3 * cost["turns"] > 0
+    assert cost["action_tokens"] > cost["taken_tokens"] > 0
+    assert "actions" not in plain.output
+    assert sentence in write_report(recipe.parent / "runs" / "one").read_text()
+    assert "candidates" not in summarize(recipe.parent / "runs" / "plain")["policies"][0]
+
+
+def test_a_stamp_reads_as_one_line():
+    stamp = {"name": "p", "rerank": {"samples": 4, "by": "likelihood"}, "seed": 1}
+
+    assert protocol_line(stamp) == "p; the best of 4 actions at each turn by likelihood; seed 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["evaluate.sampling.temperature=0.0"],
+            "which are all alike at temperature 0; set evaluate.sampling.temp",
+        ),
+        (
+            ["evaluate.rerank.by=likelyhood"],
+            r"unknown evaluate\.rerank\.by 'likelyhood'\. Did you mean 'likelihood'\?",
+        ),
+        (["evaluate.rerank.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
+        (["evaluate.rerank.by=own_environment:__doc__"], "is no function from actions to a number each"),
+        (["evaluate.rerank.samples=1"], r"evaluate\.rerank\.samples must be >= 2, got 1"),
+        (["evaluate.best_of={}"], r"evaluate\.best_of and rerank are both set; leave one of them out"),
+        (
+            ["evaluate.rerank.by=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
+            "which engine 'api' does not give; take by=frequency",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_before_work(recipe, words, told):
+    with pytest.raises(ConfigError, match=told):
+        check(read_recipe(recipe, [*RERANKED, *words]))
