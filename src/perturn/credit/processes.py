@@ -173,8 +173,8 @@ class Episodes:
     def contributions(self) -> list[list[float]]:
         """Return what each turn contributed to the score, in units of reward `[episodes][turns]`.
 
-        It is that of a head which has learned half: half of what the action earns in the mean, and half of an even share
-        of the mean score. Over an episode they add up to its score in the mean alone.
+        It is that of a head which has learned half: half of what the action earns in the mean, and half of an even
+        share of the mean score. Over an episode they add up to its score in the mean alone.
         """
         lengths = torch.tensor([len(steps) for steps in self.steps], dtype=torch.float64)
         share = self.value(0, 0, 1.0) / float(self.probability @ lengths)

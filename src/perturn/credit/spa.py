@@ -73,8 +73,8 @@ class SPA(GroupCredit):
     and pays for none."""
 
     residual: bool = True
-    """Whether what an episode earned beyond its contributions is added at its last turn. The paper has it not: then what
-    the head does not see is never learned."""
+    """Whether what an episode earned beyond its contributions is added at its last turn. Without it, as the paper has
+    it, what the head does not see is never learned."""
 
     @property
     def unbiased(self) -> bool:

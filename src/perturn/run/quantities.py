@@ -177,7 +177,7 @@ def contributions_of(
     template: str | None = None,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[list[float]]:
-    """What each turn contributed to its episode's score, by a head on a policy's hidden states, fitted on other episodes.
+    """What each turn contributed to its episode's score, by a head on a policy's hidden states that others taught.
 
     Args:
         trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
