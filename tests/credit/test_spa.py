@@ -14,20 +14,20 @@ from perturn.credit import CREDITS
 from perturn.credit.meter import measure
 from perturn.credit.processes import PROCESSES
 from perturn.credit.returns import Return
-from perturn.credit.spa import to_go
+from perturn.credit.spa import Shares, to_go
 from perturn.types import Status
 
 SPA = CREDITS["spa"]
 
 
 def test_hand_worked(episode):
-    """Scores 1 and 0 over 3 and 2 turns: 1, 3/4 and 1/4 to go less 0 and 0; 0 and -1/2 to go less 1 and 2/3."""
+    """Scores 1 and 0 over 3 and 2 turns: 1, 3/4 and 1/4 to go less 0 and -1/2; 0 and -1/2 to go less 1 and 3/4."""
     group = [episode([None] * 3, [0.0, 0.0, 1.0]), episode([None] * 2, [0.0, 0.0], sample=1)]
 
     first, other = SPA()(group, contributions=[[0.25, 0.5, 0.5], [0.5, 0.0]])
 
-    assert_close(first, torch.tensor([1.0, 0.75, 0.25], dtype=torch.float64), rtol=0, atol=0)
-    assert_close(other, torch.tensor([-1.0, -0.5 - 2 / 3], dtype=torch.float64), rtol=0, atol=1e-15)
+    assert first.tolist() == [1.0, 1.25, 0.25]
+    assert other.tolist() == [-1.0, -1.25]
 
 
 def test_as_the_paper_has_it(episode):
@@ -50,42 +50,49 @@ NUMBER = st.integers(-8, 8).map(lambda n: n / 4)
 EPISODE = st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=5)
 
 
-@given(rows=st.lists(EPISODE, min_size=2, max_size=4))
-def test_without_contributions_of_its_own_it_takes_an_even_share_off(episode, rows):
-    """In fractions; at the first turn it is RLOO whatever the contributions."""
+@given(
+    rows=st.lists(EPISODE, min_size=2, max_size=4), bonus=st.sampled_from([0.0, 0.5]), residual=st.booleans()
+)
+def test_it_is_what_fractions_say(episode, rows, bonus, residual):
+    """An independent way: rewards one by one, and sums of them; at the first turn and by default it is RLOO."""
     group = [
         episode([None] * len(row), [0.0] * (len(row) - 1) + [sum(c for c, _ in row)], sample=i)
         for i, row in enumerate(rows)
     ]
-    scores = [Fraction(sum(c for c, _ in row)) for row in rows]
+    paid = []
+    for row in rows:
+        own = [Fraction(x) + Fraction(bonus) for _, x in row]
+        own[-1] += (sum(Fraction(c) for c, _ in row) - sum(Fraction(x) for _, x in row)) * residual
+        paid.append(own)
 
-    zero = SPA()(group, contributions=[[0.0] * len(row) for row in rows])
-    other = SPA()(group, contributions=[[x for _, x in row] for row in rows])
+    found = SPA(grounding=bonus, residual=residual)(
+        group, contributions=[[x for _, x in row] for row in rows]
+    )
 
-    for i, one in enumerate(zero):
-        assert other[i][0] == one[0]
-        assert_close(one[0], CREDITS["rloo"]()(group)[i][0], rtol=0, atol=1e-12)
+    for i, one in enumerate(found):
         for t, number in enumerate(one.tolist()):
-            left = [
-                scores[j] * (len(row) - t) / len(row) for j, row in enumerate(rows) if j != i and len(row) > t
-            ]
-            expected = scores[i] - (sum(left) / len(left) if left else 0)
+            others = [sum(own[t:]) for j, own in enumerate(paid) if j != i and len(own) > t]
+            expected = sum(paid[i][t:]) - (sum(others) / len(others) if others else 0)
             assert number == pytest.approx(float(expected), abs=1e-12)
+        if residual and not bonus:
+            assert_close(one[0], CREDITS["rloo"]()(group)[i][0], rtol=0, atol=1e-12)
 
 
-@given(rows=st.lists(EPISODE, min_size=2, max_size=4), bonus=st.sampled_from([0.0, 0.5]))
-def test_only_what_came_before_counts_where_the_score_is_shared_out(episode, rows, bonus):
-    """Neither what the turn itself contributed, nor later ones, nor turns of others, changes its advantage."""
+@given(rows=st.lists(EPISODE, min_size=2, max_size=4), data=st.data())
+def test_all_that_is_compared_is_of_one_head(episode, rows, data):
+    """That of the trajectory itself; what other heads say changes nothing, nor do turns to come."""
     group = [episode([None] * len(row), [c for c, _ in row], sample=i) for i, row in enumerate(rows)]
-    shares = [[x for _, x in row] for row in rows]
-    before = SPA(grounding=bonus)(group, contributions=shares)
+    heads = [data.draw(st.integers(0, 2)) for _ in rows]
+    tables = [[[x + 3 * head for _, x in row] for head in range(3)] for row in rows]
 
-    for i, one in enumerate(before):
+    found = SPA()(group, contributions=[Shares(each, head) for each, head in zip(tables, heads, strict=True)])
+
+    for i, one in enumerate(found):
+        plain = [table[heads[i]] for table in tables]
+        assert torch.equal(one, SPA()(group, contributions=plain)[i])
         for t in range(len(one)):
-            later = [own if j != i else own[:t] + [9.0] * len(own[t:]) for j, own in enumerate(shares)]
-            others = [own if j == i else [7.0] * len(own) for j, own in enumerate(shares)]
-            assert SPA(grounding=bonus)(group, contributions=later)[i][t] == one[t]
-            assert torch.equal(SPA(grounding=bonus)(group, contributions=others)[i], one)
+            later = [own if j != i else own[:t] + [9.0] * len(own[t:]) for j, own in enumerate(plain)]
+            assert SPA()(group, contributions=later)[i][t] == one[t]
 
 
 def test_contributions_that_are_right_need_no_residual():
@@ -110,7 +117,7 @@ def test_contributions_that_are_right_need_no_residual():
 
 
 def test_a_penalty_is_shared_out_too(episode):
-    """It is part of the score: 1 - 1/4 less 0."""
+    """It is part of the score: 1 - 1/4 less 0, and then 3/4 - 1/2."""
     group = [episode([None] * 2, [0.0, 1.0], valid=[False, True]), episode([None], [0.0], sample=1)]
 
     found = SPA(returns=Return(invalid_penalty=0.25))(group, contributions=[[0.5, 0.0], [0.0]])
@@ -141,7 +148,9 @@ def test_it_is_unbiased_at_its_defaults_alone():
         (None, "this credit needs contributions=, what each turn contributed to the score"),
         ([[0.0]], "contributions must hold one entry a turn, for each trajectory"),
         ([[0.0, inf]], "contributions must be finite"),
-        ([[0.0, nan]], "contributions must be finite, got NaN"),
+        ([[0.0, nan]], "contributions must be finite"),
+        ([Shares([[0.0, 0.0], [0.0]], 1)], "contributions must hold one entry a turn"),
+        ([], "contributions must hold one entry a turn"),
     ],
 )
 def test_contributions_that_do_not_fit_are_refused(episode, contributions, said):

@@ -287,16 +287,15 @@ def spa(rows: list, row: dict, settings: dict) -> Fraction:
     """Return the sum of rewards from there on, the last of which takes the rest, less the mean of the others'."""
     bonus, residual = F(str(settings.get("grounding", 0))), settings.get("residual", True)
 
-    def paid(r: dict, even: bool) -> Fraction:
-        share = r["S"] / r["turns"] if even else r["c"]
+    def paid(r: dict) -> Fraction:
         rest = r["S"] - sum(o["c"] for o in rows if o["i"] == r["i"])
-        return share + bonus * r["valid"] + (rest if residual and not even and not following(rows, r) else 0)
+        return r["c"] + bonus * r["valid"] + (rest if residual and not following(rows, r) else 0)
 
-    def ahead(i: int, even: bool) -> Fraction:
-        return sum((paid(o, even) for o in rows if o["i"] == i and o["t"] >= row["t"]), F(0))
+    def ahead(i: int) -> Fraction:
+        return sum((paid(o) for o in rows if o["i"] == i and o["t"] >= row["t"]), F(0))
 
     others = [o["i"] for o in rows if o["i"] != row["i"] and o["t"] == row["t"]]
-    return ahead(row["i"], False) - (average([ahead(i, residual) for i in others]) if others else 0)
+    return ahead(row["i"]) - (average([ahead(i) for i in others]) if others else 0)
 
 
 def infopo(rows: list, row: dict, settings: dict) -> Fraction:

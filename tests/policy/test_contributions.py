@@ -11,11 +11,17 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.credit.meter import measure
 from perturn.credit.processes import PROCESSES
+from perturn.credit.spa import Shares
 from perturn.policy.contributions import action_features, turn_contributions
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit_sums
 
 from .test_values import EPISODES, drawn, episode
+
+
+def own_of(tables):
+    """Contributions of each episode by its own head."""
+    return [each[index % len(each)] for index, each in enumerate(tables)]
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])
@@ -73,7 +79,7 @@ def test_linear_contributions_are_recovered_from_their_sums():
     weight = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.0, 0.01], dtype=torch.float64)
     shares = [rows.double() @ weight + 0.25 for rows in features]
 
-    found = cross_fit_sums(features, [float(own.sum()) for own in shares])
+    found = own_of(cross_fit_sums(features, [float(own.sum()) for own in shares]))
 
     for ours, theirs in zip(found, shares, strict=True):
         assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
@@ -84,7 +90,7 @@ def test_turns_alone_get_an_even_share():
     lengths, scores = [1, 2, 3], [1.0, 4.0, 3.0]
     features = [torch.full((length, 2), 5.0) for length in lengths]
 
-    found = cross_fit_sums(features, scores)
+    found = own_of(cross_fit_sums(features, scores))
 
     assert found[0].tolist() == pytest.approx([(8 + 9) / (4 + 9)])
     assert found[1].tolist() == pytest.approx([(1 + 9) / (1 + 9)] * 2)
@@ -117,25 +123,28 @@ def test_an_episode_changes_nothing_of_its_own_contributions():
     """Neither what it earned nor how: those of others change."""
     features = drawn(episodes=23, features=4)
     scores = [float(rows.double().sum()) for rows in features]
-    before = cross_fit_sums(features, scores)
+    before = own_of(cross_fit_sums(features, scores))
 
     for index in (0, 7, 22):
         changed = [score + 100 * (i == index) for i, score in enumerate(scores)]
-        other = cross_fit_sums(features, changed)
+        other = own_of(cross_fit_sums(features, changed))
         assert_close(other[index], before[index], rtol=1e-9, atol=1e-9)
         assert not torch.allclose(other[(index + 1) % 23], before[(index + 1) % 23], atol=1e-2)
 
 
-def test_what_a_turn_adds_is_of_the_turns_up_to_it_alone():
-    """The rest of an episode is in no fit of its own, nor in a scale: cut it off, and the first turns stay."""
+def test_nothing_of_an_episode_is_in_what_its_head_says():
+    """Neither of its own turns nor of other episodes: cut it off, and all by that head stays."""
     features = drawn(episodes=23, features=4)
     scores = [float(rows.double().sum()) for rows in features]
-    before = cross_fit_sums(features, scores)[4]
+    before = cross_fit_sums(features, scores)
 
-    cut = cross_fit_sums([*features[:4], features[4][:2], *features[5:]], scores)[4]
+    cut = cross_fit_sums([*features[:4], features[4][:2], *features[5:]], [*scores[:4], 7.0, *scores[5:]])
 
-    assert len(before) == 5
-    assert_close(cut, before[:2], rtol=1e-9, atol=1e-9)
+    assert before[4].shape == (5, 5)
+    assert_close(cut[4][4], before[4][4, :2], rtol=1e-9, atol=1e-9)
+    for one, other in zip(cut[5:], before[5:], strict=True):
+        assert_close(one[4], other[4], rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(one[0], other[0], atol=1e-2)
 
 
 def test_contributions_of_few_episodes(renderer, tiny_model):
@@ -143,10 +152,11 @@ def test_contributions_of_few_episodes(renderer, tiny_model):
     sequences = [renderer.encode(one) for one in EPISODES[:2]]
 
     assert turn_contributions(tiny_model, [], []) == []
-    assert turn_contributions(tiny_model, sequences[:1], [1.0]) == [[0.0] * 3]
+    assert turn_contributions(tiny_model, sequences[:1], [1.0]) == [Shares([[0.0] * 3])]
     first, second = turn_contributions(tiny_model, sequences, [3.0, 5.0])
-    assert first == [pytest.approx(5.0, abs=1e-6)] * 3
-    assert second == [pytest.approx(1.0, abs=1e-6)]
+    assert first.own == pytest.approx([5.0] * 3, abs=1e-6)
+    assert second.own == pytest.approx([1.0], abs=1e-6)
+    assert (first.by(second.head), second.by(first.head)) == pytest.approx(([1.0] * 3, [5.0]), abs=1e-6)
 
 
 def test_packing_does_not_change_contributions(renderer, tiny_model):
@@ -156,7 +166,8 @@ def test_packing_does_not_change_contributions(renderer, tiny_model):
     alone, together = (turn_contributions(tiny_model, sequences, scores, budget) for budget in (1, 100_000))
 
     for one, other in zip(alone, together, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
+        assert one.head == other.head
+        assert_close(torch.tensor(one.heads), torch.tensor(other.heads), atol=1e-4, rtol=1e-4)
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,7 @@ class Learned:
     needs: ClassVar[frozenset[str]] = frozenset()
 
     wrong: str = ""
-    """`own`: the head has learned from the episode too; `others`: the baseline has the contributions of others."""
+    """`own`: the head has learned from the episode too; `others`: those of others by heads that have."""
     residual: bool = True
 
     def __call__(self, group, **_):
@@ -175,16 +186,11 @@ class Learned:
         features = [self._features(one) for one in group]
         scores = [math.fsum(turn.reward for turn in one.turns) for one in group]
         if self.wrong == "own":  # every episode is in each fold twice
-            shares = cross_fit_sums([*features, *features], [*scores, *scores])[: len(group)]
+            tables = cross_fit_sums([*features, *features], [*scores, *scores])[: len(group)]
         else:
-            shares = cross_fit_sums(features, scores)
-        found = credit(group, contributions=shares)
-        if self.wrong == "others":
-            for i, one in enumerate(found):
-                for t in range(1, len(one)):
-                    others = [float(own[:t].sum()) for j, own in enumerate(shares) if j != i]
-                    one[t] += sum(others) / len(others)
-        return found
+            tables = cross_fit_sums(features, scores)
+        shares = [Shares(each.tolist(), index % len(each)) for index, each in enumerate(tables)]
+        return credit(group, contributions=[one.own for one in shares] if self.wrong == "others" else shares)
 
     def _features(self, trajectory):
         """Three numbers that depend on the actions so far, this one among them, and on the state."""

@@ -13,6 +13,7 @@ import perturn
 from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
+from perturn.credit.spa import Shares
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
@@ -68,7 +69,7 @@ def test_stored_groups_are_credited_again(explored, tiny_folder):  # noqa: F811
         its = [shares[EPISODES.index(each)] for each in group]
         for each, weight in zip(group, SPA(residual=False)(group, contributions=its), strict=True):
             assert rows[each.key] == pytest.approx(weight.tolist(), abs=1e-9)
-    assert any(shares[EPISODES.index(next(each for each in EPISODES if each.error))])
+    assert any(shares[EPISODES.index(next(each for each in EPISODES if each.error))].own)
     assert one["explained_variance"] < 1
     assert one["against"]["turns"] > 0
 
@@ -100,9 +101,9 @@ def test_the_order_of_episodes_changes_no_contribution(tiny_model, tokenizer):
 
     found = contributions_of(order, SPA(), tiny_model, tokenizer)
 
-    assert found[order.index(empty)] == []
+    assert found[order.index(empty)].own == []
     assert all(found[order.index(one)] == own for one, own in zip(twice, before, strict=True))
-    assert [len(own) for own in before] == [len(one.turns) for one in twice]
+    assert [len(one.own) for one in before] == [len(one.turns) for one in twice]
 
 
 def test_rewards_that_count_are_the_credits(tiny_model, tokenizer):
@@ -121,7 +122,7 @@ def test_rewards_that_count_are_the_credits(tiny_model, tokenizer):
     won, as_much = (contributions_of(these, by_success, tiny_model, tokenizer) for these in (EPISODES, grown))
 
     for one, other in zip(once, twice, strict=True):
-        assert other == pytest.approx([2 * own for own in one], abs=1e-9)
+        assert other.own == pytest.approx([2 * share for share in one.own], abs=1e-9)
     assert won == as_much
 
 
@@ -131,9 +132,8 @@ def test_explained_variance_worked_by_hand():
     lost, won = sorted(episodes, key=lambda one: one.total_reward)
     empty = replace(lost, turns=())
 
-    found = explained(
-        SPA(), [lost, won, lost, empty], {"contributions": [[0.5, 0.5], [0.25, 0.75], [0.0, 0.0], []]}
-    )
+    shares = [Shares([own]) for own in ([0.5, 0.5], [0.25, 0.75], [0.0, 0.0], [])]
+    found = explained(SPA(), [lost, won, lost, empty], {"contributions": shares})
 
     assert found == {"explained_variance": pytest.approx(0.0, abs=1e-12)}
-    assert explained(SPA(), [won], {"contributions": [[1.0, 0.0]]}) == {"explained_variance": None}
+    assert explained(SPA(), [won], {"contributions": shares[1:2]}) == {"explained_variance": None}

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from perturn.credit.spa import Shares
 from perturn.policy.logprobs import hidden_states, pack_by_pack
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.policy.values import cross_fit_sums
@@ -21,8 +22,8 @@ from perturn.settings.sections import TOKEN_BUDGET
 
 def turn_contributions(
     model: object, sequences: Sequence[Encoded], scores: Sequence[float], token_budget: int = TOKEN_BUDGET
-) -> list[list[float]]:
-    """What each turn contributed to the score of its episode, by a head that is fitted on other episodes.
+) -> list[Shares]:
+    """What each turn contributed to the score of its episode, by heads that are each fitted on other episodes.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -31,10 +32,11 @@ def turn_contributions(
         token_budget: Tokens of one pass.
 
     Returns:
-        In units of reward `[trajectories][turns]`; 0 for an episode that is the only one.
+        By each head, and which one has not learned from the episode; 0 for an episode that is the only one.
     """
     features = action_features(model, sequences, token_budget)
-    return [of_one.tolist() for of_one in cross_fit_sums(features, scores)]
+    found = cross_fit_sums(features, scores)
+    return [Shares(heads.tolist(), index % len(heads)) for index, heads in enumerate(found)]
 
 
 def action_features(

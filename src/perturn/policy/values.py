@@ -113,7 +113,8 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
         _rows(own, torch.ones_like(target), target)
         for own, target in zip(_centered(features), targets, strict=True)
     ]
-    return [own[:, :-1] @ head[:-1] for own, head in zip(rows, _heads(rows), strict=True)]
+    heads = _heads(rows)
+    return [own[:, :-1] @ heads[index % len(heads)][:-1] for index, own in enumerate(rows)]
 
 
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
@@ -128,16 +129,18 @@ def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list
         targets: S of each episode.
 
     Returns:
-        c, one tensor an episode, float64 [parts]; 0 where there is one episode alone.
+        c by the head of each fold, one tensor an episode, float64 [folds, parts]. Of n folds, that of an episode is its
+        index modulo n. One episode alone has one, and 0.
     """
     if len(features) < 2:
-        return [torch.zeros(len(own), dtype=torch.float64) for own in features]
+        return [torch.zeros(1, len(own), dtype=torch.float64) for own in features]
     centered = _centered(features)
     rows = [
         _rows(own.sum(0)[None], torch.tensor([float(len(own))]), torch.tensor([target], dtype=torch.float64))
         for own, target in zip(centered, targets, strict=True)
     ]
-    return [own @ head[:-2] + head[-2] for own, head in zip(centered, _heads(rows), strict=True)]
+    heads = torch.stack(_heads(rows))
+    return [heads[:, :-2] @ own.T + heads[:, -2:-1] for own in centered]
 
 
 def explained_variance(values: ByToken, targets: ByToken) -> float | None:
@@ -178,14 +181,14 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
 
 
 def _heads(rows: Sequence[Tensor]) -> list[Tensor]:
-    """For each of at least two episodes, in this order, the head that is fitted on the other folds [features + 2]."""
+    """For each fold of at least two episodes, the head that is fitted on the other folds [features + 2]."""
     count = min(FOLDS, len(rows))
     moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
     heads = []
     for fold in range(count):
         others = moments[:fold] + moments[fold + 1 :]
         heads.append(_fit(_sum(others), _penalty(others)))
-    return [heads[index % count] for index in range(len(rows))]
+    return heads
 
 
 def _penalty(moments: Sequence[Tensor]) -> float:

@@ -68,10 +68,10 @@ def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -
         tokens = [[len(turn) for turn in of_one] for of_one in values]
         return {"explained_variance": explained_variance(values, credit.value_targets(trajectories, tokens))}
     if "contributions" in needed:
-        scores = scores_of(trajectories, credit)
-        played = [(own, score) for own, score in zip(needed["contributions"], scores, strict=True) if own]
-        sums, outcomes = ([[[fsum(own)]] for own, _ in played], [[[score]] for _, score in played])
-        return {"explained_variance": explained_variance(sums, outcomes)}
+        pairs = zip(needed["contributions"], scores_of(trajectories, credit), strict=True)
+        played = [(fsum(shares.own), score) for shares, score in pairs if shares.own]
+        sums, scores = ([[[pair[side]]] for pair in played] for side in (0, 1))
+        return {"explained_variance": explained_variance(sums, scores)}
     return {}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.credit.returns import Return
+from perturn.credit.spa import Shares
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.errors import RunError
@@ -176,8 +177,8 @@ def contributions_of(
     tokenizer: Any = None,
     template: str | None = None,
     token_budget: int = TOKEN_BUDGET,
-) -> list[list[float]]:
-    """What each turn contributed to its episode's score, by a head on a policy's hidden states that others taught.
+) -> list[Shares]:
+    """What each turn contributed to its episode's score, by heads on a policy's hidden states that others taught.
 
     Args:
         trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
@@ -188,7 +189,7 @@ def contributions_of(
         token_budget: Tokens of one pass.
 
     Returns:
-        In units of reward `[trajectories][turns]`; see `perturn.policy.contributions`.
+        In units of reward, by each head; see `perturn.policy.contributions`.
     """
     model, renderer = _opened(model, tokenizer, template)
     rows = _encoded(trajectories, renderer)
@@ -197,7 +198,7 @@ def contributions_of(
     with frozen(model):
         shares = turn_contributions(model, sequences, [scores[i] for i in order], token_budget)
     found = dict(zip(order, shares, strict=True))
-    return [found.get(i, []) for i in range(len(trajectories))]
+    return [found.get(i, Shares([[]])) for i in range(len(trajectories))]
 
 
 def scores_of(trajectories: Sequence[Trajectory], credit: Any) -> list[float]:
