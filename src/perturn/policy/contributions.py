@@ -23,7 +23,7 @@ from perturn.settings.sections import TOKEN_BUDGET
 def turn_contributions(
     model: object, sequences: Sequence[Encoded], scores: Sequence[float], token_budget: int = TOKEN_BUDGET
 ) -> list[Shares]:
-    """What each turn contributed to the score of its episode, by heads that are each fitted on other episodes.
+    """Contributions of each turn to the score of its episode, by heads that are each fitted on other episodes.
 
     Args:
         model: A causal language model on the device to compute on.

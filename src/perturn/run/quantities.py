@@ -178,7 +178,7 @@ def contributions_of(
     template: str | None = None,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[Shares]:
-    """What each turn contributed to its episode's score, by heads on a policy's hidden states that others taught.
+    """Contributions of each turn to its episode's score, by heads on a policy's hidden states that others taught.
 
     Args:
         trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
