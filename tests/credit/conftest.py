@@ -55,7 +55,19 @@ def _feedback(group):
     ]
 
 
-_NEEDED = {"answer": _answers, "matches": _matches, "branches": _branches, "feedback": _feedback}
+def _contributions(group):
+    """What each turn contributed, which follows from the state alone."""
+    known = {"a": 0.25, "b": -0.5, "c": 0.125, None: 0.0}
+    return [[known[turn.state_key] for turn in one.turns] for one in group]
+
+
+_NEEDED = {
+    "answer": _answers,
+    "matches": _matches,
+    "branches": _branches,
+    "feedback": _feedback,
+    "contributions": _contributions,
+}
 
 
 @pytest.fixture(scope="session")

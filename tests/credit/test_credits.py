@@ -36,6 +36,7 @@ DEFAULTS = {
     | {"last_gain": False},
     "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}
     | {"placeholder": "No information found."},
+    "spa": {"grounding": 0.0, "residual": True},
     "spo": {},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},

@@ -72,6 +72,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("anchor-rloo", {"gamma": 0.0}),
         ("dr-grpo", {}),
         ("grpo", {"normalize": "mean"}),
+        ("spa", {}),
         ("spo", {}),
         ("turn-gae", {}),
         ("bi-level-gae", {}),
@@ -94,7 +95,7 @@ def test_what_claims_to_be_unbiased_is(name, settings):
 def test_no_other_credit_claims_it():
     """At its defaults."""
     assert {name for name, each in CREDITS.items() if claims(each())} == {
-        *("rloo", "trloo", "anchor-rloo", "dr-grpo", "spo", "turn-gae", "bi-level-gae"),
+        *("rloo", "trloo", "anchor-rloo", "dr-grpo", "spa", "spo", "turn-gae", "bi-level-gae"),
     }
     assert not claims(CREDITS["rloo"](statistics="steps"))
     assert not claims(CREDITS["trloo"](lam=0.9))

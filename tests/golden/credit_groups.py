@@ -12,6 +12,7 @@ def make_groups(count: int) -> list:
     add_answers(groups)
     add_branches(groups)
     add_feedback(groups)
+    add_contributions(groups)
     return groups
 
 
@@ -76,3 +77,10 @@ def add_feedback(groups: list) -> None:
     for one in (one for group in groups for one in group):
         gains = [generator.choice([None, *[round(generator.uniform(-1, 2), 3)] * 4]) for _ in one["states"]]
         one["feedback"] = [*gains[:-1], None]
+
+
+def add_contributions(groups: list) -> None:
+    """Give each turn what it contributed to the score."""
+    generator = random.Random(30)
+    for one in (one for group in groups for one in group):
+        one["contributions"] = [round(generator.uniform(-0.5, 0.75), 3) for _ in one["states"]]

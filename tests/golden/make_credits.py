@@ -42,6 +42,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "answer": one["answer"],
                     "branches": one["branches"],
                     "feedback": one["feedback"][t],
+                    "c": F(str(one["contributions"][t])),
                 }
             )
     return rows
@@ -282,6 +283,21 @@ def spo(rows: list, row: dict, settings: dict) -> Fraction:
     return sum(r["r"] for r in own if first["t"] <= r["t"] < end) + after - expected(first)
 
 
+def spa(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return the sum of rewards from there on, the last of which takes the rest, less the mean of the others'."""
+    bonus, residual = F(str(settings.get("grounding", 0))), settings.get("residual", True)
+
+    def paid(r: dict) -> Fraction:
+        rest = r["S"] - sum(o["c"] for o in rows if o["i"] == r["i"])
+        return r["c"] + bonus * r["valid"] + (rest if residual and not following(rows, r) else 0)
+
+    def ahead(i: int) -> Fraction:
+        return sum((paid(o) for o in rows if o["i"] == i and o["t"] >= row["t"]), F(0))
+
+    others = [o["i"] for o in rows if o["i"] != row["i"] and o["t"] == row["t"]]
+    return ahead(row["i"]) - (average([ahead(i) for i in others]) if others else 0)
+
+
 def infopo(rows: list, row: dict, settings: dict) -> Fraction:
     """Return GRPO's, and the gain of the reply among those known, through a gate on the deviation of S."""
     std, ddof = settings.get("normalize", "std") == "std", settings.get("std", "sample") == "sample"
@@ -383,6 +399,7 @@ CREDITS = {
             {"temperature": 2.0, "std": "population"},
         ],
     ),
+    "spa": (spa, [{}, {"grounding": 0.5}, {"residual": False}, {"residual": False, "grounding": 0.5}]),
     "spo": (spo, [{}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),

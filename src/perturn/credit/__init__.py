@@ -30,6 +30,7 @@ from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
+from perturn.credit.spa import SPA
 from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import TurnGAE
@@ -58,6 +59,7 @@ CREDITS: Table[type[Credit]] = Table(
         "matchtir": MatchTIR,
         "igpo": IGPO,
         "infopo": InfoPO,
+        "spa": SPA,
         "spo": SPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,

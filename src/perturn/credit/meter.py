@@ -56,8 +56,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
 
     Args:
         credit: A credit; it may need `values`, `branches`, `answer` and `feedback`, for which it is given the exact
-            ones, and `matches`, of which it is given none: no turn calls a tool, so that its way with the rewards of
-            the processes is measured.
+            ones, `contributions`, of which it is given half-learned ones, and `matches`, of which it is given none: no
+            turn calls a tool, so that its way with the rewards of the processes is measured.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -128,6 +128,7 @@ def _advantages(
         "branches": episodes.values(gamma),
         "answer": episodes.answers(),
         "feedback": episodes.feedback(),
+        "contributions": episodes.contributions(),
         "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
     }
     unknown = sorted(credit.needs - exact.keys())

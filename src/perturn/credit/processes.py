@@ -170,6 +170,21 @@ class Episodes:
 
         return [[*(gain(step) for step in steps[1:]), nan] for steps in self.steps]
 
+    def contributions(self) -> list[list[float]]:
+        """Return what each turn contributed to the score, in units of reward `[episodes][turns]`.
+
+        It is that of a head which has learned half: half of what the action earns in the mean, and half of an even
+        share of the mean score. Over an episode they add up to its score in the mean alone.
+        """
+        lengths = torch.tensor([len(steps) for steps in self.steps], dtype=torch.float64)
+        share = self.value(0, 0, 1.0) / float(self.probability @ lengths)
+
+        def earned(step: Step) -> float:
+            outcomes = list(self.process.actions[step.state].values())[step.action]
+            return fsum(outcome.probability * outcome.reward for outcome in outcomes)
+
+        return [[(earned(step) + share) / 2 for step in steps] for steps in self.steps]
+
     def gradient(self, gamma: float) -> Tensor:
         """Return the exact gradient of the expected sum of gamma^t r_t [parameters]."""
         returns = torch.tensor(

@@ -30,6 +30,11 @@ class Credit(Protocol):
     One that needs `feedback` is given how much likelier the reply to each turn made the turn after it than a
     placeholder in its stead, the mean over its tokens, in nats `[trajectories][turns]`, with NaN where no turn follows
     or nothing was said. It has a setting `placeholder`, a text.
+
+    One that needs `contributions` is given what each turn added to the score of its episode, in units of reward, as
+    `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head that has learned from other episodes and knows the
+    action of the turn, and `by(head) [turns]` by that of another trajectory. Rewards that count are those of its
+    setting `returns`, `perturn.credit.returns.Return`; without one, as recorded.
     """
 
     needs: ClassVar[frozenset[str]]

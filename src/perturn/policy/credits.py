@@ -15,7 +15,7 @@ from perturn.settings.parsing import build
 
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
-OF_GROUPS = frozenset({"values", "matches", "answer", "branches", "feedback"})
+OF_GROUPS = frozenset({"values", "matches", "answer", "branches", "feedback", "contributions"})
 """Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
 

@@ -26,7 +26,7 @@ PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 _EQUAL = 1e-9
 """Difference of squared errors, as a share of the sum of squared returns, that is put down to rounding."""
 _CONSTANT = 1e-12
-"""Variance of a feature, relative to the largest, below which it is a constant."""
+"""Variance of a feature, relative to the largest mean square, below which it is a constant."""
 
 ByToken = Sequence[Sequence[Sequence[float]]]
 """Numbers at the first tokens of each turn, one or more a turn `[trajectories][turns][tokens]`."""
@@ -107,17 +107,40 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
     Returns:
         One tensor an episode, float64 [rows]; 0 where there is one episode alone.
     """
-    count = min(FOLDS, len(features))
-    if count < 2:
+    if len(features) < 2:
         return [torch.zeros_like(target) for target in targets]
-    center = torch.cat(list(features)).mean(0, dtype=torch.float64)  # changes no fit; it saves digits
-    rows = [_rows(own - center, target) for own, target in zip(features, targets, strict=True)]
-    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
-    heads = []
-    for fold in range(count):
-        others = moments[:fold] + moments[fold + 1 :]
-        heads.append(_fit(_sum(others), _penalty(others)))
-    return [own[:, :-1] @ heads[index % count][:-1] for index, own in enumerate(rows)]
+    rows = [
+        _rows(own, torch.ones_like(target), target)
+        for own, target in zip(_centered(features), targets, strict=True)
+    ]
+    heads = _heads(rows)
+    return [own[:, :-1] @ heads[index % len(heads)][:-1] for index, own in enumerate(rows)]
+
+
+def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
+    """Parts that add up to a number of each episode, by ridge regression on the episodes of the other folds.
+
+        min_(w, b)  mean((sum_t c_t - S)^2) + penalty d |s w|^2,   c_t = w x_t + b
+
+    It is `cross_fit` with one row an episode, whose features are sums, and where b counts as often as there are parts.
+
+    Args:
+        features: x of each part of each episode, at least one [parts, features].
+        targets: S of each episode.
+
+    Returns:
+        c by the head of each fold, one tensor an episode, float64 [folds, parts]. Of n folds, that of an episode is its
+        index modulo n. One episode alone has one, and 0.
+    """
+    if len(features) < 2:
+        return [torch.zeros(1, len(own), dtype=torch.float64) for own in features]
+    centered = _centered(features)
+    rows = [
+        _rows(own.sum(0)[None], torch.tensor([float(len(own))]), torch.tensor([target], dtype=torch.float64))
+        for own, target in zip(centered, targets, strict=True)
+    ]
+    heads = torch.stack(_heads(rows))
+    return [heads[:, :-2] @ own.T + heads[:, -2:-1] for own in centered]
 
 
 def explained_variance(values: ByToken, targets: ByToken) -> float | None:
@@ -146,9 +169,26 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).sum(0)
 
 
-def _rows(features: Tensor, targets: Tensor) -> Tensor:
-    """Features, a 1 and the target beside each other, float64 [rows, features + 2]."""
-    return torch.cat([features.double(), torch.ones_like(targets)[:, None], targets[:, None]], 1)
+def _centered(features: Sequence[Tensor]) -> list[Tensor]:
+    """Features less their mean over all episodes, which changes no fit and saves digits, float64."""
+    center = torch.cat(list(features)).mean(0, dtype=torch.float64)
+    return [own - center for own in features]
+
+
+def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
+    """Features, what the intercept is multiplied by, and the target beside each other, float64 [rows, features + 2]."""
+    return torch.cat([features, constant.double()[:, None], targets[:, None]], 1)
+
+
+def _heads(rows: Sequence[Tensor]) -> list[Tensor]:
+    """For each fold of at least two episodes, the head that is fitted on the other folds [features + 2]."""
+    count = min(FOLDS, len(rows))
+    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+    heads = []
+    for fold in range(count):
+        others = moments[:fold] + moments[fold + 1 :]
+        heads.append(_fit(_sum(others), _penalty(others)))
+    return heads
 
 
 def _penalty(moments: Sequence[Tensor]) -> float:
@@ -182,8 +222,11 @@ def _fit(moments: Tensor, penalty: float) -> Tensor:
 
         min_w  mean((V - G)^2) + penalty d |s w|^2,   V = w x + b,   s the deviations of the d features
 
+    Where rows have another constant than 1, V = w x + constant b: the same formulas fit x and G over the constant, with
+    its square as a row's weight.
+
     Args:
-        moments: Z'Z of rows Z = (x, 1, G), float64 [features + 2, features + 2].
+        moments: Z'Z of rows Z = (x, constant, G), float64 [features + 2, features + 2].
         penalty: One of PENALTIES.
 
     Returns:
@@ -192,7 +235,7 @@ def _fit(moments: Tensor, penalty: float) -> Tensor:
     mean = moments[-2] / moments[-2, -2]
     covariance = moments / moments[-2, -2] - torch.outer(mean, mean)
     variance = covariance.diagonal()[:-2]
-    varies = variance > _CONSTANT * variance.max()
+    varies = variance > _CONSTANT * (variance + mean[:-2].square()).max()
     inverse = torch.where(varies, torch.where(varies, variance, 1.0).rsqrt(), 0.0)
     scaled = covariance[:-2, :-2] * torch.outer(inverse, inverse)
     scaled.diagonal().add_(penalty * len(inverse))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
-from perturn.run.quantities import compute_needed
+from perturn.run.quantities import compute_needed, scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
@@ -61,12 +62,17 @@ def credit_groups(
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
-    """`explained_variance` of the values that a credit was given, if it was given any."""
-    if "values" not in needed:
-        return {}
-    values = needed["values"]
-    tokens = [[len(turn) for turn in of_one] for of_one in values]
-    return {"explained_variance": explained_variance(values, credit.value_targets(trajectories, tokens))}
+    """`explained_variance` of the values that a credit was given, or of sums of contributions, if it was given any."""
+    if "values" in needed:
+        values = needed["values"]
+        tokens = [[len(turn) for turn in of_one] for of_one in values]
+        return {"explained_variance": explained_variance(values, credit.value_targets(trajectories, tokens))}
+    if "contributions" in needed:
+        pairs = zip(needed["contributions"], scores_of(trajectories, credit), strict=True)
+        played = [(fsum(shares.own), score) for shares, score in pairs if shares.own]
+        sums, scores = ([[[pair[side]]] for pair in played] for side in (0, 1))
+        return {"explained_variance": explained_variance(sums, scores)}
+    return {}
 
 
 def credit_run(

@@ -39,7 +39,7 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.quantities import answers_of, feedback_of, reference_of
+from perturn.run.quantities import answers_of, contributions_of, feedback_of, reference_of
 from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse
@@ -144,7 +144,7 @@ def assign_credit(
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
         model: The reference, a name or a transformers model, where the credit needs one; for one that reads the gold
-            answer or what replies changed, the policy that acted.
+            answer, what replies changed or what turns contributed, the policy that acted.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
@@ -173,6 +173,8 @@ def assign_credit(
         needed["answer"] = answers_of(trajectories, answer, model, tokenizer, chat_template)
     if "feedback" in weigher.needs:
         needed["feedback"] = feedback_of(trajectories, weigher.placeholder, model, tokenizer, chat_template)
+    if "contributions" in weigher.needs:
+        needed["contributions"] = contributions_of(trajectories, weigher, model, tokenizer, chat_template)
     weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
     return [weights[index] for index in range(len(trajectories))]
 
@@ -184,7 +186,7 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
         ConfigError: Saying what to give, or where it is computed.
     """
     name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - {"reference", "answer", "feedback"})
+    elsewhere = sorted(needs - {"reference", "answer", "feedback", "contributions"})
     if elsewhere:
         raise ConfigError(
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.credit.returns import Return
+from perturn.credit.spa import Shares
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.policy.answers import answer_logprobs
+from perturn.policy.contributions import turn_contributions
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.feedback import feedback_gains
 from perturn.policy.logprobs import prepare
@@ -51,8 +54,8 @@ def compute_needed(
         paths: Of the run.
         recipe: Of the run.
         reference: Policy whose log-probabilities it may read.
-        acted: Policy on whose hidden states values are fitted, and that is asked for the gold answer, or for its turns
-            without what it was told.
+        acted: Policy on whose hidden states values and contributions are fitted, and that is asked for the gold answer,
+            or for its turns without what it was told.
         mark: Of the iteration whose branches it may read.
 
     Raises:
@@ -67,6 +70,11 @@ def compute_needed(
     if "values" in credit.needs:
         model = _policy(paths, recipe, acted)
         found["values"] = values_of(episodes, credit, model, template=template, token_budget=budget)
+    if "contributions" in credit.needs:
+        model = _policy(paths, recipe, acted)
+        found["contributions"] = contributions_of(
+            episodes, credit, model, template=template, token_budget=budget
+        )
     if "matches" in credit.needs:
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:
@@ -153,13 +161,49 @@ def values_of(
     """
     model, renderer = _opened(model, tokenizer, template)
     rows = _encoded(trajectories, renderer)
-    order = sorted(rows, key=lambda i: trajectories[i].key)
+    order = _in_order(rows, trajectories)
     sequences = [rows[i].chosen for i in order]
     tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
     targets = credit.value_targets([trajectories[i] for i in order], tokens)
     with frozen(model):
         found = dict(zip(order, turn_values(model, sequences, targets, token_budget), strict=True))
     return [found.get(i, []) for i in range(len(trajectories))]
+
+
+def contributions_of(
+    trajectories: Sequence[Trajectory],
+    credit: Any,
+    model: Any,
+    tokenizer: Any = None,
+    template: str | None = None,
+    token_budget: int = TOKEN_BUDGET,
+) -> list[Shares]:
+    """Contributions of each turn to its episode's score, by heads on a policy's hidden states that others taught.
+
+    Args:
+        trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
+        credit: What reads them; its setting `returns`, if it has one, says which rewards count.
+        model: As `reference_of` has it.
+        tokenizer: As `reference_of` has it.
+        template: As `reference_of` has it.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        In units of reward, by each head; see `perturn.policy.contributions`.
+    """
+    model, renderer = _opened(model, tokenizer, template)
+    rows = _encoded(trajectories, renderer)
+    order, scores = _in_order(rows, trajectories), scores_of(trajectories, credit)
+    sequences = [rows[i].chosen for i in order]
+    with frozen(model):
+        shares = turn_contributions(model, sequences, [scores[i] for i in order], token_budget)
+    found = dict(zip(order, shares, strict=True))
+    return [found.get(i, Shares([[]])) for i in range(len(trajectories))]
+
+
+def scores_of(trajectories: Sequence[Trajectory], credit: Any) -> list[float]:
+    """Sum of the rewards of each episode that count for a credit, in units of reward [trajectories]."""
+    return [fsum(rewards) for rewards in getattr(credit, "returns", Return())(trajectories)]
 
 
 def answers_of(
@@ -220,6 +264,11 @@ def _opened(model: Any, tokenizer: Any, template: str | None) -> tuple[Any, Rend
     renderer = Renderer(tokenizer, template)
     prepare(model)
     return model, renderer
+
+
+def _in_order(rows: Iterable[int], trajectories: Sequence[Trajectory]) -> list[int]:
+    """Indices by task, sample and policy, so that the order of the episodes deals none of them otherwise."""
+    return sorted(rows, key=lambda i: (trajectories[i].key, trajectories[i].policy))
 
 
 def _encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:

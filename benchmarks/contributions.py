@@ -1,0 +1,77 @@
+"""Contributions beside values on the explored episodes of a run: time, explained variance, size of advantages.
+
+    python benchmarks/contributions.py RUN [POLICY] [ITERATION ...]
+
+For each iteration that is named, else the first: seconds for contributions and for values (turn-gae), both by the
+hidden states of POLICY (sft); the shares of the variance of scores that the sums of contributions explain, and that the
+number of turns does alone, with a constant and over the same folds; that of returns that values explain; and the mean
+square of the advantages of all turns.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from math import fsum
+from pathlib import Path
+
+import numpy as np
+
+from perturn.credit import CREDITS
+from perturn.data.paths import begun
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.store import read_trajectories
+from perturn.policy.models import load_model
+from perturn.policy.names import load_tokenizer
+from perturn.policy.templates import chat_template
+from perturn.policy.values import FOLDS
+from perturn.run.credit import credit_groups, explained
+from perturn.run.quantities import contributions_of, scores_of, values_of
+from perturn.types import Trajectory
+
+
+def by_length(episodes: Sequence[Trajectory]) -> float:
+    """Share of the variance of scores that a line in the number of turns explains, fitted on the other folds."""
+    ordered = sorted(episodes, key=lambda one: one.key)
+    scores = np.array(scores_of(ordered, CREDITS["spa"]()))
+    rows = np.array([[1.0, len(one.turns)] for one in ordered])
+    found = np.empty_like(scores)
+    for fold in range(FOLDS):
+        held = np.arange(len(ordered)) % FOLDS == fold
+        found[held] = rows[held] @ np.linalg.lstsq(rows[~held], scores[~held], rcond=None)[0]
+    return float(1 - (scores - found).var() / scores.var())
+
+
+def main() -> None:
+    """Print a line an iteration."""
+    folder, policy, *marks = [*sys.argv[1:], "sft"][: max(2, len(sys.argv) - 1)]
+    paths, recipe = begun(Path(folder)), resolve_recipe(Path(folder))
+    name = str(paths.checkpoint(policy))
+    how = (load_model(name), load_tokenizer(name), chat_template(recipe.model))
+    spa, gae = CREDITS["spa"](), CREDITS["turn-gae"]()
+    for mark in marks or ["1"]:
+        episodes = list(read_trajectories(paths.trajectories(f"explore-{int(mark):03d}")))
+        start = time.perf_counter()
+        shares = contributions_of(episodes, spa, *how)
+        middle = time.perf_counter()
+        values = values_of(episodes, gae, *how)
+        end = time.perf_counter()
+        told = explained(gae, episodes, {"values": values})["explained_variance"]
+        print(
+            f"iteration {mark}: contributions {middle - start:.1f} s, values {end - middle:.1f} s; "
+            f"explained: sums {explained(spa, episodes, {'contributions': shares})['explained_variance']:.2f}, "
+            f"turns {by_length(episodes):.2f}, values {told:.2f}"
+        )
+        for name, needed in {
+            "rloo": {},
+            "trloo": {},
+            "turn-gae": {"values": values},
+            "spa": {"contributions": shares},
+        }.items():
+            weights = [
+                weight for row in credit_groups(episodes, CREDITS[name](), needed) for weight in row.weight
+            ]
+            print(f"    {name:9} mean square {fsum(w * w for w in weights) / len(weights):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""SPA: what each turn contributed to the outcome, by a head whose numbers add up to it over an episode."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import fsum, isfinite
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, returns_to_go
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory, failed
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Contributions of the turns of an episode, by each of several heads, in units of reward."""
+
+    heads: Sequence[Sequence[float]]
+    """`[heads][turns]`."""
+    head: int = 0
+    """The one that has not learned from this episode: its own, by which it is compared with others too."""
+
+    @property
+    def own(self) -> Sequence[float]:
+        """Contributions by its own head [turns]."""
+        return self.heads[self.head]
+
+    def by(self, head: int) -> Sequence[float]:
+        """Return contributions by a head of another episode, or by the only one there is [turns]."""
+        return self.heads[head if len(self.heads) > 1 else 0]
+
+
+Contributions = Sequence[Shares | Sequence[float] | Tensor]
+"""Contributions of the turns of each trajectory: `Shares`, or by one head that has learned from none of them, in units
+of reward `[trajectories][turns]`."""
+
+
+def shares_of(contributions: Contributions | None, group: Sequence[Trajectory]) -> list[Shares]:
+    """Return the contributions of each trajectory.
+
+    Raises:
+        ValueError: If they are missing, not finite, or have not one entry a turn.
+    """
+    if contributions is None:
+        raise ValueError(
+            "this credit needs contributions=, what each turn contributed to the score of its episode."
+        )
+    found = []
+    for each in contributions:
+        heads, head = (each.heads, each.head) if isinstance(each, Shares) else ((each,), 0)
+        numbers = [torch.as_tensor(own, dtype=torch.float64).reshape(-1).tolist() for own in heads]
+        found.append(Shares(numbers, head))
+    lengths = [len(one.turns) for one in group]
+    if len(found) != len(lengths) or any(
+        len(own) != length for one, length in zip(found, lengths, strict=True) for own in one.heads
+    ):
+        raise ValueError("contributions must hold one entry a turn, for each trajectory of the group.")
+    if not all(isfinite(share) for one in found for own in one.heads for share in own):
+        raise ValueError("contributions must be finite.")
+    return found
+
+
+def to_go(contributions: Sequence[float], total: float, bonuses: Sequence[float]) -> list[float]:
+    """Return what an episode earns from each turn on, in units of reward [turns].
+
+        total - sum_(k < t) c_k + sum_(k >= t) bonus_k
+
+    Args:
+        contributions: c of each turn [turns].
+        total: All that is shared out, in units of reward.
+        bonuses: Of each turn, beside that [turns].
+    """
+    before = accumulate(contributions, initial=0.0)
+    return [total - past + later for later, past in zip(returns_to_go(bonuses, 1.0), before, strict=False)]
+
+
+@dataclass(frozen=True)
+class SPA(GroupCredit):
+    """Rewards that a progress head shares out over the turns, less what the others of the task earn from there on.
+
+        A_it = sum_(k >= t) r_ik - mean_(j != i, T_j > t) sum_(k >= t) r_jk
+        r_jk = c_jk + grounding executed_jk,   at the last turn and with `residual` + S_j - sum_k c_jk
+
+    c is linear in the policy's last hidden state at the last token of the turn's action, by a head that is fitted so
+    that the sum over an episode is its score S. All c of A_i are of one head, which has not learned from episode i.
+    Where no other trajectory came so far, nothing is taken off.
+
+    Without `grounding` and with `residual` the expected gradient is the true one, whatever c is: A_it is S_i less what
+    depends on turns before t and on other episodes.
+
+    Source: Wang et al. 2025, "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", arXiv:2505.20732, by
+    its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
+    Differs: the paper has no residual and a bonus of 0.5 for an executed action, `residual: false` with `grounding:
+    0.5`, and PPO with a critic on these rewards, in the stead of which others of the task stand here. The head is a
+    ridge regression, fitted anew in each iteration and on other episodes alone; the code trains a whole model with a
+    linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0.
+    Nothing is discounted.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"contributions"})
+
+    grounding: Annotated[float, Bound(least=0)] = 0.0
+    """Added for each action that was executed, in units of reward. The paper's 0.5 is left out since it pays for turns:
+    ten more of them are worth more than a success that counts 1; `returns.invalid_penalty` tells the same actions apart
+    and pays for none."""
+
+    residual: bool = True
+    """Whether what an episode earned beyond its contributions is added at its last turn. Without it, as the paper has
+    it, what the head does not see is never learned."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whatever the contributions."""
+        return self.residual and self.grounding == 0
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, contributions: Contributions | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+
+        Raises:
+            ValueError: If `contributions` is missing, not finite, or has not one entry a turn.
+        """
+        shares, scores = shares_of(contributions, group), [fsum(of_one) for of_one in self.returns(group)]
+        found: Numbers = [[0.0] * len(one.turns) for one in group]
+        for members in by_task(group):
+            those = [i for i in members if group[i].turns]
+            for head in {shares[i].head for i in those} if len(members) > 1 else ():
+                numbers = [self._to_go(group[i], shares[i].by(head), scores[i]) for i in those]
+                for i, of_one in zip(those, _less_others(numbers), strict=True):
+                    if shares[i].head == head:
+                        found[i] = of_one
+        return as_tensors(found)
+
+    def _to_go(self, trajectory: Trajectory, shares: Sequence[float], score: float) -> list[float]:
+        """Return what an episode earns from each turn on, in units of reward [turns]."""
+        bonuses = [self.grounding * (turn.valid and not failed(trajectory)) for turn in trajectory.turns]
+        return to_go(shares, score if self.residual else fsum(shares), bonuses)
+
+
+def _less_others(numbers: Numbers) -> Numbers:
+    """Return numbers less the mean of others' at the same turn, if any came so far `[trajectories][turns]`."""
+    found = [list(of_one) for of_one in numbers]
+    for turn in range(max(map(len, numbers))):
+        reached = [i for i, of_one in enumerate(numbers) if len(of_one) > turn]
+        for i, mean in means_of_others(reached, [numbers[i][turn] for i in reached]).items():
+            found[i][turn] -= mean
+    return found
