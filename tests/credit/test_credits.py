@@ -37,6 +37,7 @@ DEFAULTS = {
     "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}
     | {"placeholder": "No information found."},
     "spo": {},
+    "pav": {"alpha": 1.0},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }

@@ -73,6 +73,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("dr-grpo", {}),
         ("grpo", {"normalize": "mean"}),
         ("spo", {}),
+        ("pav", {"alpha": 0.0}),
         ("turn-gae", {}),
         ("bi-level-gae", {}),
     ],

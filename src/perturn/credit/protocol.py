@@ -30,6 +30,10 @@ class Credit(Protocol):
     One that needs `feedback` is given how much likelier the reply to each turn made the turn after it than a
     placeholder in its stead, the mean over its tokens, in nats `[trajectories][turns]`, with NaN where no turn follows
     or nothing was said. It has a setting `placeholder`, a text.
+
+    One that needs `branches` is given the mean return of the episodes that were played on from before each turn
+    `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
+    explored may have played these; any other is refused with `branch.policy`.
     """
 
     needs: ClassVar[frozenset[str]]
