@@ -102,10 +102,22 @@ def test_it_is_what_fractions_say(rows, episode):
         others = [j for j in range(len(rows)) if j != i]
         for t, weight in enumerate(of_one.tolist()):
             begin = max(k for k in range(t + 1) if k == 0 or branches[i][k] == branches[i][k])
-            start = Fraction(branches[i][begin]) if begin else sum(reached(j, 0) for j in others) / len(others)
+            start = (
+                Fraction(branches[i][begin]) if begin else sum(reached(j, 0) for j in others) / len(others)
+            )
             outcome = scores[i] - sum(scores[j] for j in others) / Fraction(len(others))
 
             assert weight == pytest.approx(float(outcome + 2 * (reached(i, begin) - start)), abs=1e-12)
+
+
+def test_without_branches_it_is_rloo_with_a_factor(episode):
+    """The one segment of each is the whole trajectory."""
+    group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((1, 2.0), (2, 0.0), (3, 1.0))]
+
+    found = PAV(alpha=0.5)(group, branches=[[nan] * len(one.turns) for one in group])
+
+    for one, other in zip(found, RLOO()(group), strict=True):
+        assert_close(one, 1.5 * other, rtol=0, atol=1e-12)
 
 
 def test_a_trajectory_alone_has_nothing_to_compare_with(episode):
