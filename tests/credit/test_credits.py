@@ -38,6 +38,7 @@ DEFAULTS = {
     | {"placeholder": "No information found."},
     "spa": {"grounding": 0.0, "residual": True},
     "spo": {},
+    "pav": {"alpha": 1.0},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }

@@ -74,6 +74,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("grpo", {"normalize": "mean"}),
         ("spa", {}),
         ("spo", {}),
+        ("pav", {"alpha": 0.0}),
         ("turn-gae", {}),
         ("bi-level-gae", {}),
     ],

@@ -296,6 +296,29 @@ def spa(rows: list, row: dict, settings: dict) -> Fraction:
 
     others = [o["i"] for o in rows if o["i"] != row["i"] and o["t"] == row["t"]]
     return ahead(row["i"]) - (average([ahead(i) for i in others]) if others else 0)
+def pav(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return RLOO's, and alpha times the change of what the prover expects over the turn's segment.
+
+    Before the first turn it expects what the others had by the ends of their first segments, or else in the end.
+    """
+
+    def ahead(r: dict) -> dict | None:
+        own = (o for o in rows if o["i"] == r["i"] and o["t"] > r["t"] and o["branches"][o["t"]] is not None)
+        return next(own, None)
+
+    def reached(r: dict) -> Fraction:
+        then = ahead(r)
+        end = then["t"] if then else r["turns"]
+        paid = sum(o["r"] for o in rows if o["i"] == r["i"] and r["t"] <= o["t"] < end)
+        return paid + (F(then["branches"][end]) if then else 0)
+
+    own = [r for r in rows if r["i"] == row["i"] and r["t"] <= row["t"]]
+    begun = [r for r in own if r["t"] == 0 or r["branches"][r["t"]] is not None][-1]
+    before = F(begun["branches"][begun["t"]] or 0)
+    if begun["t"] == 0:
+        before = average([reached(r) for r in rows if r["t"] == 0 and r["i"] != row["i"]])
+    alpha = F(str(settings.get("alpha", 1)))
+    return rloo(rows, row, {}) + alpha * (reached(begun) - before)
 
 
 def infopo(rows: list, row: dict, settings: dict) -> Fraction:
@@ -401,6 +424,7 @@ CREDITS = {
     ),
     "spa": (spa, [{}, {"grounding": 0.5}, {"residual": False}, {"residual": False, "grounding": 0.5}]),
     "spo": (spo, [{}]),
+    "pav": (pav, [{}, {"alpha": 0.25}, {"alpha": 3.0}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
 }

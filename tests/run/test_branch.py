@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
@@ -17,6 +18,7 @@ from perturn.episodes.episode import Job, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
@@ -28,6 +30,8 @@ from .test_credit import EPISODES, explored_by
 from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
+PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "branch.policy=sft"]
+PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 
 
@@ -282,6 +286,55 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
     assert [one["iteration"] for one in found["iterations"]] == [1, 2]
 
 
+@pytest.fixture(scope="module")
+def proved(place):  # noqa: F811
+    """Two iterations whose branches SFT's policy plays."""
+    finish(begin(place, "proved", *PAV))
+    return place / "runs" / "proved"
+
+
+def test_a_prover_plays_on_in_all_iterations(proved):
+    """SFT's policy, where the aligned one explored; and its branches are what the turns are weighed by."""
+    manifest = json.loads((proved / "manifest.json").read_text())["stages"]
+    explorers = set()
+    for mark in ("-001", "-002"):
+        episodes, branches = of(proved, f"explore{mark}"), of(proved, f"branch{mark}")
+        explorers |= {one.policy.partition("@")[0] for one in episodes}
+        assert {one.policy for one in branches} == {of(proved, "explore-001")[0].policy}
+        assert manifest[f"branch{mark}"]["counts"]["played_by"] == "sft"
+        values = branch_values(episodes, branches, Return())
+        rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
+        ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
+        for group in groups_of(episodes):
+            weights = PAV_CREDIT(group, branches=[ways[one.key] for one in group])
+            for one, weight in zip(group, weights, strict=True):
+                assert rows[one.key] == pytest.approx(weight.tolist())
+    assert explorers == {"sft", "ppo-clip-001"}
+    assert by_stem(manifest)["branch, 2 times"]["counts"]["played_by"] == "sft"
+
+
+def test_stored_branches_of_a_prover_are_weighed_again_by_both(proved, monkeypatch):
+    monkeypatch.chdir(proved.parents[1])
+
+    found = credit_run(proved, ["credit.name=pav", "credit.alpha=0.5"], against="spo")
+
+    assert [one["iteration"] for one in found["iterations"]] == [1, 2]
+    assert all(one["against"]["turns"] for one in found["iterations"])
+
+
+def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
+    """Done before is done; another prover is another run."""
+    _, notices = finish(begin(place, "proved", *PAV))
+    process = begin(place, "proved", *PAV, "branch.policy=base")
+    _, said = process.communicate(timeout=120)
+
+    assert "branch-002: done before" in notices
+    assert process.returncode == 2
+    assert "was made by another recipe: branch.policy is 'sft' there and 'base' here" in " ".join(
+        said.split()
+    )
+
+
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
@@ -309,6 +362,11 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         ([*GROUPS, "branch={}"], "credit anchor-rloo reads no branches; leave branch out"),
         ([*GROUPS, "credit.name=spo"], "credit spo reads episodes that are played on"),
         ([*GROUPS, "credit.name=spo", "branch.of=failures"], "branch.of must be all with groups"),
+        (
+            [*SPO, "branch.policy=sft"],
+            "branch.policy is sft, and credit spo reads what the policy that explored",
+        ),
+        ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
         (["branch={}"], "branch is read by credits of groups and with pair.within=branch alone"),
         (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
         (["pair.within=branch", "branch.every=0"], "every"),

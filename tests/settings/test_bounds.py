@@ -148,6 +148,7 @@ def test_the_choices_of_a_recipe_are_known():
         "outcomes.name",
         "outcomes.takeover",
         "branch.of",
+        "branch.policy",
         "pair.within",
         "pair.remaining",
     ]

@@ -94,6 +94,32 @@ def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
     assert one["explore"] == three["explore"]
 
 
+def test_who_plays_branches_on_changes_them_and_the_weights_alone():
+    """What was explored is shared; to name the explorer itself is another setting too."""
+    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    data = [
+        {**DATA, **groups, "branch": {"every": 1, **policy}}
+        for policy in ({}, {"policy": "base"}, {"policy": "sft"})
+    ]
+    found = [identities(parse(Recipe, each)) for each in data]
+
+    assert {tuple(each) for each in found} == {tuple(found[0])}
+    same = {name for name in found[0] if len({each[name] for each in found}) == 1}
+    assert same == {EXPERT, BASE, SFT, SCORED, EXPLORE}
+
+
+def test_branches_wait_for_who_plays_them():
+    """SFT's policy, also where another one explored."""
+    data = {**DATA, "iterations": 2, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}}
+    recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "branch": {"policy": "sft"}})
+    found = {stage.name: stage for stage in stages(recipe)}
+
+    assert found["branch-001"].policy == found["branch-002"].policy == "sft"
+    assert found["explore-002"].policy == "ppo-clip-001"
+    assert found["branch-001"].needs == ("explore-001",)
+    assert found["branch-002"].needs == ("explore-002", "sft")
+
+
 def test_of_many_iterations_all_before_the_first_alignment_is_shared():
     """Later policies and optimizers are let go on the way, so nobody could go on from them."""
     found = identities(parse(Recipe, {**DATA, "iterations": 3}))

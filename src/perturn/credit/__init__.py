@@ -26,6 +26,7 @@ from perturn.credit.igpo import IGPO
 from perturn.credit.infopo import InfoPO
 from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
+from perturn.credit.pav import PAV
 from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
@@ -61,6 +62,7 @@ CREDITS: Table[type[Credit]] = Table(
         "infopo": InfoPO,
         "spa": SPA,
         "spo": SPO,
+        "pav": PAV,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
     },

@@ -57,7 +57,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     Args:
         credit: A credit; it may need `values`, `branches`, `answer` and `feedback`, for which it is given the exact
             ones, `contributions`, of which it is given half-learned ones, and `matches`, of which it is given none: no
-            turn calls a tool, so that its way with the rewards of the processes is measured.
+            turn calls a tool, so that its way with the rewards of the processes is measured. To one with
+            `takes_prover`, `branches` are of a prover that takes all actions of a state alike.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -123,9 +124,10 @@ def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
+    takes = bool(getattr(credit, "takes_prover", False))
     exact: dict[str, Sequence[Any]] = {
         "values": episodes.values(gamma),
-        "branches": episodes.values(gamma),
+        "branches": episodes.values(gamma, episodes.process.prover if takes else None),
         "answer": episodes.answers(),
         "feedback": episodes.feedback(),
         "contributions": episodes.contributions(),

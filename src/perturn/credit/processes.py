@@ -1,7 +1,7 @@
 """Small decision processes whose episodes can all be listed: the ground on which `meter` measures a credit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, fsum, log, nan
 
@@ -37,6 +37,11 @@ class Process:
     def episodes(self) -> "Episodes":
         """All episodes."""
         return Episodes(self)
+
+    @cached_property
+    def prover(self) -> "Process":
+        """The process under a policy that takes all actions of a state alike."""
+        return replace(self, logits={state: (0.0,) * len(own) for state, own in self.logits.items()})
 
     def policy(self, state: int) -> list[float]:
         """Return the probability of each action of a state."""
@@ -116,12 +121,16 @@ class Episodes:
             for outcome in outcomes
         )
 
-    def values(self, gamma: float) -> list[Tensor]:
-        """Return the exact value at each turn of each episode [turns]."""
+    def values(self, gamma: float, prover: "Process | None" = None) -> list[Tensor]:
+        """Return the exact value at each turn of each episode [turns].
+
+        Args:
+            gamma: Discount from one turn to the next.
+            prover: The process under another policy, whose values they are then; None: this one.
+        """
+        value = (prover.episodes if prover else self).value
         return [
-            torch.tensor(
-                [self.value(step.state, t, gamma) for t, step in enumerate(steps)], dtype=torch.float64
-            )
+            torch.tensor([value(step.state, t, gamma) for t, step in enumerate(steps)], dtype=torch.float64)
             for steps in self.steps
         ]
 

@@ -35,6 +35,9 @@ class Credit(Protocol):
     `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head that has learned from other episodes and knows the
     action of the turn, and `by(head) [turns]` by that of another trajectory. Rewards that count are those of its
     setting `returns`, `perturn.credit.returns.Return`; without one, as recorded.
+    One that needs `branches` is given the mean return of the episodes that were played on from before each turn
+    `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
+    explored may have played these; any other is refused with `branch.policy`.
     """
 
     needs: ClassVar[frozenset[str]]

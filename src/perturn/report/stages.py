@@ -16,7 +16,8 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         stages: As the manifest has them.
 
     Returns:
-        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest.
+        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. A
+        text among the counts stands where it is the same in all.
     """
     together: dict[str, list[str]] = {}
     for name in stages:
@@ -40,6 +41,8 @@ def _sum(notes: list[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in (note.get("counts") or {}).items():
             if is_number(value):
                 counts[key] = counts.get(key, 0) + value
+            elif all((each.get("counts") or {}).get(key) == value for each in notes):
+                counts[key] = value
     return {
         "seconds": sum(float(note.get("seconds") or 0) for note in notes),
         "peak_memory_gb": max(float(note.get("peak_memory_gb") or 0) for note in notes),

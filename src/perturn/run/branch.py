@@ -21,7 +21,7 @@ Returns = Callable[[Sequence[Trajectory]], Numbers]
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the policy that explored play its episodes on, from every so many of their turns."""
+    """Let the stage's policy play explored episodes on, from every so many of their turns."""
     run, recipe = session.run, session.recipe
     assert recipe.branch is not None
     assert recipe.explore is not None
@@ -31,6 +31,7 @@ def branch(session: Session, stage: Stage) -> None:
     with run.stage(stage.name, file) as counts:
         how = recipe.explore
         counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
+        counts["played_by"] = stage.policy
 
 
 def branch_jobs(

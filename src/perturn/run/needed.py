@@ -21,6 +21,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     _check_branches(recipe, name, "branches" in credit.needs)
+    _check_prover(recipe, name, bool(getattr(credit, "takes_prover", False)))
     tasks = panels.tasks.get("explore", [])
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
@@ -41,3 +42,17 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
         )
     if recipe.groups and recipe.branch and not reads:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
+
+
+def _check_prover(recipe: Recipe, name: str, takes: bool) -> None:
+    """Refuse branches by another policy than the one that explored, where the credit takes them for its own.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    prover = recipe.branch.policy if recipe.branch else None
+    if recipe.groups and prover is not None and not takes:
+        raise ConfigError(
+            f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; leave "
+            "branch.policy out, or take credit.name=pav."
+        )

@@ -154,7 +154,8 @@ def _cost(
     )
     if stage.name == f"branch{stage.mark}":
         branches = _branches(recipe, found, found.policy_turns(learned))
-        work = f"{branches} episodes played on from turns of {episodes} (assumed)"
+        by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""
+        work = f"{branches} episodes played on{by} from turns of {episodes} (assumed)"
         episodes = ceil(branches / 2)  # half of their turns are played already, in the mean
     if machine is None:
         return work, None, None

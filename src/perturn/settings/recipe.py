@@ -206,6 +206,10 @@ class Recipe:
             self.groups is None or self.branch.of == "all",
             "branch.of must be all with groups: a turn is worth no less for how its own episode ended.",
         )
+        require(
+            self.branch.policy != "sft" or self.sft is not None,
+            "branch.policy is sft, and the recipe has no section sft; add one, or take branch.policy=base.",
+        )
 
     def _check_outcomes(self) -> None:
         """Refuse what goes not together with single episodes."""

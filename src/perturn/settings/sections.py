@@ -130,6 +130,9 @@ class Branch:
     """Episodes from each; their first turns are those of the explored one."""
     of: Literal["all", "failures"] = "all"
     """Explored episodes that are played on: all, or those that did not solve their task."""
+    policy: Literal["base", "sft"] | None = None
+    """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
+    explored."""
 
 
 @dataclass(frozen=True)

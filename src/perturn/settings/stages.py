@@ -130,7 +130,9 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     if recipe.branch:
         reads = before and (*before, "branch")
         does = "perturn.run.branch:branch"
-        yield Stage(f"branch{end}", "collect", does, (explore,), start, reads=reads, **its)
+        by = recipe.branch.policy or start
+        needs = (explore, *((trained[by],) if by in trained and by != start else ()))
+        yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
     rows = list(_rows(recipe, explore, seen, end, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows

@@ -1,0 +1,78 @@
+"""PAV: the outcome, and what each stretch of turns changed in the return that a prover may expect."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, isnan
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.spo import PLAYED, Branches, segment_advantages
+from perturn.types import Trajectory
+
+
+def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
+    """Return what the first segment of a trajectory came to, in units of reward.
+
+        Q_0 = sum_(k < d) r_k + V_d,   V = 0 after the end
+
+    Args:
+        rewards: Of each turn [turns].
+        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
+    """
+    cut = next((turn for turn in range(1, len(rewards)) if not isnan(values[turn])), None)
+    return fsum(rewards) if cut is None else fsum((*rewards[:cut], values[cut]))
+
+
+@dataclass(frozen=True)
+class PAV(GroupCredit):
+    """Score less the mean of the others', and alpha times the progress of the turn's segment under a prover mu.
+
+        A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
+        A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
+
+    V^mu_c is the mean return of the episodes that the prover, `branch.policy`, played on from turn c; after the end it
+    is 0. In the stead of V^mu_0 stands the mean of what the first segments of the other trajectories of the task came
+    to, sum_(k < d) r_k + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with
+    V^mu_0, and no episode is played for it.
+
+    Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
+    arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
+    Differs: A^mu is a mean of episodes played on, where the paper trains a verifier that predicts it. A segment of
+    turns, as long as `branch.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
+    baseline of the first segment is of the group. The prover is a policy of the run, or the one that explored. The
+    paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
+    takes_prover: ClassVar[bool] = True
+
+    alpha: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of progress beside the outcome, without unit; 0: the outcome alone, as `rloo`."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whoever the prover is."""
+        return self.alpha == 0
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+
+        Raises:
+            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+        """
+        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            scores = [fsum(rewards[i]) for i in members]
+            starts = means_of_others(members, [first_ends(rewards[i], values[i]) for i in members])
+            others = means_of_others(members, scores)
+            for i, score in zip(members, scores, strict=True):
+                if i in others:
+                    progress = segment_advantages(rewards[i], values[i], starts[i])
+                    found[i] = [score - others[i] + self.alpha * each for each in progress]
+        return as_tensors(found)
