@@ -55,9 +55,9 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need `values`, `branches`, `answer` and `feedback`, for which it is given the exact
-            ones, and `matches`, of which it is given none: no turn calls a tool, so that its way with the rewards of
-            the processes is measured.
+        credit: A credit; it may need `values`, `branches`, `answer`, `answers` with `clusters`, and `feedback`, for which
+            it is given the exact ones, and `matches`, of which it is given none: no turn calls a tool, so that its way
+            with the rewards of the processes is measured.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -127,6 +127,8 @@ def _advantages(
         "values": episodes.values(gamma),
         "branches": episodes.values(gamma),
         "answer": episodes.answers(),
+        "answers": episodes.own_answers(),
+        "clusters": [int(end.success) for end in episodes.ends],
         "feedback": episodes.feedback(),
         "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
     }
