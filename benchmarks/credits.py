@@ -76,6 +76,8 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
         "values": lambda turns: [0.5] * turns,
         "matches": lambda turns: [(0.5, 1.0)] * turns,  # two calls a turn
         "answer": lambda turns: [-0.5] * (turns + 1),
+        "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
+        "clusters": lambda _: 0,
     }
     needed = [
         {name: [given[name](len(one.turns)) for one in group] for name in credit.needs} for group in groups
