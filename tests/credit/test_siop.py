@@ -73,7 +73,7 @@ def test_hand_worked(three, choice, expected):
 
 
 def test_with_the_gold_answer_alone_it_is_igpo(three):
-    """Gains of log-probabilities, one cluster of share 1, and a bonus that is IGPO's outcome of a half for everybody."""
+    """Gains of log-probabilities, one cluster of share 1, and a bonus that is everybody's outcome in IGPO."""
     gold = [[each[0] for each in of_one] for of_one in ANSWERS]
     paid = [replace(one, total_reward=0.5) for one in three]
     igpo = CREDITS["igpo"](gain="logprob", last_gain=True, std="sample")

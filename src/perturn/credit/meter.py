@@ -55,9 +55,9 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need `values`, `branches`, `answer`, `answers` with `clusters`, and `feedback`, for which
-            it is given the exact ones, and `matches`, of which it is given none: no turn calls a tool, so that its way
-            with the rewards of the processes is measured.
+        credit: A credit; it may need `values`, `branches`, `answer`, `answers` with `clusters`, and `feedback`, for
+            which it is given the exact ones, and `matches`, of which it is given none: no turn calls a tool, so that
+            its way with the rewards of the processes is measured.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
