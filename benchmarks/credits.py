@@ -79,6 +79,8 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
         "branches": lambda turns: [0.5] * turns,
         "feedback": lambda turns: [0.5] * turns,
         "contributions": lambda turns: [0.05] * turns,
+        "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
+        "clusters": lambda _: 0,
     }
     needed = [
         {name: [given[name](len(one.turns)) for one in group] for name in credit.needs} for group in groups

@@ -35,6 +35,21 @@ def _answers(group):
     return [[*(known[turn.state_key] for turn in one.turns), -0.25] for one in group]
 
 
+def _clusters(group):
+    """Clusters of final answers that follow from the last state alone; some end without an answer."""
+    known = {"a": 0, "b": 1, "c": 0, None: -1}
+    return [known[one.turns[-1].state_key] if one.turns else -1 for one in group]
+
+
+def _own_answers(group):
+    """Log-probabilities of as many answers as the cluster has, which follow from the states alone."""
+    known = {"a": (-2.0, -1.0), "b": (-0.5, -0.75), "c": (-1.0, -3.0), None: (-1.5, -0.25)}
+    return [
+        [[*known[turn.state_key]][: cluster + 1] for turn in one.turns] + [[-0.25, -0.5][: cluster + 1]]
+        for one, cluster in zip(group, _clusters(group), strict=True)
+    ]
+
+
 def _matches(group):
     """How well the calls of a turn match, which follows from its state alone: none, one or two calls."""
     known = {"a": (), "b": (1.0, 0.0), "c": (0.75,), None: (0.5,)}
@@ -63,6 +78,8 @@ def _contributions(group):
 
 _NEEDED = {
     "answer": _answers,
+    "answers": _own_answers,
+    "clusters": _clusters,
     "matches": _matches,
     "branches": _branches,
     "feedback": _feedback,

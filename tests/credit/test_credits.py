@@ -34,6 +34,9 @@ DEFAULTS = {
     | {"baseline": "group", "singleton": "zero"},
     "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
     | {"last_gain": False},
+    "a2tgpo": {"alpha": 0.3, "gamma": 1.0, "gain": "probability", "normalize": "std", "std": "population"},
+    "siop": {"lam": 0.5, "gamma": 1.0, "reference": "own", "members": 3, "same": "exact", "normalize": "std"}
+    | {"std": "sample", "last_gain": True},
     "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}
     | {"placeholder": "No information found."},
     "spa": {"grounding": 0.0, "residual": True},
@@ -42,8 +45,8 @@ DEFAULTS = {
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }
-"""Of the credits of a group, beside the return that they start from."""
-OF_A_TURN = {"uniform", "confidence", "discount", "first-error"}
+"""Of the credits that read rewards, beside the return that they start from."""
+WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "siop"}
 RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
 
@@ -60,7 +63,7 @@ def test_the_table_holds_these_credits_with_the_documented_defaults():
 
     assert found == DEFAULTS
     assert returns.pop("graphgpo") == RETURN | {"invalid_penalty": 0.1}
-    assert {name for name, each in returns.items() if each is None} == OF_A_TURN
+    assert {name for name, each in returns.items() if each is None} == WITHOUT_RETURNS
     assert all(each in (None, RETURN) for each in returns.values())
 
 

@@ -23,7 +23,9 @@ def with_path(trajectory, path):
 
 
 def unknown_as_nan(numbers):
-    """Numbers of the turns of a trajectory, as JSON can hold them."""
+    """Numbers of the turns of a trajectory, or one of itself, as JSON can hold them."""
+    if not isinstance(numbers, list):
+        return numbers
     return [math.nan if number is None else number for number in numbers]
 
 

@@ -13,13 +13,13 @@ from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.seals import read_manifest
-from perturn.data.store import read_trajectories
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.run.answers import answer_form
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.quantities import answers_of
+from perturn.run.quantities import answers_of, own_answers_of
 from perturn.settings.recipe import read_recipe
 
 RECIPE = """
@@ -153,3 +153,96 @@ def train_rows(file, make_trainer):
     run_stages(run, names={"explore"})
     episodes = list(read_trajectories(run.paths.trajectories("explore")))
     return lambda: make_trainer(episodes, loss={"name": "ppo-clip"}, credit="igpo")
+
+
+ENDS = ["finish[Paris]", "finish[paris!]", "finish[Rome]", "search[Rome]", "finish[]", "finish[Paris]"]
+
+
+@pytest.fixture
+def answered(file):
+    """Six explored episodes that end in the ways of ENDS, in tokens as they were sampled."""
+    run = open_run(file, [])
+    run_stages(run, names={"explore"})
+
+    def ended(turn, end):
+        action = replace(turn.action, text=f"Thought: so.\nAction: {end}")
+        return replace(turn, valid=True, action=action)
+
+    played = read_trajectories(run.paths.trajectories("explore"))
+    return [
+        replace(one, turns=(*one.turns[:-1], ended(one.turns[-1], end)))
+        for one, end in zip(sorted(played, key=lambda each: each.key), ENDS, strict=True)
+    ]
+
+
+def test_own_answers_are_asked_for_as_gold_ones_are(answered, tiny_folder):
+    """Clusters are counted within a task, and the likelihoods are those of gold answers of the same text."""
+    given = own_answers_of(answered, CREDITS["siop"](), FORM, str(tiny_folder))
+
+    assert given["clusters"] == [0, 0, 1, -1, -1, 0]
+    assert [len(around[0]) for around in given["answers"]] == [2, 2, 1, 0, 0, 1]
+    for index, k, text in [(0, 0, "Paris"), (1, 1, "paris!"), (2, 0, "Rome"), (5, 0, "Paris")]:
+        one = answered[index]
+        gold = replace(one, task=replace(one.task, data={**one.task.data, "answer": text}))
+        (alone,) = answers_of([gold], FORM, str(tiny_folder))
+        assert [each[k] for each in given["answers"][index]] == pytest.approx(alone, abs=1e-5)
+
+
+def test_with_the_gold_answer_alone_gains_are_those_of_igpo(answered, tiny_folder):
+    """Where everybody's outcome is the bonus; 1e-3 for the 1e-8 beside likelihoods of 1e-4 or less."""
+    even = [
+        replace(one, total_reward=0.5, turns=tuple(replace(turn, reward=0.0) for turn in one.turns))
+        for one in answered
+    ]
+    igpo = {"name": "igpo", "gain": "logprob", "last_gain": True, "normalize": "mean"}
+    siop = {"name": "siop", "reference": "gold", "normalize": "mean"}
+
+    found, expected = (
+        assign_credit(even, credit, model=str(tiny_folder), answer=FORM) for credit in (siop, igpo)
+    )
+
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, atol=1e-3, rtol=0)
+        assert one.abs().max() > 0.02
+
+
+@pytest.mark.slow
+def test_the_loop_needs_no_gold_answer(answered, file, tiny_folder):
+    """Weighed and trained on by the stages of a run, and again by the command; tasks have no answer."""
+    run = open_run(file, ["name=own", "credit.name=siop"])
+    stored = run.paths.trajectories("explore")
+    bare = [replace(one, task=replace(one.task, data={"question": "?"})) for one in answered]
+    with run.stage("explore", stored), TrajectoryStore(stored) as store:
+        for one in bare:
+            store.append(one)
+    run_stages(run)
+
+    rows = {row.key: row for row in read_credits(run.paths.credit("siop", ""))}
+    for group in groups_of(bare):
+        needed = own_answers_of(group, CREDITS["siop"](), FORM, str(tiny_folder))
+        for one, weight in zip(group, CREDITS["siop"]()(group, **needed), strict=True):
+            assert rows[one.key].weight == pytest.approx(weight.tolist(), abs=1e-5)
+    assert {row.bin for row in rows.values()} == {"trained"}
+    words = ["credit", str(run.folder), "credit.name=siop", "credit.members=1", "--as", "one", "--json"]
+    said = CliRunner().invoke(app, [*words, "--against", "siop"], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    (one,) = json.loads(said.stdout)["iterations"]
+    assert one["against"]["turns"] == 18
+    for section in ("credit.name=igpo", "credit.reference=gold credit.name=siop"):
+        said = CliRunner().invoke(app, ["credit", str(run.folder), *section.split()])
+        assert said.exit_code != 0
+        assert "has no gold answer" in str(said.exception)
+
+
+def test_before_work_it_is_asked_how_answers_are_given(file, own_environment, monkeypatch):
+    """The gold answer only where it is the reference."""
+    words = ["environment={name: 'own_environment:GuessNumber'}", "explore.tasks={split: train, n: 2}"]
+    with pytest.raises(ConfigError, match="does not say how an answer is given"):
+        check(read_recipe(file, [*words, "credit={name: siop}"]))
+
+    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+    check(read_recipe(file, [*words, "credit={name: siop}"]))
+    with pytest.raises(DataError, match="has no gold answer"):
+        check(read_recipe(file, [*words, "credit={name: siop, reference: gold}"]))
+    with pytest.raises(ConfigError, match="no_module:same"):
+        check(read_recipe(file, [*words, "credit={name: siop, same: 'no_module:same'}"]))

@@ -13,6 +13,7 @@ def make_groups(count: int) -> list:
     add_branches(groups)
     add_feedback(groups)
     add_contributions(groups)
+    add_own_answers(groups)
     return groups
 
 
@@ -62,6 +63,17 @@ def add_answers(groups: list) -> None:
     generator = random.Random(17)
     for one in (one for group in groups for one in group):
         one["answer"] = [round(generator.uniform(-3, 0), 3) for _ in range(len(one["states"]) + 1)]
+
+
+def add_own_answers(groups: list) -> None:
+    """Give each trajectory a cluster, -1: no answer, and the log-probabilities of up to three answers around turns."""
+    generator = random.Random(31)
+    for one in (one for group in groups for one in group):
+        one["clusters"] = generator.choice([-1, 0, 0, 0, 1, 1, 2])
+        count = generator.randint(1, 3) if one["clusters"] >= 0 else 0
+        one["answers"] = [
+            [round(generator.uniform(-3, 0), 3) for _ in range(count)] for _ in range(len(one["states"]) + 1)
+        ]
 
 
 def add_branches(groups: list) -> None:

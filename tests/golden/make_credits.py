@@ -8,7 +8,7 @@ Writes credits.json beside this file. Made with Python 3.11 by
 
 import json
 from fractions import Fraction
-from math import exp, sqrt
+from math import exp, log, sqrt
 from pathlib import Path
 
 from credit_groups import make_groups
@@ -43,6 +43,8 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "branches": one["branches"],
                     "feedback": one["feedback"][t],
                     "c": F(str(one["contributions"][t])),
+                    "cluster": one["clusters"],
+                    "around": one["answers"][t : t + 2],
                 }
             )
     return rows
@@ -266,6 +268,44 @@ def igpo(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def a2tgpo(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return A2TGPO's: gains among those at their turn index, and the outcome among the outcomes."""
+    gamma, alpha = F(str(settings.get("gamma", 1))), F(str(settings.get("alpha", 0.3)))
+    std, ddof = settings.get("normalize", "std") == "std", settings.get("std") == "sample"
+
+    def gain(r: dict) -> Fraction:
+        before, after = r["answer"][r["t"]], r["answer"][r["t"] + 1]
+        return F(after) - F(before) if settings.get("gain") == "logprob" else F(exp(after)) - F(exp(before))
+
+    total, terms = F(0), row["turns"] - 1 - row["t"]
+    for o in (r for r in rows if r["i"] == row["i"] and row["t"] <= r["t"] < r["turns"] - 1):
+        peers = [gain(r) for r in rows if r["t"] == o["t"] and r["t"] < r["turns"] - 1]
+        total += gamma ** (o["t"] - row["t"]) * z(gain(o), peers, std, ddof)
+    return z(row["S"], scores(rows), std, ddof) + (alpha * total / F(sqrt(terms)) if terms else 0)
+
+
+def siop(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return SIOP's: the gain of the own cluster's likelihood times its share, and the share at the end."""
+    gamma, lam = F(str(settings.get("gamma", 1))), F(str(settings.get("lam", 0.5)))
+    std, ddof = settings.get("normalize", "std") == "std", settings.get("std", "sample") == "sample"
+
+    def potential(logprobs: list) -> Fraction:
+        return F(log(1e-8 + sum(map(exp, logprobs)) / len(logprobs)))
+
+    def reward(r: dict) -> Fraction:
+        if r["cluster"] < 0:
+            return F(0)
+        answered = [o["cluster"] for o in rows if o["t"] == 0 and o["cluster"] >= 0]
+        share, is_last = F(answered.count(r["cluster"]), len(answered)), r["t"] == r["turns"] - 1
+        counts = not is_last or (r["turns"] > 1 and settings.get("last_gain", True))
+        found = potential(r["around"][1]) - potential(r["around"][0]) if counts else F(0)
+        return share * (found + (1 - lam if is_last else 0))
+
+    every = [reward(r) for r in rows]
+    own = [r for r in rows if r["i"] == row["i"] and r["t"] >= row["t"]]
+    return sum(gamma ** (o["t"] - row["t"]) * z(reward(o), every, std, ddof) for o in own)
+
+
 def spo(rows: list, row: dict, settings: dict) -> Fraction:
     """Return what is expected at the end of the turn's segment, and earned on it, less what is at its beginning."""
     own = [r for r in rows if r["i"] == row["i"]]
@@ -411,6 +451,22 @@ CREDITS = {
             {"gamma": 0.5, "normalize": "mean"},
             {"pools": "separate", "gain": "logprob"},
             {"std": "sample", "last_gain": True},
+        ],
+    ),
+    "a2tgpo": (
+        a2tgpo,
+        [
+            {},
+            {"gamma": 0.5, "alpha": 1.0, "normalize": "mean"},
+            {"gain": "logprob", "std": "sample"},
+        ],
+    ),
+    "siop": (
+        siop,
+        [
+            {},
+            {"gamma": 0.5, "lam": 1.0, "normalize": "mean"},
+            {"last_gain": False, "std": "population"},
         ],
     ),
     "infopo": (

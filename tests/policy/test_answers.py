@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from perturn.errors import DataError, ModelError
-from perturn.policy.answers import answer_logprobs
-from perturn.policy.branches import as_sequences, branches, gold_answer
+from perturn.policy.answers import answer_logprobs, own_answer_logprobs
+from perturn.policy.branches import as_sequences, branches, branches_of, gold_answer
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import Renderer
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -210,3 +210,47 @@ def test_a_template_that_writes_another_text_is_refused(tokenizer):
         ModelError, match="once it is tokenized; take a tokenizer and a chat template that keep"
     ):
         branches(Renderer(tokenizer, shouting), EPISODES[0], FORM)
+
+
+@pytest.mark.parametrize("history", [None, 1])
+@pytest.mark.parametrize("budget", [1, 100_000])
+def test_several_answers_are_asked_for_as_each_by_itself(renderer, tiny_model, history, budget):
+    """Also those that begin alike, and share the tokens of their beginning; float32 rounding is below 1e-5."""
+    group = [episode(3, history=history), episode(2, sample=1, history=history)]
+    asked_for = [["the Wend", "the Wye", "the W"], ["the Wye"]]
+
+    found = own_answer_logprobs(tiny_model, renderer, group, asked_for, FORM, budget)
+
+    assert [[len(each) for each in of_one] for of_one in found] == [[3] * 4, [1] * 3]
+    for one, texts, of_one in zip(group, asked_for, found, strict=True):
+        for k, text in enumerate(texts):
+            gold = replace(one, task=Task("q", data={"answer": text}))
+            alone = answer_logprobs(tiny_model, renderer, [gold], FORM)[0]
+            assert [each[k] for each in of_one] == pytest.approx(alone, abs=1e-5)
+
+
+def test_several_answers_share_what_they_stand_behind(renderer):
+    """Three take less than half as many tokens more as one takes by itself."""
+    one = episode(8)
+
+    def tokens(*texts):
+        found = branches_of(renderer, one, FORM, texts)
+        return len(lay_out([as_sequences([each for row in found for each in row])])["ids"])
+
+    single = tokens("the Wend")
+
+    assert tokens("the Wend", "the Wye", "a lake") < 1.5 * single
+
+
+def test_an_answer_that_cannot_be_written_is_left_out(tokenizer, tiny_model, caplog):
+    """What a policy wrote stops nothing: the others are asked for, and an episode may have none left."""
+    shouting = ALTERNATING.replace("{{ m.content }}", "{{ m.content | replace('Wend', 'WEND') }}")
+    group = [episode(2), episode(2, sample=1), replace(episode(2, sample=2), status=Status.FAILED)]
+    asked_for = [["the Wend", "the Wye"], ["the Wend"], ["the Wye"]]
+
+    found = own_answer_logprobs(tiny_model, Renderer(tokenizer, shouting), group, asked_for, FORM)
+
+    assert [[len(each) for each in of_one] for of_one in found] == [[1] * 3, [0] * 3, [0] * 3]
+    assert not isnan(found[0][0][0])
+    assert isnan(found[0][2][0])  # this template lets nobody speak twice
+    assert "2 answers that the policy gave cannot be written as turns" in caplog.text

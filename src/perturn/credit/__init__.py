@@ -13,6 +13,7 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
     [[1.0], [-0.5], [-0.5]]
 """
 
+from perturn.credit.a2tgpo import A2TGPO
 from perturn.credit.anchor_rloo import AnchorRLOO
 from perturn.credit.bi_level_gae import BiLevelGAE
 from perturn.credit.dr_grpo import DrGRPO
@@ -31,6 +32,7 @@ from perturn.credit.pgpo import PGPO
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
+from perturn.credit.siop import SIOP
 from perturn.credit.spa import SPA
 from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
@@ -59,6 +61,8 @@ CREDITS: Table[type[Credit]] = Table(
         "pgpo": PGPO,
         "matchtir": MatchTIR,
         "igpo": IGPO,
+        "a2tgpo": A2TGPO,
+        "siop": SIOP,
         "infopo": InfoPO,
         "spa": SPA,
         "spo": SPO,

@@ -163,6 +163,21 @@ class Episodes:
             for steps, end in zip(self.steps, self.ends, strict=True)
         ]
 
+    def own_answers(self) -> list[list[list[float]]]:
+        """Return log p of what each episode ends with, as `answers`, in nats `[episodes][turns + 1][1]`.
+
+        There are two final answers: that of episodes that end with a success, and that of all others.
+        """
+
+        def chance(step: Step, turn: int, end: Outcome) -> float:
+            found = self.chance(step.state, turn)
+            return found if end.success else 1 - found
+
+        return [
+            [*([log(chance(step, t, end))] for t, step in enumerate(steps)), [0.0]]
+            for steps, end in zip(self.steps, self.ends, strict=True)
+        ]
+
     def feedback(self) -> list[list[float]]:
         """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
 

@@ -27,6 +27,11 @@ class Credit(Protocol):
     and after the last one, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an
     episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`.
 
+    One that needs `answers` and `clusters` is given the cluster of the final answer of each trajectory, -1 where it
+    gave none [trajectories], and the mean log-probability of the tokens of each answer that stands for it, as `answer`
+    has it, in nats `[trajectories][turns + 1][answers]`. Its settings `same`, `members` and `reference`, if it has
+    them, say which; see `perturn.credit.siop`.
+
     One that needs `feedback` is given how much likelier the reply to each turn made the turn after it than a
     placeholder in its stead, the mean over its tokens, in nats `[trajectories][turns]`, with NaN where no turn follows
     or nothing was said. It has a setting `placeholder`, a text.

@@ -1,14 +1,15 @@
-"""How likely a policy finds the gold answer around each turn of an episode, asked in passes that share the episode."""
+"""How likely a policy finds answers around each turn of an episode, asked in passes that share the episode."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
-from perturn.policy.branches import Branch, as_sequences, branches
+from perturn.errors import DataError, ModelError
+from perturn.policy.branches import Branch, as_sequences, branches_of, gold_answer
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import Renderer
@@ -16,6 +17,9 @@ from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, failed
 
 _logger = logging.getLogger(__name__)
+
+Written = Sequence[Sequence[Branch] | None]
+"""Branches of an episode, a row before each turn and one after the last; empty: none."""
 
 
 def answer_logprobs(
@@ -47,14 +51,85 @@ def answer_logprobs(
         DataError: If a task has no gold answer.
         ModelError: If the template or the tokenizer writes another text than the answer.
     """
-    found = [[nan] * (len(one.turns) + 1) for one in trajectories]
+
+    def write(i: int) -> Written:
+        one = trajectories[i]
+        return branches_of(renderer, one, form, [gold_answer(one.task)])
+
+    found = _logprobs(model, trajectories, write, token_budget)
+    return [[each[0] if each else nan for each in of_one] for of_one in found]
+
+
+def own_answer_logprobs(
+    model: Any,
+    renderer: Renderer,
+    trajectories: Sequence[Trajectory],
+    answers: Sequence[Sequence[str]],
+    form: str,
+    token_budget: int = TOKEN_BUDGET,
+) -> list[list[list[float]]]:
+    """`answer_logprobs` for answers that policies gave, several an episode.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        renderer: Conversation -> tokens, for the model.
+        trajectories: Episodes, in any order.
+        answers: Texts to ask for in each episode, none of them empty `[trajectories][answers]`.
+        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        In nats `[trajectories][turns + 1][answers]`, NaN as `answer_logprobs` has it. Of an episode that FAILED or has
+        no turn, nothing; answers that cannot be written in it are left out, which is logged.
+    """
+    left_out = 0
+
+    def write(i: int) -> Written:
+        nonlocal left_out
+        found = _writable(renderer, trajectories[i], form, answers[i])
+        left_out += len(answers[i]) - _count(found)
+        return found
+
+    found = _logprobs(model, trajectories, write, token_budget)
+    if left_out:
+        _logger.warning(
+            "%d answers that the policy gave cannot be written as turns; their likelihood is not asked for.",
+            left_out,
+        )
+    return found
+
+
+def _count(written: Written) -> int:
+    """How many answers are asked for in an episode."""
+    return len(written[0] or ()) if written else 0
+
+
+def _writable(renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]) -> Written:
+    """Branches of the answers that template and tokenizer write as they are."""
+
+    def write(texts: Sequence[str]) -> Written:
+        try:
+            return branches_of(renderer, trajectory, form, texts) if texts else []
+        except (ModelError, DataError):  # what a policy wrote is data
+            return []
+
+    return write(answers) or write([each for each in answers if write([each])])
+
+
+def _logprobs(
+    model: Any, trajectories: Sequence[Trajectory], write: Callable[[int], Written], token_budget: int
+) -> list[list[list[float]]]:
+    """Mean log-probability of each answer that is asked for, in nats `[trajectories][turns + 1][answers]`."""
+    found: list[list[list[float]]] = [[[] for _ in range(len(one.turns) + 1)] for one in trajectories]
     limit, left_out = exact_length(model), 0
     for members in _by_task(trajectories):
-        fitting: dict[int, dict[int, Branch]] = {}
+        fitting: dict[int, dict[tuple[int, int], Branch]] = {}
         for i in members:
-            all_of_it = [(t, one) for t, one in enumerate(branches(renderer, trajectories[i], form)) if one]
-            fits = {t: one for t, one in all_of_it if limit is None or one.stop <= limit}
-            left_out += len(all_of_it) - len(fits)
+            written = write(i)
+            found[i] = [[nan] * _count(written) for _ in found[i]]
+            every = {(t, k): one for t, each in enumerate(written) for k, one in enumerate(each or ())}
+            fits = {at: one for at, one in every.items() if limit is None or one.stop <= limit}
+            left_out += len(every) - len(fits)
             if fits:
                 fitting[i] = fits
         sequences = [as_sequences(list(of_one.values())) for of_one in fitting.values()]
@@ -62,8 +137,8 @@ def answer_logprobs(
             logprobs = compute_logprobs(model, sequences, token_budget)
         for (i, of_one), own in zip(fitting.items(), logprobs, strict=True):
             parts = own.double().split([one.stop - one.start for one in of_one.values()])
-            for t, part in zip(of_one, parts, strict=True):
-                found[i][t] = float(part.mean())
+            for (t, k), part in zip(of_one, parts, strict=True):
+                found[i][t][k] = float(part.mean())
     if left_out:
         _logger.warning(
             "%d answers would end beyond the model's context of %s tokens; their likelihood is not known.",

@@ -1,6 +1,6 @@
-"""An answer that a policy did not give, at each point of an episode where it could have: tokens of all branches.
+"""Answers that a policy did not give, at each point of an episode where it could have: tokens of all branches.
 
-The branches of an episode begin as it does, so that a packed batch computes it once and of each branch the answer.
+The branches of an episode begin as it does, so that a packed batch computes it once and of each branch an answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,20 @@ class Branch:
 
 
 def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Branch | None]:
-    """The gold answer before each turn of an episode and after its last one.
+    """The gold answer before each turn of an episode and after its last one; see `branches_of`.
+
+    Raises:
+        DataError: If the task has no gold answer.
+        ModelError: If the template or the tokenizer writes another text than the answer.
+    """
+    found = branches_of(renderer, trajectory, form, [gold_answer(trajectory.task)])
+    return [None if each is None else each[0] for each in found]
+
+
+def branches_of(
+    renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]
+) -> list[list[Branch] | None]:
+    """Answers before each turn of an episode and after its last one.
 
     After the last turn the policy would speak twice in a row, for the world's reply to that turn is in no prompt.
 
@@ -57,23 +70,33 @@ def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Bran
         renderer: Conversation -> tokens.
         trajectory: The episode.
         form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        answers: Texts, none of them empty; at least one.
 
     Returns:
-        One a turn and one more; None for the last one where the chat template does not let the policy speak twice.
+        One a turn and one more, each a branch for every answer; None for the last one where the chat template does not
+        let the policy speak twice.
 
     Raises:
-        DataError: If the task has no gold answer.
-        ModelError: If the template or the tokenizer writes another text than the answer.
+        ModelError: If the template or the tokenizer writes another text than an answer.
     """
-    answer = gold_answer(trajectory.task)
     before, _, after = form.partition(MARK)
-    said = Action(f"{before}{answer}{after}")
+    said = [Action(f"{before}{answer}{after}") for answer in answers]
     try:
         found = _said(renderer, trajectory, said, whole=False)
     except ModelError:
         found = _said(renderer, trajectory, said, whole=True)
-    spans = {ids: _span(renderer, ids, answer, after) for ids in {own for _, own in filter(None, found)}}
-    return [None if one is None else _branch(*one, *spans[one[1]]) for one in found]
+    spans: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+
+    def branch(index: int, prompt: tuple[int, ...], own: tuple[int, ...]) -> Branch:
+        if (index, own) not in spans:
+            spans[index, own] = _span(renderer, own, answers[index], after)
+        start, stop = spans[index, own]
+        return Branch(prompt + own, len(prompt) + start, len(prompt) + stop)
+
+    return [
+        None if one is None else [branch(index, one[0], own) for index, own in enumerate(one[1])]
+        for one in found
+    ]
 
 
 def as_sequences(found: Sequence[Branch]) -> Encoded:
@@ -88,16 +111,18 @@ def as_sequences(found: Sequence[Branch]) -> Encoded:
     return Encoded(ids, tuple(turn), ("assistant",) * len(ids), starts=tuple(starts))
 
 
-_Said = tuple[tuple[int, ...], tuple[int, ...]]
-"""Tokens of a prompt, and of the turn that answers it."""
+_Said = tuple[tuple[int, ...], list[tuple[int, ...]]]
+"""Tokens of a prompt, and of each of the turns that answer it."""
 
 
-def _said(renderer: Renderer, trajectory: Trajectory, said: Action, whole: bool) -> list[_Said | None]:
+def _said(
+    renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
+) -> list[_Said | None]:
     """Of each branch; an episode that is one sequence is walked along once."""
     if trajectory.is_one_sequence:
         return _along(renderer, trajectory, trajectory.turns, said, whole)
     found: list[_Said | None] = []
-    for index, turn in enumerate((*trajectory.turns, Turn((), said))):
+    for index, turn in enumerate((*trajectory.turns, Turn((), said[0]))):
         seen = as_seen(replace(trajectory, turns=(*trajectory.turns[:index], turn)), index)
         try:
             found.append(_along(renderer, trajectory, seen, said, whole)[-2])
@@ -109,26 +134,23 @@ def _said(renderer: Renderer, trajectory: Trajectory, said: Action, whole: bool)
 
 
 def _along(
-    renderer: Renderer, trajectory: Trajectory, turns: Sequence[Turn], said: Action, whole: bool
+    renderer: Renderer, trajectory: Trajectory, turns: Sequence[Turn], said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
     """Of each branch of a sequence of turns."""
     walk, ids = renderer.walk(trajectory, whole), list[int]()
     found: list[_Said | None] = []
     for turn in turns:
         ids += walk.hear(turn.observation).ids
-        found.append((tuple(ids), walk.fork().say(said).ids))
+        found.append((tuple(ids), [walk.fork().say(one).ids for one in said]))
         ids += walk.say(turn.action).ids
     after = walk.fork()
     walk.confirm()
     try:
-        found.append(((*ids, *after.hear(()).ids), after.say(said).ids))
+        prompt = (*ids, *after.hear(()).ids)
+        found.append((prompt, [after.fork().say(one).ids for one in said]))
     except ModelError:  # roles that must alternate
         found.append(None)
     return found
-
-
-def _branch(prompt: tuple[int, ...], own: tuple[int, ...], start: int, stop: int) -> Branch:
-    return Branch(prompt + own, len(prompt) + start, len(prompt) + stop)
 
 
 def _span(renderer: Renderer, ids: tuple[int, ...], answer: str, after: str) -> tuple[int, int]:

@@ -15,7 +15,9 @@ from perturn.settings.parsing import build
 
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
-OF_GROUPS = frozenset({"values", "matches", "answer", "branches", "feedback", "contributions"})
+OF_GROUPS = frozenset(
+    {"values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions"}
+)
 """Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
 
@@ -44,6 +46,9 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
             f"credit {name!r} needs feedback and has no setting placeholder, a text to put in its stead; see "
             "perturn.credit.Credit."
         )
+    same = str(getattr(credit, "same", "exact"))
+    if "answers" in needs and ":" in same and not callable(load_object(same)):
+        raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
     return credit
 
 

@@ -1,4 +1,4 @@
-"""How the answer to a task is given in a recipe's episodes, for credits that ask how likely the gold one is."""
+"""How the answer to a task is given in a recipe's episodes, for credits that ask how likely one is."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def answer_form(recipe: Recipe) -> str:
     action = getattr(entry, "answer_action", None)
     if not isinstance(action, str) or action.count(MARK) != 1:
         raise ConfigError(
-            f"environment {name!r} does not say how an answer is given, and the credit reads how likely the gold one "
-            f"is; give its class answer_action, a text with {MARK} such as 'finish[{MARK}]', or take a credit without, "
+            f"environment {name!r} does not say how an answer is given, and the credit reads how likely one is; "
+            f"give its class answer_action, a text with {MARK} such as 'finish[{MARK}]', or take a credit without, "
             "such as rloo."
         )
     rules = make_protocol(recipe.protocol)

@@ -39,7 +39,13 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.quantities import answers_of, contributions_of, feedback_of, reference_of
+from perturn.run.quantities import (
+    answers_of,
+    contributions_of,
+    feedback_of,
+    own_answers_of,
+    reference_of,
+)
 from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse
@@ -143,12 +149,12 @@ def assign_credit(
     Args:
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
-        model: The reference, a name or a transformers model, where the credit needs one; for one that reads the gold
-            answer, what replies changed or what turns contributed, the policy that acted.
+        model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
+            what replies changed or what turns contributed, the policy that acted.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
-            "Action: finish[{answer}]", where the credit reads how likely the gold one is.
+            "Action: finish[{answer}]", where the credit reads how likely one is.
 
     Returns:
         One tensor a trajectory, in their order, without unit [turns].
@@ -171,6 +177,8 @@ def assign_credit(
         needed["reference"] = reference_of(trajectories, model, tokenizer, chat_template)
     if answer is not None and "answer" in weigher.needs:
         needed["answer"] = answers_of(trajectories, answer, model, tokenizer, chat_template)
+    if answer is not None and "answers" in weigher.needs:
+        needed |= own_answers_of(trajectories, weigher, answer, model, tokenizer, chat_template)
     if "feedback" in weigher.needs:
         needed["feedback"] = feedback_of(trajectories, weigher.placeholder, model, tokenizer, chat_template)
     if "contributions" in weigher.needs:
@@ -186,7 +194,7 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
         ConfigError: Saying what to give, or where it is computed.
     """
     name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - {"reference", "answer", "feedback", "contributions"})
+    elsewhere = sorted(needs - {"reference", "answer", "answers", "clusters", "feedback", "contributions"})
     if elsewhere:
         raise ConfigError(
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
@@ -195,9 +203,9 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
     if needs and model is None:
         whose = "a reference policy" if "reference" in needs else "the policy that acted"
         raise ConfigError(f"credit {name} reads {whose}; give model=.")
-    if "answer" in needs and (not isinstance(answer, str) or answer.count(MARK) != 1):
+    if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
         raise ConfigError(
-            f"credit {name} reads how likely the gold answer is; give answer=, the text of a turn that gives one with "
+            f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
             f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perturn.errors import ConfigError
 from perturn.policy.credits import named_credit
-from perturn.run.answers import check_answers
+from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
 from perturn.settings.recipe import Recipe
@@ -27,6 +27,10 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         check_gold_calls(env, tasks, name)
     if "answer" in credit.needs:
         check_answers(recipe, tasks)
+    if "answers" in credit.needs:
+        if getattr(credit, "reference", "own") == "gold":
+            check_answers(recipe, tasks)
+        answer_form(recipe)
 
 
 def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:

@@ -16,7 +16,7 @@ from perturn.credit.spa import Shares
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.errors import RunError
-from perturn.policy.answers import answer_logprobs
+from perturn.policy.answers import answer_logprobs, own_answer_logprobs
 from perturn.policy.contributions import turn_contributions
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.feedback import feedback_gains
@@ -30,6 +30,7 @@ from perturn.policy.tokens import Renderer
 from perturn.policy.values import turn_values
 from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.branch import branch_values
+from perturn.run.clusters import clusters_of
 from perturn.run.matches import matches_of
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
@@ -54,8 +55,8 @@ def compute_needed(
         paths: Of the run.
         recipe: Of the run.
         reference: Policy whose log-probabilities it may read.
-        acted: Policy on whose hidden states values and contributions are fitted, and that is asked for the gold answer,
-            or for its turns without what it was told.
+        acted: Policy on whose hidden states values and contributions are fitted, and that is asked for answers, or for
+            its turns without what it was told.
         mark: Of the iteration whose branches it may read.
 
     Raises:
@@ -86,6 +87,9 @@ def compute_needed(
         check_gold_answers(episodes)
         model = _policy(paths, recipe, acted)
         found["answer"] = answers_of(episodes, form, model, template=template, token_budget=budget)
+    if credit.needs & {"answers", "clusters"}:
+        form, model = answer_form(recipe), _policy(paths, recipe, acted)
+        found |= own_answers_of(episodes, credit, form, model, template=template, token_budget=budget)
     if "feedback" in credit.needs:
         model, placeholder = _policy(paths, recipe, acted), str(getattr(credit, "placeholder", ""))
         found["feedback"] = feedback_of(episodes, placeholder, model, template=template, token_budget=budget)
@@ -229,6 +233,36 @@ def answers_of(
     """
     model, renderer = _opened(model, tokenizer, template)
     return answer_logprobs(model, renderer, trajectories, form, token_budget)
+
+
+def own_answers_of(
+    trajectories: Sequence[Trajectory],
+    credit: Any,
+    form: str,
+    model: Any,
+    tokenizer: Any = None,
+    template: str | None = None,
+    token_budget: int = TOKEN_BUDGET,
+) -> dict[str, list[Any]]:
+    """Clusters of the final answers of episodes, and the log-probability of those that stand for each episode's own.
+
+    Args:
+        trajectories: Episodes, in any order.
+        credit: What reads them; its settings say which answers are the same; see `perturn.run.clusters`.
+        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        model: As `reference_of` has it.
+        tokenizer: As `reference_of` has it.
+        template: As `reference_of` has it.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        `clusters`, of each episode, -1 where it gave no answer [trajectories]; `answers`, mean over an answer's tokens,
+        in nats `[trajectories][turns + 1][answers]`, NaN where it is not known.
+    """
+    clusters, texts = clusters_of(trajectories, credit, form)
+    model, renderer = _opened(model, tokenizer, template)
+    answers = own_answer_logprobs(model, renderer, trajectories, texts, form, token_budget)
+    return {"clusters": clusters, "answers": answers}
 
 
 def feedback_of(

@@ -1,0 +1,108 @@
+"""A2TGPO: the outcome, and the gold answer's gains, each compared with those of others at the same turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
+from perturn.credit.group import (
+    GroupCredit,
+    Visit,
+    as_tensors,
+    by_task,
+    episode_advantages,
+    normalized_within,
+    returns_to_go,
+)
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class A2TGPO(GroupCredit):
+    """Standardized outcome, and a discounted sum of gains that are standardized at each turn index.
+
+        A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha D_it / sqrt(T_i - 1 - t)   for t < T_i - 1
+        D_it = sum_(k = t)^(T_i - 2) gamma^(k - t) z_ik,   z_ik = (IG_ik - mean_k(IG)) / (std_k(IG) + 1e-6)
+
+    IG is that of `information_gains`; mean_k and std_k are over the trajectories of the group that have a turn k which
+    is not their last. The last turn has the outcome alone. S is the sum of the rewards that count.
+
+    Source: Chen et al. 2026, "A2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
+    arXiv:2605.06200. Its abstract was read, and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with
+    `alpha` and `gamma` of its script); its equations were not.
+    Differs: no adaptive clipping, for which a loss would need a second number a turn: the code has the clip range of a
+    turn times 1 + 0.3 (2 sigmoid(z_it) - 1), and of the last turn as it is. A turn whose gain is exactly 0 counts as a
+    turn, where the code takes it for none and counts later ones one lower. A reward that the environment gives before
+    the end is part of S; there is none there. A turn that no other trajectory has gains 0, as there, and so does a
+    FAILED trajectory at every turn. Equal values have advantage 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
+
+    alpha: Annotated[float, Bound(least=0)] = 0.3
+    """Weight of the gains beside the outcome, without unit; >= 0."""
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next in D, in [0, 1]."""
+
+    gain: str = "probability"
+    """probability: of the mean token; or logprob, its logarithm."""
+
+    normalize: str = "std"
+    """Of outcomes and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
+
+    std: str = "population"
+    """population: standard deviation over n; or sample, over n - 1."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("gain", self.gain, GAINS)
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+
+        Raises:
+            ValueError: If `answer` is missing, has not one entry before each turn and one after the last, or a gain
+                is infinite.
+        """
+        known, rewards = answer_numbers(group, answer), self.returns(group)
+        gains = [turn_gains(one, logprobs, self.gain) for one, logprobs in zip(group, known, strict=True)]
+        found: Numbers = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            if len(members) > 1:
+                fused = self._fuse([rewards[i] for i in members], [gains[i] for i in members])
+                for i, of_one in zip(members, fused, strict=True):
+                    found[i] = of_one
+        return as_tensors(found)
+
+    def _fuse(self, rewards: Numbers, gains: Numbers) -> Numbers:
+        scores = [fsum(of_one) for of_one in rewards]
+        copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+        outcome = episode_advantages(
+            scores, copies, normalize=self.normalize, statistics="trajectories", std=self.std
+        )
+        return [
+            [own + self.alpha * its for own, its in zip(*both, strict=True)]
+            for both in zip(outcome, self._accumulate(gains), strict=True)
+        ]
+
+    def _accumulate(self, gains: Numbers) -> Numbers:
+        """Return D over the root of the number of its terms, 0 for a last turn `[trajectories][turns]`."""
+        longest = max(map(len, gains))
+        index: list[list[Visit]] = [
+            [(i, t) for i, of_one in enumerate(gains) if t < len(of_one) - 1] for t in range(longest)
+        ]
+        found = []
+        for of_one in normalized_within(index, gains, self.normalize, self.std):
+            sums = returns_to_go(of_one[:-1], self.gamma)
+            found.append([total / sqrt(len(sums) - t) for t, total in enumerate(sums)] + [0.0] * bool(of_one))
+        return found

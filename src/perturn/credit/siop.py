@@ -1,0 +1,202 @@
+"""SIOP: how much likelier each turn made the answer that its trajectory ends with, by how many others end with it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, fsum, isnan, log, nan
+from operator import index
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.gains import turn_gains
+from perturn.credit.group import (
+    CHOICES,
+    Visit,
+    by_task,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
+from perturn.credit.returns import Numbers
+from perturn.types import Status, Trajectory
+
+References = Sequence[Sequence[Sequence[float] | Tensor]]
+"""Mean log-probability of the tokens of each answer that stands for a trajectory's cluster, before each turn and after
+the last one, in nats `[trajectories][turns + 1][answers]`; NaN: not known."""
+
+Clusters = Sequence[int]
+"""Cluster of the final answer of each trajectory, counted within its task [trajectories]; below 0: it gave none."""
+
+REFERENCES = ("own", "gold")
+"""Answers whose likelihood counts: of the trajectory's own cluster; or the gold answer alone, of the only cluster."""
+
+LEAST = 1e-8
+"""Added to a likelihood before its logarithm is taken; as the released code has it."""
+
+
+def potentials(group: Sequence[Trajectory], answers: References | None) -> Numbers:
+    """Return log p of each trajectory's cluster, in nats `[trajectories][turns + 1]`.
+
+        log p_t = log(1e-8 + (1 / K) sum_k exp(mean_j log pi(a_kj | before turn t, a_k,<j)))
+
+    NaN where one of the K likelihoods is not known, or K = 0.
+
+    Raises:
+        ValueError: If `answers` is missing, or has not as many entries before each turn and after the last.
+    """
+    if answers is None:
+        raise ValueError(
+            "this credit needs answers=, the log-probability of the answers of each trajectory's cluster before each "
+            "turn and after the last."
+        )
+    found = [
+        [torch.as_tensor(each, dtype=torch.float64).reshape(-1).tolist() for each in of_one]
+        for of_one in answers
+    ]
+    if [len(of_one) for of_one in found] != [len(one.turns) + 1 for one in group]:
+        raise ValueError(
+            "answers must hold one entry before each turn and one after the last, for each trajectory of the group."
+        )
+    if any(len(set(map(len, of_one))) > 1 for of_one in found):
+        raise ValueError("answers must hold as many log-probabilities at each entry of a trajectory.")
+    return [[_log_mean(each) for each in of_one] for of_one in found]
+
+
+def _log_mean(logprobs: Sequence[float]) -> float:
+    if not logprobs or any(map(isnan, logprobs)):
+        return nan
+    return log(LEAST + fsum(exp(each) for each in logprobs) / len(logprobs))
+
+
+def cluster_shares(group: Sequence[Trajectory], clusters: Clusters | None) -> list[float]:
+    """Return q, the share of a task's final answers that are in the cluster of each trajectory's [trajectories].
+
+    0 for a trajectory that gave no answer, or FAILED.
+
+    Raises:
+        ValueError: If `clusters` is missing, or has not one integer a trajectory.
+    """
+    if clusters is None:
+        raise ValueError(
+            "this credit needs clusters=, the cluster of the final answer of each trajectory; below 0 where it gave "
+            "none."
+        )
+    try:
+        given = [index(each) for each in clusters]
+    except TypeError as error:
+        raise ValueError(f"clusters must be integers: {error}.") from error
+    if len(given) != len(group):
+        raise ValueError(
+            f"clusters must hold one for each of {len(group)} trajectories of the group, got {len(given)}."
+        )
+    found = [0.0] * len(group)
+    for members in by_task(group):
+        answered = [i for i in members if given[i] >= 0 and group[i].status is not Status.FAILED]
+        counts = Counter(given[i] for i in answered)
+        for i in answered:
+            found[i] = counts[given[i]] / len(answered)
+    return found
+
+
+@dataclass(frozen=True)
+class SIOP:
+    """Discounted sum of normalized rewards: the gain in log-likelihood of the own answer, by the share that agrees.
+
+        r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
+        z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
+
+    q is that of `cluster_shares` and p_t that of `potentials`, before turn t; R holds the rewards of all turns of the
+    group. Where p is not known, the last one that is stands for it. The environment's rewards are not read: no gold
+    answer and no verifier is needed.
+
+    Source: Hu et al. 2026, "Self-Induced Outcome Potential: Turn-Level Credit Assignment for Agents without Verifiers",
+    arXiv:2605.04984. Its abstract was read, and its released code (dl-m9/SIOP at 33043ff: `siop_process_reward.py`,
+    `nli_clustering.py`, `core_algos.py`); its equations were not.
+    Differs: answers are one where they are equal once normalized, unless `same` names a function; the code asks a model
+    of entailment, and joins each answer with the first one that it agrees with, which depends on their order. For the
+    same reason a cluster is stood for by the answers that were given most often, there by the first. No calibration of
+    q by whether observations entail the answer (the code's eta, 1 in its script, 0 in its functions). p after a turn
+    has seen the world's reply to it, but for the last turn; in the code it has not at any. Where a likelihood is not
+    known, the code takes those that are, and gives turns beside an unknown p nothing. A trajectory alone in its group
+    gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"answers", "clusters"})
+    needs_group: ClassVar[bool] = True
+
+    lam: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Of the bonus (1 - lam) q of the last turn, in [0, 1]; 1: no bonus."""
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    reference: str = "own"
+    """Whose likelihood counts: own, answers of the trajectory's own cluster; or gold, the gold answer with q = 1."""
+
+    members: Annotated[int, Bound(least=1)] = 3
+    """Different answers of a cluster that stand for it, at most; >= 1."""
+
+    same: str = "exact"
+    """Answers of one cluster: exact, equal but for case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
+    from a task and the different answers to it to a label for each."""
+
+    normalize: str = "std"
+    """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
+
+    std: str = "sample"
+    """sample: standard deviation over n - 1; or population, over n."""
+
+    last_gain: bool = True
+    """Whether the last turn of several has its gain beside the bonus: by the answer after it, which that turn may have
+    given, before the world's reply."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+        for name in ("normalize", "std"):
+            check_choice(name, getattr(self, name), CHOICES[name])
+        check_choice("reference", self.reference, REFERENCES)
+        if ":" not in self.same:
+            check_choice("same", self.same, ("exact", "MODULE:FUNCTION"))
+
+    def __call__(
+        self,
+        group: Sequence[Trajectory],
+        *,
+        answers: References | None = None,
+        clusters: Clusters | None = None,
+        **_: Any,
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+
+        Raises:
+            ValueError: If `answers` or `clusters` is missing, or not of the group's shape.
+        """
+        rewards = self.turn_rewards(group, answers, clusters)
+        return weigh_tasks(group, lambda _: rewards, self._weigh)
+
+    def turn_rewards(
+        self, group: Sequence[Trajectory], answers: References | None, clusters: Clusters | None
+    ) -> Numbers:
+        """Return r of each turn, in nats `[trajectories][turns]`."""
+        found = []
+        for one, known, q in zip(
+            group, potentials(group, answers), cluster_shares(group, clusters), strict=True
+        ):
+            rewards = [q * gain for gain in turn_gains(one, known, "logprob", self._has_last_gain(one))]
+            if rewards:
+                rewards[-1] += (1 - self.lam) * q
+            found.append(rewards)
+        return found
+
+    def _has_last_gain(self, trajectory: Trajectory) -> bool:
+        return self.last_gain and len(trajectory.turns) > 1
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        every: list[Visit] = [(i, t) for i, of_one in enumerate(rewards) for t in range(len(of_one))]
+        normalized = normalized_within([every], rewards, self.normalize, self.std)
+        return [returns_to_go(of_one, self.gamma) for of_one in normalized]

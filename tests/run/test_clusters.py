@@ -1,0 +1,137 @@
+"""Final answers of episodes are read, and those that are the same come together, whatever their order."""
+
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import pytest
+
+from perturn.credit import CREDITS
+from perturn.errors import ConfigError, DataError
+from perturn.policy.credits import make_credit
+from perturn.run.clusters import clusters_of, final_answer
+from perturn.types import Action, Status, Task, Trajectory, Turn
+
+FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
+
+
+def episode(text, task="q", **changes):
+    """An episode whose last turn has a text."""
+    turns = (Turn((), Action("Thought: hm.\nAction: search[x]")), Turn((), Action(text)))
+    return Trajectory(Task(task, data={"answer": "gold"}), turns, **changes)
+
+
+def finished(*answers):
+    """Episodes that end with answers; None: with none."""
+    return [
+        episode("Action: search[y]" if each is None else f"Thought: so.\nAction: finish[{each}]", sample=i)
+        for i, each in enumerate(answers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Thought: so.\nAction: finish[The Wend]", "The Wend"),
+        ("Thought: so.\nAction:  Finish[ The Wend ] \n", "The Wend"),
+        ("Action: finish[a [b]]", "a [b]"),
+        ("Thought: Action: finish[no]\nAction: search[Wend]", None),
+        ("Thought: so.\nAction: finish[]", None),
+        ("Thought: so.\nAction: finish[ ]", None),
+        ("Action: finish[Wend] I think", None),
+        ("finish[Wend]", None),
+        ("", None),
+    ],
+)
+def test_an_answer_is_read_from_the_last_line_of_the_last_turn(text, expected):
+    """As the world reads it: without regard to case and blanks around it."""
+    assert final_answer(episode(text), FORM) == expected
+
+
+def test_who_did_not_act_gave_no_answer():
+    """A FAILED episode, one without turns, and one whose last action was invalid."""
+    (one,) = finished("Wend")
+    invalid = replace(one, turns=(one.turns[0], replace(one.turns[1], valid=False)))
+
+    assert [
+        final_answer(each, FORM)
+        for each in (one, replace(one, status=Status.FAILED), replace(one, turns=()), invalid)
+    ] == ["Wend", None, None, None]
+    assert final_answer(episode("Action: 5"), "Action: {answer}") == "5"
+
+
+def test_answers_are_one_once_normalized():
+    """Case, punctuation, articles and blanks; the one given most often stands first, then by letter."""
+    group = finished("the Wend", "Wye", "Wend!", None, "the Wend", "wend", "a")
+
+    clusters, texts = clusters_of(group, CREDITS["siop"](), FORM)
+
+    assert clusters == [0, 1, 0, -1, 0, 0, 2]
+    assert texts[0] == texts[2] == ["the Wend", "Wend!", "wend"]
+    assert texts[1] == ["Wye"]
+    assert texts[3] == []
+    assert clusters_of(group, CREDITS["siop"](members=1), FORM)[1][5] == ["the Wend"]
+
+
+def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
+    group = finished("the Wend", "Wend", None, "Wye")
+    expected = dict(
+        zip(
+            [one.sample for one in group],
+            zip(*clusters_of(group, CREDITS["siop"](), FORM), strict=True),
+            strict=True,
+        )
+    )
+
+    for order in permutations(group):
+        found = zip(*clusters_of(order, CREDITS["siop"](), FORM), strict=True)
+        assert dict(zip([one.sample for one in order], found, strict=True)) == expected
+    other = [replace(one, task=Task("r")) for one in group] + [replace(one, policy="p") for one in group]
+    clusters, texts = clusters_of([*group, *other[1:2], *other[-1:]], CREDITS["siop"](), FORM)
+    assert texts[:4] == [each for _, each in expected.values()]
+    assert (clusters[4:], texts[4:]) == ([0, 0], [["Wend"], ["Wye"]])
+
+
+def test_the_gold_answer_alone_stands_for_every_episode_that_did_not_fail():
+    group = [*finished("Wend", None), replace(finished("x")[0], status=Status.FAILED)]
+
+    assert clusters_of(group, CREDITS["siop"](reference="gold"), FORM) == (
+        [0, 0, -1],
+        [["gold"], ["gold"], []],
+    )
+    with pytest.raises(DataError, match="has no gold answer"):
+        clusters_of([replace(group[0], task=Task("q"))], CREDITS["siop"](reference="gold"), FORM)
+
+
+def test_a_function_of_ones_own_says_which_are_the_same(tmp_path, monkeypatch):
+    """It is given the task and the different answers; what it does wrong is named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_same.py").write_text(
+        "def first(task, answers):\n    assert task.id == 'q'\n    return [each[0].lower() for each in answers]\n"
+        "def short(task, answers):\n    return [1]\n"
+        "def lists(task, answers):\n    return [[] for _ in answers]\n"
+        "number = 5\n"
+    )
+    group = finished("Wend", "wye", "Tees", "Wend")
+
+    assert clusters_of(group, make_credit({"name": "siop", "same": "own_same:first"}), FORM) == (
+        [1, 1, 0, 1],
+        [["Wend", "wye"], ["Wend", "wye"], ["Tees"], ["Wend", "wye"]],
+    )
+    for name, message in (
+        ("short", "must give a label for each answer: 3 to task 'q', got 1"),
+        ("lists", "TypeError"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            clusters_of(group, CREDITS["siop"](same=f"own_same:{name}"), FORM)
+    with pytest.raises(ConfigError, match=r"credit\.same must be exact or a function as MODULE:FUNCTION"):
+        make_credit({"name": "siop", "same": "own_same:number"})
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        make_credit({"name": "siop", "same": "no_such_module:same"})
+
+
+def test_a_credit_of_ones_own_needs_none_of_the_settings():
+    @dataclass(frozen=True)
+    class Own:
+        pass
+
+    assert clusters_of(finished("b c", "c b", "the b c"), Own(), FORM)[0] == [0, 1, 0]
