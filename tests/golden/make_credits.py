@@ -336,6 +336,8 @@ def spa(rows: list, row: dict, settings: dict) -> Fraction:
 
     others = [o["i"] for o in rows if o["i"] != row["i"] and o["t"] == row["t"]]
     return ahead(row["i"]) - (average([ahead(i) for i in others]) if others else 0)
+
+
 def pav(rows: list, row: dict, settings: dict) -> Fraction:
     """Return RLOO's, and alpha times the change of what the prover expects over the turn's segment.
 
