@@ -10,8 +10,10 @@ from perturn.data.pairs import (
     CORRECTED,
     IN_GROUP,
     OUTCOMES,
+    branches_of,
     pair_with_corrected,
     pair_with_expert,
+    pair_within_branches,
     pair_within_groups,
     to_correct,
 )
@@ -208,6 +210,67 @@ def test_pairs_within_groups_refuse_settings_that_mean_nothing(wrong):
     """A threshold that is no gap, and no pairs at all."""
     with pytest.raises(ConfigError, match="must be"):
         pair_within_groups(GROUP, **wrong)
+
+
+def branch(reward, text, turn, origin, sample, **changes):
+    """An episode that was played on from a turn of an explored one."""
+    return trajectory(reward, text, sample=sample, taken_over=turn, origin=origin, **changes)
+
+
+EXPLORED = [trajectory(0.5, "e", sample=0), trajectory(0.0, "f", sample=1)]
+BRANCHES = [
+    branch(1.0, "a", 2, 0, 4),
+    branch(0.0, "b", 2, 0, 2),
+    branch(0.2, "c", 4, 0, 6),
+    branch(0.9, "d", 2, 1, 3),
+    branch(0.3, "g", 2, 1, 5, status=Status.FAILED),
+]
+
+
+def test_branches_are_found_by_what_they_were_played_on_from():
+    """Whatever their order; those of a turn are in that of their samples."""
+    found = branches_of(EXPLORED, reversed(BRANCHES))
+
+    assert [{turn: [one.sample for one in each] for turn, each in of.items()} for of in found] == [
+        {2: [2, 4], 4: [6]},
+        {2: [3, 5]},
+    ]
+    assert branches_of(EXPLORED[::-1], BRANCHES) == found[::-1]
+
+
+@pytest.mark.parametrize("origin", [7, None])
+def test_a_branch_of_no_explored_episode_is_refused(origin):
+    with pytest.raises(DataError, match=f"got origin {origin}"):
+        branches_of(EXPLORED, [branch(1.0, "a", 2, origin, 4)])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "per_group", "expected", "counted"),
+    [
+        # the groups: rewards 0.5, 0, 1; 0.5, 0.2; 0, 0.9 and one that FAILED
+        (0.4, 1, [(1.0, 0.0), (0.9, 0.0)], {"kept": 4, "gap": 2, "alone": 1, "failed": 1}),
+        (0.2, 1, [(1.0, 0.0), (0.5, 0.2), (0.9, 0.0)], {"kept": 6, "alone": 1, "failed": 1}),
+        (0.95, None, [(1.0, 0.0)], {"kept": 2, "gap": 4, "alone": 1, "failed": 1}),
+    ],
+)
+def test_the_best_that_share_their_first_turns_are_paired(threshold, per_group, expected, counted):
+    """The explored one is in each group that was played on from it."""
+    pairs, counts = pair_within_branches(EXPLORED, BRANCHES, threshold, per_group=per_group)
+
+    assert rewards(pairs) == expected
+    assert nonzero(counts) == counted
+
+
+def test_as_many_pairs_of_one_turn_as_asked_for():
+    """Rewards 0.5, 1, 0.9 and 0 of one turn: by rank 1 over 0 and 0.9 over 0.5; equal ones by sample are tied."""
+    branches = [branch(1.0, "a", 2, 0, 2), branch(0.9, "b", 2, 0, 4), branch(0.0, "c", 2, 0, 6)]
+    one, counts = pair_within_branches(EXPLORED[:1], branches, 0.1)
+    both, _ = pair_within_branches(EXPLORED[:1], branches, 0.1, per_group=2)
+    tied, tie = pair_within_branches(EXPLORED[:1], [branch(0.5, "a", 2, 0, 2)], 0.0)
+
+    assert (rewards(one), nonzero(counts)) == ([(1.0, 0.0)], {"kept": 2, "over": 2})
+    assert rewards(both) == [(1.0, 0.0), (0.9, 0.5)]
+    assert (tied, nonzero(tie)) == ([], {"tie": 2})
 
 
 def explored(way, reward=0.0, **changes):

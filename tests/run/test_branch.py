@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,10 +15,10 @@ from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.episodes.episode import Job, episode
+from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
-from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
 from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
 from perturn.run.credit import credit_run
@@ -231,6 +232,17 @@ def test_the_first_turn_of_its_own_and_the_rewards_before_it_are_compared(change
     assert len(found.turns) == kept
 
 
+def test_where_the_world_is_elsewhere_is_shown_from_where_the_texts_part():
+    """The first 300 characters are alike."""
+    whole = heads()
+    far = ({"role": "user", "content": "x" * 300 + "other"},)
+    near = ({"role": "user", "content": "x" * 300 + whole.turns[1].observation[0]["content"]},)
+    begun = replace(whole, turns=(whole.turns[0], replace(whole.turns[1], observation=far), whole.turns[2]))
+
+    with pytest.raises(NotComeBack, match=r"expected \.\.\.x+other\".*, got \.\.\.x+[^o]"):
+        _check_back(begun.turns, begun.turns[:1], near)
+
+
 def test_a_world_that_ends_before_it_is_back_fails_its_branch():
     """It is no success."""
     whole = heads()
@@ -335,6 +347,22 @@ def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
     )
 
 
+@pytest.mark.parametrize("harm", ["unfinished", "damaged"])
+def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
+    """Of a run that was stopped, or of a file that lost its last line."""
+    folder = shutil.copytree(online, tmp_path / "copy")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    file = folder / "trajectories" / "branch-002.jsonl"
+    if harm == "damaged":
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    else:
+        manifest["stages"]["branch-002"]["done"] = False
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(RunError, match={"unfinished": "is not finished", "damaged": "Restore"}[harm]):
+        credit_run(folder, ["credit.name=spo"], name="again")
+
+
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
@@ -370,6 +398,16 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         (["branch={}"], "branch is read by credits of groups and with pair.within=branch alone"),
         (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
         (["pair.within=branch", "branch.every=0"], "every"),
+        (
+            ["pair.within=branch", "branch.every=3"],
+            r"branch\.every is 3, and no episode has more than 3 turns",
+        ),
+        ([*SPO, "branch.every=4"], r"branch\.every is 4, and no episode has more than 3 turns.* less than 3"),
+        (
+            ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"],
+            "the same episode again",
+        ),
+        (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -147,13 +148,25 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
     told, then = (heard, recorded[at].observation), [each.reward for each in recorded[:at]]
     rewards = [each.reward for each in turns]
     if told[0] != told[1]:
-        raise NotComeBack(
-            f"the world did not come back to turn {at}: expected {told[1]!r:.200}, got {told[0]!r:.200}."
-        )
+        texts = [json.dumps(each, ensure_ascii=False) for each in told]  # repr would quote them in two ways
+        got, expected = (_from(text, _parting(*texts)) for text in texts)
+        raise NotComeBack(f"the world did not come back to turn {at}: expected {expected}, got {got}.")
     if rewards != then:
         raise NotComeBack(
             f"the world did not come back to turn {at}: expected rewards {then}, got {rewards}."
         )
+
+
+def _parting(one: str, other: str) -> int:
+    """Where two texts begin to differ."""
+    alike = zip(one, other, strict=False)
+    return next((at for at, (its, ours) in enumerate(alike) if its != ours), min(len(one), len(other)))
+
+
+def _from(text: str, at: int) -> str:
+    """200 characters of a text, from a little before the one at `at`."""
+    start = max(0, at - 20)
+    return ("..." if start else "") + text[start : start + 200]
 
 
 def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:

@@ -9,15 +9,42 @@ from perturn.credit.returns import Numbers
 from perturn.data.pairs import branches_of
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
-from perturn.errors import NotComeBack
+from perturn.errors import ConfigError, NotComeBack
 from perturn.run.panels import seed_of
-from perturn.run.session import Session
+from perturn.run.session import Session, make_protocol
+from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Branch
 from perturn.settings.stages import Stage
-from perturn.types import Trajectory, failed, succeeded
+from perturn.types import Task, Trajectory, failed, succeeded
 
 Returns = Callable[[Sequence[Trajectory]], Numbers]
 """Rewards that count, of each turn `[trajectories][turns]`."""
+
+
+def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
+    """Refuse branches of which none would be played, or each would be the explored episode again.
+
+    Args:
+        recipe: With a section `branch`.
+        tasks: That are explored.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    assert recipe.branch is not None
+    assert recipe.explore is not None
+    protocol, every = make_protocol(recipe.protocol), recipe.branch.every
+    longest = max(map(protocol.limit, tasks), default=0)
+    if tasks and every >= longest:
+        raise ConfigError(
+            f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
+            f"take less than {longest}."
+        )
+    if not recipe.explore.sampling.temperature and recipe.branch.policy is None:
+        raise ConfigError(
+            "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
+            "set explore.sampling.temperature, such as 1.0."
+        )
 
 
 def branch(session: Session, stage: Stage) -> None:

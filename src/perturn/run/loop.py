@@ -180,6 +180,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         panels = look_up(recipe, env)
         if recipe.groups is not None:  # what asks torch is loaded where it is needed
             locate("perturn.run.needed:check_needed")(recipe, env, panels)
+        if recipe.branch is not None:
+            locate("perturn.run.branch:check_branch")(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
             try:

@@ -14,6 +14,7 @@ from perturn.credit import Credit
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
 from perturn.data.paths import RunPaths
+from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.policy.answers import answer_logprobs, own_answer_logprobs
@@ -97,13 +98,22 @@ def compute_needed(
 
 
 def _branches(paths: RunPaths, mark: str) -> list[Trajectory]:
-    """Episodes of an iteration that were played on from turns of explored ones."""
+    """Episodes of an iteration that were played on from turns of explored ones.
+
+    Raises:
+        RunError: If they are not there, not all of them are, or their file is damaged.
+    """
     file = paths.trajectories(f"branch{mark}")
     if not file.is_file():
         raise RunError(
             f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
             "explore with a section `branch` in the recipe."
         )
+    manifest = read_manifest(paths.folder) or {}
+    if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):
+        raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
+    seal = manifest.get("files", {}).get(paths.name(file))
+    refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
     return list(read_trajectories(file))
 
 

@@ -174,6 +174,11 @@ class Recipe:
             f"pair.per_group is read with pair.within=group or branch alone, not with {self.pair.within}; leave it "
             "out.",
         )
+        require(
+            self.pair.within in ("expert", "correction") or self.pair.max_extra_turns is None,
+            "pair.max_extra_turns is read with pair.within=expert or correction alone, not with "
+            f"{self.pair.within}; leave it out.",
+        )
         if self.pair.within != "correction":
             return
         require(
