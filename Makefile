@@ -24,13 +24,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/perturn run recipes/scienceworld_tlm-dre_demo.yaml
 
-# Five methods with three seeds on ALFWorld's games where they are, else on made-up ones.
+# Five methods with three seeds on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))
 lab: setup
 ifdef GAMES
-	ALFWORLD_DATA=$(abspath $(GAMES)) $(BIN)/perturn study studies/lab.yaml
+	ALFWORLD_DATA=$(abspath $(GAMES)) $(BIN)/perturn study studies/lab.yaml output=runs
 else
-	$(BIN)/perturn study studies/lab-like.yaml
+	$(BIN)/perturn study studies/lab-like.yaml output=runs
 endif
 
 test: setup
