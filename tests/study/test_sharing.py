@@ -108,6 +108,21 @@ def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     assert same == {EXPERT, BASE, SFT, SCORED, EXPLORE}
 
 
+@pytest.mark.parametrize("other", [{"every": 2}, {"samples": 3}, {"policy": "sft"}])
+def test_a_setting_of_branches_parts_them_and_those_after_them(other):
+    """SFT's policy explores here, so that its name does not part the branches that it plays."""
+    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    branches = ({"every": 1, "samples": 2}, {"every": 1, "samples": 2, **other})
+    one, two = (identities(parse(Recipe, {**DATA, **groups, "branch": each})) for each in branches)
+
+    assert {name for name in one if one[name] != two[name]} == {
+        "branch",
+        "credit",
+        ALIGN,
+        "evaluate-ppo-clip",
+    }
+
+
 def test_branches_wait_for_who_plays_them():
     """SFT's policy, also where another one explored."""
     data = {**DATA, "iterations": 2, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}}
