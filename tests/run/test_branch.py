@@ -32,6 +32,18 @@ from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "branch.policy=sft"]
+WANDERING = """
+import random
+
+from perturn.types import Observation
+from perturn_letters import Letters
+
+
+class Wandering(Letters):
+    def step(self, action):
+        seen = super().step(action)
+        return Observation(str(random.random()), seen.reward, seen.terminated, success=seen.success)
+"""
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 
@@ -314,6 +326,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
         explorers |= {one.policy.partition("@")[0] for one in episodes}
         assert {one.policy for one in branches} == {of(proved, "explore-001")[0].policy}
         assert manifest[f"branch{mark}"]["counts"]["played_by"] == "sft"
+        assert manifest[f"branch{mark}"]["counts"]["not_come_back"] == 0
         values = branch_values(episodes, branches, Return())
         rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
         ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
@@ -361,6 +374,24 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
 
     with pytest.raises(RunError, match={"unfinished": "is not finished", "damaged": "Restore"}[harm]):
         credit_run(folder, ["credit.name=spo"], name="again")
+
+
+def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):  # noqa: F811
+    """One that never says the same twice: hardly a branch begins, and the run goes on without."""
+    (place / "wandering.py").write_text(WANDERING)
+    words = [
+        *SPO,
+        "iterations=1",
+        "name=wandering",
+        "worlds.max_failed=1",
+        "environment={name: 'wandering:Wandering'}",
+    ]
+    _, notices = finish(begin(place, "wandering", *words))
+    stages = json.loads((place / "runs/wandering/manifest.json").read_text())["stages"]
+    counts = stages["branch"]["counts"]
+
+    assert 0 < counts["not_come_back"] == counts["failed"]
+    assert f"{counts['failed']} of {counts['episodes']} branches were to begin" in " ".join(notices.split())
 
 
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):

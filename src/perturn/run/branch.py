@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from math import fsum, nan
 
@@ -16,6 +17,8 @@ from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Branch
 from perturn.settings.stages import Stage
 from perturn.types import Task, Trajectory, failed, succeeded
+
+_logger = logging.getLogger(__name__)
 
 Returns = Callable[[Sequence[Trajectory]], Numbers]
 """Rewards that count, of each turn `[trajectories][turns]`."""
@@ -59,6 +62,15 @@ def branch(session: Session, stage: Stage) -> None:
         how = recipe.explore
         counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
         counts["played_by"] = stage.policy
+        counts["not_come_back"] = sum(map(_is_elsewhere, read_trajectories(file)))
+        if counts["not_come_back"]:
+            _logger.warning(
+                "%s: the world did not come back to where %d of %d branches were to begin; they FAILED, and nothing "
+                "reads them.",
+                stage.name,
+                counts["not_come_back"],
+                len(jobs),
+            )
 
 
 def branch_jobs(
