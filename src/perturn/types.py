@@ -314,7 +314,7 @@ class EpisodeProtocol:
         if self.history is not None and self.history < 0:
             raise ValueError(f"history must be >= 0 or full, got {self.history}.")
         if self.history is not None and self.format == "tools":
-            raise ValueError("history must be full if the format is tools: a result needs its call.")
+            raise ValueError("history must be full where the format is tools: a result needs its call.")
         _check_example(self.example)
 
     def limit(self, task: Task) -> int:
