@@ -7,14 +7,15 @@ import sys
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from perturn.audit import audit, inspect, inspect_json
-from perturn.cli import main
+from perturn.audit import audit, drawn_by, inspect, inspect_json
+from perturn.cli import app, main
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError, DataError
 from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.settings.recipe import Recipe, read_recipe
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 
@@ -363,3 +364,46 @@ def test_a_wrong_loss_or_limit_is_refused(tiny_folder, tmp_path):
         shown(tmp_path, tiny_folder, "dpo", limit=-1)
     with pytest.raises(ConfigError, match=r"limit must be >= 0, got -1\."):
         list(inspect_json(tmp_path, str(tiny_folder), limit=-1))
+
+
+@pytest.fixture
+def drew(recipe):
+    """A run folder with three episodes that SFT's policy played, of which one is scored."""
+    with Run(read_recipe(recipe, [])) as run:
+        for file, samples in [(run.paths.drawn("sft"), 3), (run.paths.evaluation("sft"), 1)]:
+            with TrajectoryStore(file) as store:
+                for sample in range(samples):
+                    store.append(played(f"Action: {sample}", sample=sample))
+        return run.folder
+
+
+def test_all_episodes_that_a_policy_drew_are_shown(drew):
+    """All three of them, with the run's own model; and --check counts them."""
+    shown = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--json"])
+    checked = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--check", "--json"])
+    printed = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--limit", "1"])
+
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    loss = ["".join(token["text"] for token in row["chosen"] if token["loss"]) for row in rows]
+    assert loss == [f"Action: {sample}<|im_end|>" for sample in range(3)]
+    assert json.loads(checked.stdout)["parts"]["rows"]["rows"] == 3
+    assert "3 rows, 3 trajectories, 3 turns" in printed.stdout
+
+
+def test_the_runs_length_limit_holds_for_drawn_episodes(recipe, drew):
+    """As for the data it trains on."""
+    assert drawn_by(drew, "sft").max_length == read_recipe(recipe, []).model.max_length
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("base", "policy 'base' played no .* Those that did: sft"), ("../sft", "Those that did")],
+)
+def test_a_policy_that_drew_nothing_is_refused(drew, policy, said):
+    with pytest.raises(ConfigError, match=said):
+        drawn_by(drew, policy)
+
+
+def test_drawn_episodes_are_those_of_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="--drawn names a policy of a run"):
+        drawn_by(write(tmp_path / "rows.jsonl", {"messages": say("a", "b")}), "sft")

@@ -1,8 +1,11 @@
 """A run of many iterations: its numbers by iteration, by hand, and how the page shows them."""
 
+import io
 import json
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from perturn.data.groups import read_credits, write_credits
 from perturn.data.iterations import ledger_of, training_of
@@ -14,7 +17,7 @@ from perturn.errors import RunError
 from perturn.report import summarize, write_report
 from perturn.stats import cluster_interval
 from perturn.types import PreferencePair, WeightedTrajectory, failed, score, succeeded
-from perturn.watch import Watcher
+from perturn.watch import Watcher, render
 
 
 @pytest.fixture
@@ -57,6 +60,7 @@ def test_an_iteration_in_numbers_by_hand(online):
         "asked": 4,
         "bins": {"trained": 2, "no_spread": 2, "failed": 0, "cut": 0, "filtered": 0},
         "groups": {"groups": 2, "alone": 0, "equal_outcomes": 1, "zero_credit": 1},
+        "unit": "episodes",
     }
     assert training == {
         "steps": 2, "loss": 0.5, "grad_norm": 1.5, "entropy": 0.5, "kl": pytest.approx(1.2 / 5), "clip_share": 0.125,
@@ -67,6 +71,32 @@ def test_an_iteration_in_numbers_by_hand(online):
         for key in ("n", "mean_score", "interval", "success_rate", "success_interval")
     } | {"policy": "ppo-clip-002"}
     assert (found[0]["evaluation"], found[0]["seconds"]) == (None, 4.0)
+
+
+def test_memberships_of_branches_are_counted_and_named(online):
+    """Two explored episodes of 4 were played on from two turns each, once: 2 * 2 * 2 memberships, 6 of them kept."""
+    manifest = json.loads((online / "manifest.json").read_text())
+    for mark in ("-001", "-002", "-003"):
+        del manifest["stages"][f"credit{mark}"]
+        manifest["stages"][f"explore{mark}"]["counts"] = {"episodes": 4, "success": 3}
+        manifest["stages"][f"pair{mark}"] = {"done": True, "counts": {"kept": 6, "tie": 2, "memberships": 8}}
+    (online / "manifest.json").write_text(json.dumps(manifest))
+
+    rows = summarize(online)["iterations"]
+    page, state = write_report(online).read_text(), Watcher(online).look()
+
+    bins = {"kept": 6, "tie": 2}
+    assert rows[1]["ledger"] == {"asked": 8, "bins": bins, "groups": {}, "unit": "memberships"}
+    assert "memberships asked" in page
+    assert "Every membership is in one bin" in page
+    assert "Give its credit again" not in page
+    assert (state.iterations[-1].asked, state.iterations[-1].unit) == (8, "memberships")
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(render(replace(state, planned=3)))
+    said = console.export_text()
+    assert "memberships" in said
+    assert "6 kept, 2 tie" in said
+    assert "of 4" not in said
 
 
 def test_a_loop_done_once_is_one_iteration_and_has_no_curve(run, make):
@@ -120,7 +150,7 @@ def test_pairs_have_a_ledger_too():
     """Each explored episode under one count; how many of the kept were cut is not a bin."""
     found = ledger_of({"failed": 1, "tie": 5, "kept": 2, "cut": 1}, 8)
 
-    assert found == {"asked": 8, "bins": {"failed": 1, "tie": 5, "kept": 2}, "groups": {}}
+    assert found == {"asked": 8, "bins": {"failed": 1, "tie": 5, "kept": 2}, "groups": {}, "unit": "episodes"}
     assert ledger_of({"pairs": 2}, 8) is None
 
 
@@ -141,6 +171,7 @@ def test_outcomes_have_a_ledger_and_their_rows_are_what_was_trained(online, make
         "asked": 4,
         "bins": {"failed": 0, "no_turns": 0, "repeated": 1, "success": 3, "failure": 0},
         "groups": {},
+        "unit": "episodes",
     }
     assert found["training"]["kl"] == pytest.approx(0.9 / 3)
     (watched,) = (one for one in Watcher(online).look().iterations if one.number == 2)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
+from perturn.data.pairs import IN_GROUP
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
@@ -408,6 +409,10 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
     pairs = list(read_pairs(folder / "pairs-001.jsonl"))
 
+    explored, branches = of(folder, "explore-001"), of(folder, "branch-001")
+    played = sum(len(one.turns) - 1 for one in explored)  # every=1: a group for each turn after the first
+    assert counts["memberships"] == played + len(branches) == 4 * played
+    assert sum(counts[name] for name in (*IN_GROUP, "too_long")) == counts["memberships"]
     assert len(pairs) == counts["kept"] // 2 > 0
     for pair in pairs:
         assert pair.chosen.turns[0] == pair.rejected.turns[0]

@@ -46,6 +46,20 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
+    """8 explored of about 3 turns, played on 3 times before turns 1 and 2: 48, of which half the turns are played."""
+    branched = ["pair.within=branch", "branch.every=1", "branch.samples=3"]
+    steps = make_plan(recipe, branched, None).steps
+    one = {step.name: step for step in make_plan(recipe, [*branched, "branch.samples=1"], None).steps}
+    work = {step.name: step for step in steps}
+
+    assert [step.name for step in steps][4:8] == ["explore", "branch", "pair", "align"]
+    assert work["branch"].work == "48 episodes played on from turns of 8 (assumed)"
+    assert one["branch"].work == "16 episodes played on from turns of 8 (assumed)"
+    assert work["branch"].seconds > work["explore"].seconds
+    assert one["branch"].seconds == pytest.approx(one["explore"].seconds)
+
+
 def test_the_best_of_several_episodes_costs_all_of_them(recipe):
     """Three of each of 4 tasks, in the work and in the time."""
     plain, best = (

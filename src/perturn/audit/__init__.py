@@ -4,6 +4,6 @@ from perturn.audit.check import audit
 from perturn.audit.print import print_audit
 from perturn.audit.rows import read_rows
 from perturn.audit.show import inspect, inspect_json
-from perturn.audit.view import model_of
+from perturn.audit.view import drawn_by, model_of
 
-__all__ = ["audit", "inspect", "inspect_json", "model_of", "print_audit", "read_rows"]
+__all__ = ["audit", "drawn_by", "inspect", "inspect_json", "model_of", "print_audit", "read_rows"]

@@ -74,6 +74,36 @@ def recipe_of(data: Path) -> Recipe | None:
     return read_recipe(paths.recipe) if paths.is_run else None
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Episodes that a policy of a run played for Best-of-N, and how the run would see them."""
+
+    file: Path
+    max_length: int | None
+    chat_template: str | None
+
+
+def drawn_by(run: Path, policy: str) -> Drawn:
+    """All that a policy played on the evaluation panel, not only the episodes that are scored.
+
+    Raises:
+        ConfigError: If there are none, naming the policies that have some.
+    """
+    paths, recipe = RunPaths(run), recipe_of(run)
+    if recipe is None:
+        raise ConfigError(f"--drawn names a policy of a run, and {str(run)!r} is no run; give a run folder.")
+    file = paths.drawn(policy)
+    there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
+    if policy not in there:
+        known = (
+            f"Those that did: {', '.join(there)}."
+            if there
+            else "evaluate.best_of in the recipe has it do so."
+        )
+        raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
+    return Drawn(file, recipe.model.max_length, template_of(recipe.model))
+
+
 def model_of(data: Path, model: str | None) -> str:
     """The model to inspect with: the one given, or else the reference of the run's newest iteration.
 

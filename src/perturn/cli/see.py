@@ -20,6 +20,7 @@ from perturn.tables import LISTED, describe
     "runs/demo --check",
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",
+    "runs/demo --drawn sft --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
     codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or without --check malformed rows, "
     "which are named after the good ones.",
@@ -54,12 +55,23 @@ def inspect(
         str | None,
         typer.Option(help="A name of `perturn list templates`, a file, or Jinja; a run has its own."),
     ] = None,
+    drawn: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Policy of a run, such as sft: show all episodes it played for Best-of-N, not the training data.",
+        ),
+    ] = None,
 ) -> None:
     """Show which token carries which weight, and what training would drop, cut or refuse, before it is paid for."""
-    from perturn.audit import audit, inspect_json, model_of, print_audit
+    from perturn.audit import audit, drawn_by, inspect_json, model_of, print_audit
     from perturn.audit import inspect as show
 
     name = model_of(data, model)
+    if drawn is not None:
+        found_by = drawn_by(data, drawn)
+        data = found_by.file
+        max_length, chat_template = max_length or found_by.max_length, chat_template or found_by.chat_template
     if check:
         found = audit(data, name, max_length, chat_template)
         if as_json:

@@ -39,20 +39,25 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
         explored: Episodes that were explored, which pairs and outcomes do not count.
 
     Returns:
-        `asked`, `bins` (episodes by bin) and `groups` (counts of groups, for a credit); None if nothing was counted.
+        `asked`, `bins` (which sum to it) and `groups` (counts of groups, for a credit); `unit`: both count `episodes`,
+        or `memberships`, where pairs share their first turns: an explored episode is in a group for each turn that it
+        was played on from. None if nothing was counted.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:
         groups = {name: counts[name] for name in _GROUPS if name in counts}
         bins = {name: counts.get(name, 0) for name in BINS}
-        return {"asked": counts["asked"], "bins": bins, "groups": groups}
+        return {"asked": counts["asked"], "bins": bins, "groups": groups, "unit": "episodes"}
+    if "memberships" in counts:
+        asked = counts.pop("memberships")
+        return {"asked": asked, "bins": counts, "groups": {}, "unit": "memberships"}
     if "taught" in counts:
         bins = {name: counts.get(name, 0) for name in FATES}
     elif "kept" in counts:
         bins = {name: n for name, n in counts.items() if name not in _BESIDE}
     else:
         return None
-    return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}}
+    return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}, "unit": "episodes"}
 
 
 def training_of(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:

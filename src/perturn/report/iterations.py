@@ -125,17 +125,22 @@ def iteration_rows(
 
 
 def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A note on each iteration whose bins do not hold every episode that was asked for, once each."""
+    """A note on each iteration whose bins do not hold all that was asked for, once each."""
     sums = (
-        (row["iteration"], sum(row["ledger"]["bins"].values()), row["ledger"]["asked"])
+        (row["iteration"], sum(row["ledger"]["bins"].values()), row["ledger"]["asked"], row["ledger"]["unit"])
         for row in rows
         if row["ledger"]
     )
     return [
-        f"The bins of iteration {number} hold {held} of the {asked} episodes asked for. Give its credit again."
-        for number, held, asked in sums
+        f"The bins of iteration {number} hold {held} of the {asked} {unit} asked for. Give its credit again."
+        for number, held, asked, unit in sums
         if held != asked
     ]
+
+
+def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The unit of a run's ledgers: `episodes`, or `memberships`; see `ledger_of`."""
+    return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
 
 
 def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:

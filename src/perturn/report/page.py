@@ -11,7 +11,7 @@ from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue
 from perturn.report.folder import RecordedRun
 from perturn.report.groups import shown_group
-from perturn.report.iterations import unbalanced
+from perturn.report.iterations import unbalanced, unit_of
 from perturn.report.sections import draw, sections
 from perturn.report.shell import ASSETS, fill
 from perturn.report.signals import meaning
@@ -116,6 +116,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
         ],
         "iterations": summary["iterations"],
         "bins": _bins(summary["iterations"]),
+        "unit": unit_of(summary["iterations"]),
         "group": _group(run, name, number),
         "protocol": flat(run.protocol or {}),
         "protocol_line": text.protocol_line(run.protocol or {}),
@@ -129,7 +130,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
 
 
 def _bins(iterations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The bins that hold an episode of any iteration, as the page names them."""
+    """The bins that hold something of any iteration, as the page names them."""
     ledgers = [row["ledger"]["bins"] for row in iterations if row["ledger"]]
     return list(dict.fromkeys(name.replace("_", " ") for bins in ledgers for name, n in bins.items() if n))
 

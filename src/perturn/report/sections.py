@@ -12,6 +12,7 @@ from plotly.io import to_json
 from perturn.report import figures
 from perturn.report.figures import Chart, Curve, Line
 from perturn.report.folder import RecordedRun, Row
+from perturn.report.iterations import unit_of
 from perturn.report.summary import scores_by_task
 from perturn.types import score, succeeded
 
@@ -204,7 +205,11 @@ def _by_iteration(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
 def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     """Of each run with several iterations, where the episodes of each ended."""
-    caption = "Every episode that was asked for is in one bin; those of the lowest bin are what was trained."
+    caption = {
+        "episodes": "Every episode that was asked for is in one bin; those of the lowest bin are what was trained.",
+        "memberships": "An episode is in a group for each turn that it was played on from. Every membership is in one "
+        "bin; those of the lowest bin are what was trained.",
+    }
     return [
         each
         for i, (name, summary) in enumerate(summaries.items())
@@ -212,7 +217,7 @@ def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         for each in draw(
             f"ledger-{i}",
             f"{_of(name, summaries)}Ledger",
-            caption,
+            caption[unit_of(summary["iterations"])],
             figures.ledger_bars(summary["iterations"]),
         )
     ]

@@ -68,14 +68,18 @@ def _within_groups(session: Session, stage: Stage, settings: Pair, played: Seque
 
 
 def _within_branches(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    fitting, too_long = _fitting(session, played)
+    fitting, _ = _fitting(session, played)
     kept = {one.key for one in fitting}
-    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
+    branches = list(read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}")))
     of_fitting = [one for one in branches if (one.task.id, one.origin) in kept]
     pairs, reasons = pair_within_branches(
         fitting, of_fitting, settings.threshold, per_group=settings.per_group
     )
-    reasons["too_long"] = too_long
+    # An explored episode is in a group for each turn that it was played on from; so are those that do not fit.
+    turns = {(one.task.id, one.origin, one.taken_over) for one in branches}
+    memberships = len(branches) + len(turns)
+    reasons["too_long"] = memberships - reasons.total()
+    reasons["memberships"] = memberships
     return measured_pairs(session.recipe, pairs), reasons
 
 

@@ -32,7 +32,9 @@ class Iteration:
     clip_share: float | None = None
     """Tokens whose gradient the clip took away."""
     asked: int | None = None
-    """Episodes that were asked for."""
+    """Episodes, or memberships, that were asked for."""
+    unit: str = "episodes"
+    """The unit of these: `memberships` where pairs share their first turns, as `ledger_of` has it."""
     bins: Mapping[str, int] = field(default_factory=dict)
     """How many of these ended in each bin."""
     without_spread: tuple[int, int] | None = None
@@ -85,6 +87,7 @@ def _look(
         kl=trained.get("kl"),
         clip_share=trained.get("clip_share"),
         asked=ledger["asked"] if ledger else None,
+        unit=ledger["unit"] if ledger else "episodes",
         bins=ledger["bins"] if ledger else {},
         without_spread=(groups["zero_credit"], groups["groups"])
         if {"zero_credit", "groups"} <= groups.keys()

@@ -114,9 +114,12 @@ def _iterations(state: State) -> list[RenderableType]:
     line = Text.assemble(
         "success ", (_bars(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
     )
-    table = Table(box=None, pad_edge=False)
-    for name in ("iteration", "success", "reward", "entropy", "KL", "clip", "episodes"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "episodes" else "right")
+    table, unit = (
+        Table(box=None, pad_edge=False),
+        next((one.unit for one in done[-LAST:] if one.bins), "episodes"),
+    )
+    for name in ("iteration", "success", "reward", "entropy", "KL", "clip", unit):
+        table.add_column(name, no_wrap=True, justify="left" if name == unit else "right")
     for one in done[-LAST:]:
         numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
         shown = ["" if value is None else f"{value:.3g}" for value in numbers_of]

@@ -170,7 +170,7 @@ def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
 
 
 def ledger_bars(rows: Rows) -> go.Figure | None:
-    """Where the episodes of each iteration ended, as stacked bars; None if nothing was accounted for."""
+    """Where the episodes, or memberships, of each iteration ended, as stacked bars; None if nothing was counted."""
     counted = [row for row in rows if row["ledger"]]
     if not counted:
         return None
@@ -186,7 +186,15 @@ def ledger_bars(rows: Rows) -> go.Figure | None:
                 marker={"color": BINS.get(name, GREY), "line": {"width": 0}},
                 hovertemplate="%{y}",
             )
-    lay_out(figure, "iteration", "episodes", height=300, barmode="stack", bargap=0.15, hovermode="x unified")
+    lay_out(
+        figure,
+        "iteration",
+        counted[0]["ledger"]["unit"],
+        height=300,
+        barmode="stack",
+        bargap=0.15,
+        hovermode="x unified",
+    )
     figure.update_layout(showlegend=True)
     return number_turns(figure, max(row["iteration"] for row in counted), most=12)
 
