@@ -295,7 +295,17 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
         ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
         (
             "environments",
-            ["alfworld", "bfcl", "gymnasium", "hotpotqa", "openenv", "scienceworld", "trl", "webshop"],
+            [
+                "alfworld",
+                "bfcl",
+                "gymnasium",
+                "hotpotqa",
+                "mt-bench",
+                "openenv",
+                "scienceworld",
+                "trl",
+                "webshop",
+            ],
         ),
         ("engines", ["local", "api", "vllm"]),
         ("credits", ["uniform", "confidence", "discount"]),

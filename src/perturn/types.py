@@ -284,7 +284,7 @@ class EpisodeProtocol:
 
     name: str
     format: str = "react"
-    """How an action is written: `react`, `action` or `tools` (see `formats.py`)."""
+    """How an action is written: `react`, `action`, `plain` or `tools` (see `formats.py`)."""
     system: str = ""
     """System text, before the format's instruction."""
     max_turns: int = 30

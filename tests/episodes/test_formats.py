@@ -75,3 +75,10 @@ def test_what_the_policy_is_told_shows_the_format(name):
 
     assert all(f"{key}:" in reader.instruction and f"{key}:" in reader.reminder for key in keys)
     assert reader.parse("\n".join(reader.instruction.splitlines()[1:])) == "..."
+
+
+@given(text=st.text(st.characters(blacklist_categories=["Cs"]), max_size=50))
+def test_plain_takes_all_of_a_text(text):
+    """Whatever it is; blanks at both ends are left out."""
+    assert FORMATS["plain"].parse(text) == text.strip()
+    assert FORMATS["plain"].write("a thought", text) == text

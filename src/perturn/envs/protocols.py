@@ -13,6 +13,7 @@ PROTOCOLS: Table[EpisodeProtocol] = Table(
         "hotpotqa-react": "perturn.envs.hotpotqa.react:HOTPOTQA_REACT",
         "webshop-eto": "perturn.envs.webshop.eto:WEBSHOP_ETO",
         "bfcl-multi-turn": "perturn.envs.bfcl.protocol:BFCL_MULTI_TURN",
+        "mt-bench": "perturn.envs.mt_bench.environment:MT_BENCH",
     },
 )
 """Protocols by the name that recipes use."""

@@ -133,7 +133,7 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
         return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
     if native and not posed.tools:
         return (
-            "offers no tools; set protocol.format to react or action, or return schemas in Observation.tools."
+            "offers no tools; set protocol.format to react, action or plain, or return schemas in Observation.tools."
         )
     return None
 

@@ -60,6 +60,13 @@ FORMATS = {
         parse=_parse_action,
         write=lambda thought, action: f"Action: {action}",
     ),
+    "plain": Format(
+        instruction="",
+        reminder="That was not understood. Write it again.",
+        parse=str.strip,
+        write=lambda thought, action: action,
+        stop=(),
+    ),
     "tools": Format(
         instruction="",
         reminder=(
@@ -73,5 +80,6 @@ FORMATS = {
         stop=(),
     ),
 }
-"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out; in `tools` actions are native tool
-calls, or a message to the user, and the chat template says how they are written."""
+"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out; in `plain` the action is all of the
+text, even an empty one; in `tools` actions are native tool calls, or a message to the user, and the chat template says
+how they are written."""

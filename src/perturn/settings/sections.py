@@ -80,7 +80,7 @@ class ProtocolSettings:
     name: str
     """A named protocol, or any name for your own rules."""
     format: str | None = None
-    """How an action is written: react, action or tools. None: the named protocol's, else react."""
+    """How an action is written: react, action, plain or tools. None: the named protocol's, else react."""
     system: str | None = None
     """System text; None: the named protocol's."""
     max_turns: Annotated[int, COUNT] | None = None

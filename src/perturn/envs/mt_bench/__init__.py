@@ -1,0 +1,1 @@
+"""MT-Bench: questions of two turns, whose answers a judge rates."""

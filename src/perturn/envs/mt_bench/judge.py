@@ -1,0 +1,121 @@
+"""The judge: a model at a server of the chat-completions protocol, which rates one answer from 1 to 10."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Annotated
+
+from perturn.bounds import Bound, bounded
+from perturn.engines.api.settings import ApiSettings
+from perturn.engines.protocol import require
+from perturn.envs.mt_bench.forms import OWN, read_forms
+from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure, RunError
+from perturn.io.reading import user_path
+from perturn.types import Engine, Message, Prompt, Sampling
+
+BEST = 10
+"""The highest rating; the lowest is 1."""
+_SAMPLING = Sampling(temperature=0.0, max_new_tokens=2048)
+_RATING = re.compile(r"\[\[\s*(\d{1,2}(?:\.\d{1,4})?)\s*\]\]")
+
+
+@dataclass(frozen=True)
+@bounded
+class JudgeSettings:
+    """The section `judge` of the environment."""
+
+    model: str
+    """Name of the model at the server."""
+    server: ApiSettings = field(default_factory=ApiSettings)
+    """The server, with the settings of the engine `api`."""
+    template: str | None = None
+    """File of forms in the layout of FastChat's `judge_prompts.jsonl`; None: our own."""
+    tries: Annotated[int, Bound(least=1)] = 3
+    """Judgments of one answer, at most; if none has a rating, the episode fails."""
+
+
+class Judge:
+    """Rates answers at temperature 0. A judgment without a rating is asked for again, and never made up.
+
+    A server that leaves one judgment unanswered fails its episode. What is wrong with all of them (key, model, rate,
+    budget, a server that is down) ends the run with nothing recorded as failed, as with the engine `api`.
+    """
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        """Read the forms, and the key from the environment; nothing is sent yet.
+
+        Raises:
+            PerturnError: If the file of forms is malformed, or the key or the package `openai` is missing.
+        """
+        file = settings.template
+        self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
+        self._tries = settings.tries
+        self._engine = open_engine(settings.model, json.dumps(asdict(settings.server), sort_keys=True))
+
+    def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
+        """The rating of one answer, from 1 to `BEST`.
+
+        Args:
+            conversation: Whose answer it is.
+            form: Name of the form.
+            texts: Texts for the names in it.
+
+        Raises:
+            EnvironmentFailure: If there is no rating.
+            RunError: If no answer at all can be rated.
+        """
+        system: Message = {"role": "system", "content": self.forms[form].system}
+        asked: Message = {"role": "user", "content": self.forms[form].fill(texts)}
+        said = ""
+        for attempt in range(self._tries):  # an equal prompt with an equal seed is not sent again
+            said = self._ask(Prompt((system,), (), (asked,), seed=attempt, conversation=conversation))
+            if (rating := read_rating(said)) is not None:
+                return rating
+        raise EnvironmentFailure(
+            f"the judge gave no rating from 1 to {BEST}, such as [[7]], in {self._tries} judgments, the last of which "
+            f"ends with {said[-100:]!r}; if it was cut, set environment.judge.server.request={{max_tokens: 8192}}."
+        )
+
+    def _ask(self, prompt: Prompt) -> str:
+        """A judgment."""
+        try:
+            (answer,) = self._engine.generate([prompt], _SAMPLING)
+        except (ConfigError, RunError) as error:
+            where = "environment.judge has model.name as model, and engine as server"
+            raise RunError(f"the judge cannot be asked: {error} ({where}.)") from error
+        if isinstance(answer, EngineFailure):
+            raise EnvironmentFailure(f"the judge gave no judgment: {answer}")
+        return answer.text
+
+
+@cache
+def open_engine(model: str, server: str) -> Engine:
+    """The engine that asks a judge, which all worlds of a process share: its pace, its budget, and what was bought.
+
+    Args:
+        model: Name of the model at the server.
+        server: `ApiSettings` as JSON.
+
+    Raises:
+        ConfigError: If the key or the package `openai` is missing.
+    """
+    require("openai", "mt-bench's judge", "api")
+    from perturn.engines.api.engine import ApiEngine
+
+    engine = ApiEngine(model, ApiSettings(**json.loads(server)))
+    atexit.register(engine.close)
+    return engine
+
+
+def read_rating(judgment: str) -> float | None:
+    """The rating in a judgment; None if it has none, two that differ, or one that is not from 1 to `BEST`."""
+    found = {float(number) for number in _RATING.findall(judgment)}
+    if len(found) != 1:
+        return None
+    (rating,) = found
+    return rating if 1 <= rating <= BEST else None
