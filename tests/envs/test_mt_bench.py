@@ -291,7 +291,7 @@ def test_our_forms_hold_what_they_must(tmp_path):
         for name, form in OWN.items()
     ]
 
-    assert read_forms(write_lines(tmp_path / "forms.jsonl", [{"name": "pair-v2"}, *rows])) == OWN
+    assert read_forms(write_lines(tmp_path / "forms.jsonl", [rows[0] | {"name": "pair-v2"}, *rows])) == OWN
 
 
 @pytest.mark.parametrize("name", HOLDS)

@@ -14,6 +14,8 @@ from perturn.envs.bfcl.data import read_call, read_entries, schemas
 from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragraphs
 from perturn.envs.hotpotqa.data import read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import read_recorded
+from perturn.envs.mt_bench.data import read_tasks as read_questions
+from perturn.envs.mt_bench.forms import OWN, read_forms
 from perturn.envs.trl import _read_rows as read_trl_rows
 from perturn.envs.webshop.data import Files, Product, human_goals, read_products, synthetic_goals
 
@@ -245,3 +247,35 @@ def test_rows_of_outside_environments(tmp_path_factory, content):
 
     with answers("rows.jsonl"):
         read_trl_rows(file, "train")
+
+
+ASKED = {"question_id": 1, "category": "math", "turns": ["How many?", "And then?"]}
+REFERENCE = {"question_id": 1, "choices": [{"turns": ["Two.", "Three."]}]}
+
+
+def mt_bench_test(name, row):
+    @fuzzed
+    @given(content=mutated_lines([row]))
+    def test(tmp_path_factory, content):
+        folder = tmp_path_factory.getbasetemp() / "mt_bench"
+        put(folder, "question.jsonl", json.dumps(ASKED).encode())
+        put(folder, "reference_answer/gpt-4.jsonl", json.dumps(REFERENCE).encode())
+        put(folder, name, content)
+        with answers("question.jsonl", "gpt-4.jsonl"):
+            read_questions(str(folder))
+
+    return test
+
+
+test_questions_of_mt_bench = mt_bench_test("question.jsonl", ASKED)
+test_references_of_mt_bench = mt_bench_test("reference_answer/gpt-4.jsonl", REFERENCE)
+FORMS = [{"name": n, "system_prompt": one.system, "prompt_template": one.template} for n, one in OWN.items()]
+
+
+@fuzzed
+@given(content=mutated_lines(FORMS))
+def test_forms_of_a_judge(tmp_path_factory, content):
+    file = put(tmp_path_factory.getbasetemp(), "forms.jsonl", content)
+
+    with answers("forms.jsonl"):
+        read_forms(file)

@@ -51,9 +51,8 @@ def read_forms(file: Path) -> dict[str, Form]:
     """
     found = {}
     for where, row in read_rows(file):
-        if row.get("name") in HOLDS:
-            check_shape(row, _Row, where, DataError)
-            found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
+        check_shape(row, _Row, where, DataError)
+        found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
     for name, held in HOLDS.items():
         template = found[name].template if name in found else ""
         if missing := [each for each in held if each not in _NAME.findall(template)]:
@@ -61,7 +60,7 @@ def read_forms(file: Path) -> dict[str, Form]:
                 f"{file}: expected a form {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none with "
                 f"{{{missing[0]}}}. Correct it, or leave environment.judge.template out."
             )
-    return found
+    return {name: found[name] for name in HOLDS}
 
 
 _SYSTEM = (
