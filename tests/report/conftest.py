@@ -301,9 +301,10 @@ _FLAGS = """
 """.split()  # noqa: SIM905  a line a flag would be as long
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """A real browser; its profile is a fresh one each time."""
+    """A real browser; its profile is a fresh one each time. Closed behind each file: it runs an event loop, which would
+    stand in the way of tests with their own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium, or set PERTURN_CHROMIUM")
@@ -313,7 +314,7 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visit(chromium):
     """Opens a file at a hash and gives the tab, which must have no error and fetch nothing but the file."""
 
