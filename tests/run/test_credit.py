@@ -183,6 +183,11 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
             [f"credit.name={__name__}:Vague"],
             r"credit '.*:Vague' needs values and has no method value_targets",
         ),
+        (
+            [f"credit.name={__name__}:Mute"],
+            r"credit '.*:Mute' must have needs, a set of the names .* got None",
+        ),
+        ([f"credit.name={__name__}:Listed"], r"must have needs, a set .* got \['reference'\]; write needs ="),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
 )
@@ -233,6 +238,18 @@ class Vague(Own):
     """One that reads values of nobody knows what."""
 
     needs = frozenset({"values"})
+
+
+class Mute(Own):
+    """One that does not say that it reads nothing."""
+
+    needs = None
+
+
+class Listed(Own):
+    """One that says what it reads as a list."""
+
+    needs = ["reference"]  # noqa: RUF012
 
 
 class Across(Own):
