@@ -1,11 +1,13 @@
 """The gold answer's likelihood around each turn: packed passes say what a plain pass a turn says."""
 
+import copy
 import logging
 from dataclasses import replace
 from math import isnan
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from perturn.errors import DataError, ModelError
 from perturn.policy.answers import answer_logprobs, own_answer_logprobs
@@ -191,6 +193,18 @@ def test_a_task_without_a_gold_answer_is_refused(renderer, tiny_model, data):
     ):
         answer_logprobs(tiny_model, renderer, [one], FORM)
     assert gold_answer(Task("t", data={"answer": " Wend\n"})) == "Wend"
+
+
+def test_an_accent_of_its_own_is_the_letter_that_has_it(renderer, tokenizer, tiny_model):
+    """A tokenizer may write a text in NFC alone, as Qwen's does, where the gold answer came as NFD."""
+    composed, apart = episode(2, "the Wénd"), episode(2, "the We\u0301nd")
+    writes_nfc = copy.deepcopy(tokenizer)
+    writes_nfc.backend_tokenizer.normalizer = normalizers.NFC()
+
+    expected = answer_logprobs(tiny_model, renderer, [composed], FORM)
+
+    for one in (renderer, Renderer(writes_nfc)):
+        assert answer_logprobs(tiny_model, one, [apart], FORM) == expected
 
 
 def test_a_template_may_leave_out_blanks_around_a_turn(tokenizer):
