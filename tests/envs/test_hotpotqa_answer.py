@@ -20,7 +20,7 @@ from perturn.envs.hotpotqa.answer import exact_match, f1_score, normalize_answer
     ],
 )
 def test_normal_form(text, normalized):
-    """Case, ASCII punctuation, articles as whole words, and blanks go; all else stays, curly quotes and lone accents too."""
+    """Case, ASCII punctuation, articles as whole words, and blanks go; curly quotes and lone accents stay."""
     assert normalize_answer(text) == normalized
 
 

@@ -30,6 +30,16 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
     credit: Credit = build(table, section, "credit")
+    check_credit(credit, name)
+    return credit
+
+
+def check_credit(credit: Any, name: str) -> None:
+    """Refuse a credit that does not say what it reads, or how.
+
+    Raises:
+        ConfigError: Naming what it lacks.
+    """
     needs = getattr(credit, "needs", None)
     if not isinstance(needs, Set):
         raise ConfigError(
@@ -54,7 +64,6 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     same = str(getattr(credit, "same", "exact"))
     if "answers" in needs and ":" in same and not callable(load_object(same)):
         raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
-    return credit
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:

@@ -100,8 +100,8 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
 
     The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
     episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
-    are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run holds already is left
-    alone, so a second call adds nothing.
+    are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run
+    holds already is left alone, so a second call adds nothing.
 
     Args:
         run: The run.
