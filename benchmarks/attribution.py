@@ -25,7 +25,7 @@ from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
 from perturn.run.measure import measured
-from perturn.run.quantities import reference_of
+from perturn.run.readings import open_reader, reference_of
 from perturn.settings.stages import policy_of
 from perturn.types import failed, succeeded
 
@@ -53,7 +53,7 @@ def scored_turns(folders: Sequence[Path]) -> dict[str, Turns]:
         explored = read_trajectories(paths.trajectories("explore-001"))
         failures = measured(known, [one for one in explored if not succeeded(one) and not failed(one)])
         last, start = (
-            reference_of(failures, str(paths.checkpoint(policy_of(recipe, number))))
+            reference_of(failures, open_reader(paths.checkpoint(policy_of(recipe, number))))
             for number in (recipe.iterations, 0)
         )
         for one, ours, theirs in zip(failures, last, start, strict=True):

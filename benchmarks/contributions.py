@@ -20,12 +20,10 @@ from perturn.credit import CREDITS
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
-from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.values import FOLDS
 from perturn.run.credit import credit_groups, explained
-from perturn.run.quantities import contributions_of, scores_of, values_of
+from perturn.run.readings import contributions_of, open_reader, scores_of, values_of
 from perturn.types import Trajectory
 
 
@@ -46,14 +44,14 @@ def main() -> None:
     folder, policy, *marks = [*sys.argv[1:], "sft"][: max(2, len(sys.argv) - 1)]
     paths, recipe = begun(Path(folder)), resolve_recipe(Path(folder))
     name = str(paths.checkpoint(policy))
-    how = (load_model(name), load_tokenizer(name), chat_template(recipe.model))
+    reader = open_reader(name, None, chat_template(recipe.model))
     spa, gae = CREDITS["spa"](), CREDITS["turn-gae"]()
     for mark in marks or ["1"]:
         episodes = list(read_trajectories(paths.trajectories(f"explore-{int(mark):03d}")))
         start = time.perf_counter()
-        shares = contributions_of(episodes, spa, *how)
+        shares = contributions_of(episodes, spa, reader)
         middle = time.perf_counter()
-        values = values_of(episodes, gae, *how)
+        values = values_of(episodes, gae, reader)
         end = time.perf_counter()
         told = explained(gae, episodes, {"values": values})["explained_variance"]
         print(

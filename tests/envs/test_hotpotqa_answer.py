@@ -16,10 +16,11 @@ from perturn.envs.hotpotqa.answer import exact_match, f1_score, normalize_answer
         ("A", ""),
         ("1,000", "1000"),
         ("Café “Noir”", "café “noir”"),
+        ("Cafe\u0301", "cafe\u0301"),
     ],
 )
 def test_normal_form(text, normalized):
-    """Case, ASCII punctuation, articles as whole words, and blanks go; all else stays, curly quotes too."""
+    """Case, ASCII punctuation, articles as whole words, and blanks go; curly quotes and lone accents stay."""
     assert normalize_answer(text) == normalized
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import isnan
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from perturn.data.groups import groups_of, read_credits
 from perturn.data.seals import read_manifest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
+from perturn.policy.credits import make_credit
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.run.answers import answer_form
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.quantities import answers_of, own_answers_of
+from perturn.run.readings import answers_of, open_reader, own_answers_of, read_acted
 from perturn.settings.recipe import read_recipe
 
 RECIPE = """
@@ -54,7 +56,8 @@ def expected_of(episodes, model):
     """Weights by the credit itself, asked with likelihoods of a policy."""
     found = {}
     for group in groups_of(episodes):
-        weights = CREDITS["igpo"]()(group, answer=answers_of(group, FORM, str(model)))
+        answer = answers_of(group, FORM, open_reader(str(model)), after_last=False)
+        weights = CREDITS["igpo"]()(group, answer=answer)
         found |= zip([one.key for one in group], weights, strict=True)
     return found
 
@@ -108,6 +111,15 @@ def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
     bare = [replace(one, task=replace(one.task, data={})) for one in episodes]
     with pytest.raises(DataError, match="has no gold answer"):
         assign_credit(bare, "igpo", model=str(tiny_folder), answer=FORM)
+
+
+@pytest.mark.parametrize(("name", "reads"), [("igpo", False), ("a2tgpo", False), ("igpo-last", True)])
+def test_after_the_last_turn_is_asked_for_credits_that_read_it(answered, tiny_folder, name, reads):
+    credit = make_credit({"name": "igpo", "last_gain": True} if reads else {"name": name})
+    found = read_acted(answered, credit, open_reader(str(tiny_folder)), FORM)["answer"]
+
+    assert [isnan(each[-1]) for each in found] == [not reads] * len(answered)
+    assert not any(isnan(value) for each in found for value in each[:-1])
 
 
 def test_an_answer_is_written_as_the_protocol_writes_actions(file):
@@ -177,14 +189,14 @@ def answered(file):
 
 def test_own_answers_are_asked_for_as_gold_ones_are(answered, tiny_folder):
     """Clusters are counted within a task, and the likelihoods are those of gold answers of the same text."""
-    given = own_answers_of(answered, CREDITS["siop"](), FORM, str(tiny_folder))
+    given = own_answers_of(answered, CREDITS["siop"](), FORM, open_reader(str(tiny_folder)))
 
     assert given["clusters"] == [0, 0, 1, -1, -1, 0]
     assert [len(around[0]) for around in given["answers"]] == [2, 2, 1, 0, 0, 1]
     for index, k, text in [(0, 0, "Paris"), (1, 1, "paris!"), (2, 0, "Rome"), (5, 0, "Paris")]:
         one = answered[index]
         gold = replace(one, task=replace(one.task, data={**one.task.data, "answer": text}))
-        (alone,) = answers_of([gold], FORM, str(tiny_folder))
+        (alone,) = answers_of([gold], FORM, open_reader(str(tiny_folder)))
         assert [each[k] for each in given["answers"][index]] == pytest.approx(alone, abs=1e-5)
 
 
@@ -219,7 +231,7 @@ def test_the_loop_needs_no_gold_answer(answered, file, tiny_folder):
 
     rows = {row.key: row for row in read_credits(run.paths.credit("siop", ""))}
     for group in groups_of(bare):
-        needed = own_answers_of(group, CREDITS["siop"](), FORM, str(tiny_folder))
+        needed = own_answers_of(group, CREDITS["siop"](), FORM, open_reader(str(tiny_folder)))
         for one, weight in zip(group, CREDITS["siop"]()(group, **needed), strict=True):
             assert rows[one.key].weight == pytest.approx(weight.tolist(), abs=1e-5)
     assert {row.bin for row in rows.values()} == {"trained"}

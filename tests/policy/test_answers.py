@@ -1,13 +1,16 @@
 """The gold answer's likelihood around each turn: packed passes say what a plain pass a turn says."""
 
+import copy
 import logging
 from dataclasses import replace
 from math import isnan
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 from perturn.errors import DataError, ModelError
+from perturn.policy import answers
 from perturn.policy.answers import answer_logprobs, own_answer_logprobs
 from perturn.policy.branches import as_sequences, branches, branches_of, gold_answer
 from perturn.policy.packing import lay_out
@@ -182,6 +185,25 @@ def test_a_template_that_lets_nobody_speak_twice_leaves_the_last_one_open(tokeni
         assert found[:-1] == pytest.approx(expected[:-1], abs=1e-5)
 
 
+def test_after_the_last_turn_is_asked_where_that_is_read(renderer, tiny_model, monkeypatch):
+    """Without it no token of the last turns is computed; the others are as they were."""
+    asked_for = []
+    compute = answers.compute_logprobs
+
+    def spy(model, sequences, token_budget):
+        asked_for.append(sum(len(one.ids) for one in sequences))
+        return compute(model, sequences, token_budget)
+
+    monkeypatch.setattr(answers, "compute_logprobs", spy)
+    (whole,), (found,) = (
+        answer_logprobs(tiny_model, renderer, EPISODES[:1], FORM, after_last=last) for last in (True, False)
+    )
+
+    assert isnan(found[-1])
+    assert found[:-1] == pytest.approx(whole[:-1], abs=1e-5)
+    assert asked_for[0] - asked_for[1] == len(branches(renderer, EPISODES[0], FORM)[-1].ids)
+
+
 @pytest.mark.parametrize("data", [{}, {"answer": ""}, {"answer": 3}, {"answer": ["the Wend"]}])
 def test_a_task_without_a_gold_answer_is_refused(renderer, tiny_model, data):
     one = replace(EPISODES[0], task=Task("bridges", data=data))
@@ -191,6 +213,18 @@ def test_a_task_without_a_gold_answer_is_refused(renderer, tiny_model, data):
     ):
         answer_logprobs(tiny_model, renderer, [one], FORM)
     assert gold_answer(Task("t", data={"answer": " Wend\n"})) == "Wend"
+
+
+def test_an_accent_of_its_own_is_the_letter_that_has_it(renderer, tokenizer, tiny_model):
+    """A tokenizer may write a text in NFC alone, as Qwen's does, where the gold answer came as NFD."""
+    composed, apart = episode(2, "the Wénd"), episode(2, "the We\u0301nd")
+    writes_nfc = copy.deepcopy(tokenizer)
+    writes_nfc.backend_tokenizer.normalizer = normalizers.NFC()
+
+    expected = answer_logprobs(tiny_model, renderer, [composed], FORM)
+
+    for one in (renderer, Renderer(writes_nfc)):
+        assert answer_logprobs(tiny_model, one, [apart], FORM) == expected
 
 
 def test_a_template_may_leave_out_blanks_around_a_turn(tokenizer):

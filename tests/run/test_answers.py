@@ -8,7 +8,7 @@ from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import DataError
 from perturn.run.credit import credit_run
-from perturn.run.quantities import answers_of
+from perturn.run.readings import answers_of, open_reader
 
 from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
 
@@ -17,7 +17,7 @@ def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_fo
     """In the words of the environment and the format, and of stored episodes alone; a FAILED one is not asked."""
     monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
     asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
-    answers = answers_of(asked, "Action: number {answer}", str(tiny_folder))
+    answers = answers_of(asked, "Action: number {answer}", open_reader(str(tiny_folder)))
     folder = explored_by(recipe, asked)
 
     (one,) = credit_run(folder, ["credit.name=igpo", "credit.gamma=0.5"], reference="base")["iterations"]

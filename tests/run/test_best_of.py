@@ -14,7 +14,7 @@ from perturn.errors import ConfigError, EngineFailure
 from perturn.report import summarize, write_report
 from perturn.run.best_of import best_of
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.quantities import reference_of
+from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import learned_from, policy_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -92,7 +92,7 @@ def test_the_implicit_reward_is_that_of_the_policy_over_its_start(opened, tiny_f
     drawn = [
         episode("a", number, 0.0, *text.split("/")) for number, text in enumerate(["one", "two/three", "4"])
     ]
-    found = [reference_of(drawn, str(model)) for model in (folder, tiny_folder)]
+    found = [reference_of(drawn, open_reader(str(model))) for model in (folder, tiny_folder)]
     gains = [
         sum(float((o - t).sum()) for o, t in zip(*both, strict=True)) for both in zip(*found, strict=True)
     ]

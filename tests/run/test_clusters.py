@@ -72,6 +72,14 @@ def test_answers_are_one_once_normalized():
     assert clusters_of(group, CREDITS["siop"](members=1), FORM)[1][5] == ["the Wend"]
 
 
+def test_an_accent_of_its_own_makes_no_other_answer():
+    """Composed and decomposed they read the same, and one text stands for both."""
+    clusters, texts = clusters_of(finished("Wénd", "We\u0301nd", "Wend"), CREDITS["siop"](), FORM)
+
+    assert clusters == [1, 1, 0]
+    assert texts == [["Wénd"], ["Wénd"], ["Wend"]]
+
+
 def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
     group = finished("the Wend", "Wend", None, "Wye")
     expected = dict(

@@ -17,7 +17,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
 from perturn.run.credit import credit_groups, credit_run
-from perturn.run.quantities import reference_of
+from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -150,7 +150,7 @@ def test_a_credit_that_reads_a_reference_gets_it(explored, tiny_folder):
         credit_run(explored, ["credit.name=confidence"])
 
     episodes = list(read_trajectories(explored / "trajectories" / "explore-001.jsonl"))
-    logprobs = reference_of(episodes, str(tiny_folder))
+    logprobs = reference_of(episodes, open_reader(str(tiny_folder)))
     pivot = sorted(float(turn.mean().exp()) for one in logprobs for turn in one)[4]
     credit_run(explored, ["credit.name=confidence", f"credit.pivot={pivot}"], reference="base")
 
@@ -183,6 +183,11 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
             [f"credit.name={__name__}:Vague"],
             r"credit '.*:Vague' needs values and has no method value_targets",
         ),
+        (
+            [f"credit.name={__name__}:Mute"],
+            r"credit '.*:Mute' must have needs, a set of the names .* got None",
+        ),
+        ([f"credit.name={__name__}:Listed"], r"must have needs, a set .* got \['reference'\]; write needs ="),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
 )
@@ -233,6 +238,18 @@ class Vague(Own):
     """One that reads values of nobody knows what."""
 
     needs = frozenset({"values"})
+
+
+class Mute(Own):
+    """One that does not say that it reads nothing."""
+
+    needs = None
+
+
+class Listed(Own):
+    """One that says what it reads as a list."""
+
+    needs = ["reference"]  # noqa: RUF012
 
 
 class Across(Own):

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 import perturn
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
-from perturn.run.quantities import reference_of
+from perturn.run.readings import open_reader, reference_of
 from perturn.types import EpisodeProtocol, Sampling
 
 OWN = "own_environment:GuessNumber"
@@ -124,7 +124,7 @@ def test_a_model_that_trains_is_asked_without_dropout(experts, tokenizer):
         layer.mlp.register_forward_hook(lambda module, _, out: torch.dropout(out, 0.5, module.training))
 
     found = [perturn.assign_credit(experts, "confidence", model=model, tokenizer=tokenizer) for _ in range(2)]
-    logprobs = [reference_of(experts, model, tokenizer) for _ in range(2)]
+    logprobs = [reference_of(experts, open_reader(model, tokenizer)) for _ in range(2)]
 
     assert_close(*found, rtol=0, atol=0)
     assert_close(*logprobs, rtol=0, atol=0)
@@ -204,3 +204,9 @@ def test_the_public_names_are_shown():
     """And each is there."""
     assert {"collect", "make_pairs", "assign_credit", "train", "evaluate", "TurnTrainer"} <= set(dir(perturn))
     assert all(hasattr(perturn, name) for name in dir(perturn))
+
+
+def test_a_credit_that_does_not_say_what_it_reads_is_refused(experts):
+    """An object of a class without needs."""
+    with pytest.raises(ConfigError, match="credit 'object' must have needs, a set of the names"):
+        perturn.assign_credit(experts, object())

@@ -9,7 +9,7 @@ from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import ConfigError
 from perturn.run.credit import credit_run
-from perturn.run.quantities import feedback_of
+from perturn.run.readings import feedback_of, open_reader
 
 from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
 
@@ -18,7 +18,7 @@ WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Not
 
 def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F811
     """With the placeholder of the credit; a FAILED episode and a last turn are not known."""
-    gains = feedback_of(EPISODES, "Nothing.", str(tiny_folder))
+    gains = feedback_of(EPISODES, "Nothing.", open_reader(str(tiny_folder)))
 
     (one,) = credit_run(explored, WORDS, reference="base")["iterations"]
 

@@ -245,6 +245,21 @@ def test_two_episodes_are_not_put_into_a_history_that_is_cut():
         check_outcomes(recipe(outcomes={"name": "coh"}, protocol={"name": "scienceworld-eto", "history": 2}))
 
 
+def test_takeovers_by_confidence_are_refused_before_work_where_nothing_says_it():
+    """An API gives no log-probabilities; at random the expert takes over there too."""
+    given = {
+        "align": {"loss": {"name": "sft"}},
+        "engine": {"name": "api", "base_url": "http://127.0.0.1:9/v1"},
+    }
+    with pytest.raises(
+        ConfigError, match=r"outcomes\.takeover=confidence reads .* engine 'api' does not give"
+    ):
+        check_outcomes(recipe(outcomes={"name": "oec", "takeover": "confidence"}, **given))
+
+    check_outcomes(recipe(outcomes={"name": "oec"}, **given))
+    check_outcomes(recipe(outcomes={"name": "oec", "takeover": "confidence"}, align=given["align"]))
+
+
 def test_a_study_scores_a_policy_that_was_told_with_what_it_was_told():
     """The run that scores has no outcomes, but the suffix; of other methods it has none."""
     study = Study(

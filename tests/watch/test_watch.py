@@ -109,6 +109,27 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
         assert word in text
 
 
+def test_of_best_of_n_the_drawn_episodes_are_told(tmp_path):
+    """Two tasks, eight samples each: 15 of 16 are there, of which ten failed, though the chosen two did not."""
+    part = {"evaluate": {"tasks": {"n": 2}, "best_of": {"samples": 8}, "sampling": {"temperature": 1.0}}}
+    run = Run(parse(Recipe, RECIPE | part | {"output": str(tmp_path)}))
+    with run.stage("evaluate-base") as counts:
+        counts |= {"episodes": 2, "drawn_episodes": 15}
+        run.paths.drawn("base").parent.mkdir()
+        rows = [(f"t/{i % 2}", "failed" if i < 10 else "completed", i // 2) for i in range(15)]
+        drawn = [episode(task, 1.0, status, sample=sample) for task, status, sample in rows]
+        run.paths.drawn("base").write_text("".join(drawn))
+        early = Watcher(run.folder).look()
+        run.paths.evaluation("base").write_text(episode("t/0", 1.0) + episode("t/1", 1.0))
+    state = Watcher(run.folder).look()
+
+    (row,) = state.scores
+    assert (row.n, row.failed, row.drawn, row.asked, state.stages[0].done) == (2, 0, 15, 16, 15)
+    assert "15 of 16 episodes" in shown(state)
+    for seen in (early, state):
+        assert [(each.rule, each.message[:8]) for each in seen.alarms] == [("episodes fail", "base: 10")]
+
+
 def snapshot(folder):
     """Every file with its content and times."""
     return {

@@ -44,6 +44,7 @@ class A2TGPO(GroupCredit):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"answer"})
+    last_gain: ClassVar[bool] = False
 
     alpha: Annotated[float, Bound(least=0)] = 0.3
     """Weight of the gains beside the outcome, without unit; >= 0."""

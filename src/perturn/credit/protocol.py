@@ -25,7 +25,8 @@ class Credit(Protocol):
 
     One that needs `answer` is given the mean log-probability of the tokens of the task's gold answer before each turn
     and after the last one, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an
-    episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`.
+    episode that FAILED. Tasks then hold their gold answer as a text in `data["answer"]`. With `last_gain = False` it is
+    not asked for after the last turn.
 
     One that needs `answers` and `clusters` is given the cluster of the final answer of each trajectory, -1 where it
     gave none [trajectories], and the mean log-probability of the tokens of each answer that stands for it, as `answer`

@@ -119,6 +119,11 @@ class RunPaths:
         return {policy: files[policy] for policy in order if policy in files}
 
     @property
+    def all_drawn(self) -> dict[str, Path]:
+        """The files of `drawn` that are there, by policy."""
+        return {file.stem: file for file in sorted(self.drawn("").parent.glob("*.jsonl"))}
+
+    @property
     def marks(self) -> list[str]:
         """Marks of the iterations that have files, such as `-003`; one empty mark where the loop is done once."""
         files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]

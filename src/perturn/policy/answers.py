@@ -28,6 +28,7 @@ def answer_logprobs(
     trajectories: Sequence[Trajectory],
     form: str,
     token_budget: int = TOKEN_BUDGET,
+    after_last: bool = True,
 ) -> list[list[float]]:
     """Mean log-probability of the gold answer's tokens before each turn and after the last one.
 
@@ -42,6 +43,7 @@ def answer_logprobs(
         trajectories: Episodes, in any order.
         form: Text of a turn that gives an answer, with `{answer}` where that stands.
         token_budget: Tokens of one pass.
+        after_last: Whether it is asked for after the last turn too; else that is NaN.
 
     Returns:
         In nats `[trajectories][turns + 1]`. NaN for an episode that FAILED or has no turn, where the answer would end
@@ -54,7 +56,8 @@ def answer_logprobs(
 
     def write(i: int) -> Written:
         one = trajectories[i]
-        return branches_of(renderer, one, form, [gold_answer(one.task)])
+        found = branches_of(renderer, one, form, [gold_answer(one.task)])
+        return found if after_last else [*found[:-1], None]
 
     found = _logprobs(model, trajectories, write, token_budget)
     return [[each[0] if each else nan for each in of_one] for of_one in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from unicodedata import normalize
 
 from perturn.episodes.prompts import as_seen
 from perturn.errors import DataError, ModelError
@@ -22,7 +23,7 @@ GOLD = "answer"
 
 
 def gold_answer(task: Task) -> str:
-    """The gold answer of a task.
+    """The gold answer of a task, in Unicode's NFC: the form that most tokenizers write a text in.
 
     Raises:
         DataError: If the task has none.
@@ -33,7 +34,7 @@ def gold_answer(task: Task) -> str:
             f"task {task.id!r:.80} has no gold answer: expected a text in data[{GOLD!r}], got {found!r:.80}. Take an "
             "environment whose tasks have one, such as hotpotqa, or a credit that reads none, such as rloo."
         )
-    return found.strip()
+    return normalize("NFC", found.strip())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from typing import Any
 
@@ -25,12 +25,27 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it reads values and does not say what of.
+        ConfigError: If there is no such credit, a setting is wrong, or it does not say what it reads, or how.
     """
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
     credit: Credit = build(table, section, "credit")
-    needs = getattr(credit, "needs", ())
+    check_credit(credit, name)
+    return credit
+
+
+def check_credit(credit: Any, name: str) -> None:
+    """Refuse a credit that does not say what it reads, or how.
+
+    Raises:
+        ConfigError: Naming what it lacks.
+    """
+    needs = getattr(credit, "needs", None)
+    if not isinstance(needs, Set):
+        raise ConfigError(
+            f"credit {name!r} must have needs, a set of the names of what is computed for it, got {needs!r:.80}; write "
+            "needs = frozenset() in its class if there is nothing. See perturn.credit.Credit."
+        )
     if "values" in needs and not hasattr(credit, "value_targets"):
         raise ConfigError(
             f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
@@ -49,7 +64,6 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     same = str(getattr(credit, "same", "exact"))
     if "answers" in needs and ":" in same and not callable(load_object(same)):
         raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
-    return credit
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:

@@ -129,9 +129,13 @@ def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
             "policy %s was trained from no other; the first sample of each task is scored.", policy
         )
         return [0.0] * len(episodes)
-    template, reference_of = chat_template(run.recipe.model), locate("perturn.run.quantities:reference_of")
+    template = chat_template(run.recipe.model)
+    open_reader, reference_of = (
+        locate(f"perturn.run.readings:{name}") for name in ("open_reader", "reference_of")
+    )
     ours, theirs = (
-        reference_of(episodes, policy_path(run, name), template=template) for name in (policy, start)
+        reference_of(episodes, open_reader(policy_path(run, name), None, template))
+        for name in (policy, start)
     )
     return [_sum(own) - _sum(its) for own, its in zip(ours, theirs, strict=True)]
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
 
 from perturn.envs.hotpotqa.answer import normalize_answer
 from perturn.envs.load import load_object
@@ -58,7 +59,7 @@ def final_answer(episode: Trajectory, form: str) -> str | None:
     """The answer that an episode's last turn gives; None if it gives none, as in an episode that FAILED.
 
     It is read from the last line of the turn, by the line of the form that the answer stands in, whatever the case of
-    letters and the blanks between words.
+    letters and the blanks between words; in Unicode's NFC, as gold answers are.
     """
     if not episode.turns or failed(episode) or not episode.turns[-1].valid:
         return None
@@ -66,7 +67,7 @@ def final_answer(episode: Trajectory, form: str) -> str | None:
     begin, end = before.rpartition("\n")[2], after.partition("\n")[0]
     pattern = rf"(?:^|\n)\s*{_loosely(begin)}\s*([^\n]*?)\s*{_loosely(end)}\s*$"
     found = re.search(pattern, episode.turns[-1].action.text, re.IGNORECASE)
-    return found[1] or None if found else None
+    return normalize("NFC", found[1]) or None if found else None
 
 
 def _loosely(text: str) -> str:

@@ -100,8 +100,8 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
 
     The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
     episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
-    are taught or explored are kept; conversations have no task, and all are taught. What the run holds already is left
-    alone, so a second call adds nothing.
+    are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run
+    holds already is left alone, so a second call adds nothing.
 
     Args:
         run: The run.
@@ -125,7 +125,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
-            "and no conversation can be taught."
+            "and conversations are taught by sft and by outcomes rft, nat, coh and oec alone."
         )
     return _add(run, found, file)
 
@@ -140,15 +140,15 @@ def _is_ours(file: Path) -> bool:
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
     """Episodes on the tasks, and conversations if somebody is taught."""
-    known = {task.id for task in tasks}
+    known, outcomes = {task.id for task in tasks}, run.recipe.outcomes
+    is_taught = run.recipe.sft is not None or (outcomes is not None and outcomes.way.anew)
     for number, one in enumerate(_episodes(file), start=1):
         if one.environment not in ("", environment):
             raise DataError(
                 f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "
                 "rewards do not compare. Record it again."
             )
-        is_wanted = one.task.id in known if one.environment else run.recipe.sft is not None
-        if is_wanted:
+        if one.task.id in known if one.environment else is_taught:
             yield one
 
 

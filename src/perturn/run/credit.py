@@ -20,7 +20,8 @@ from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
-from perturn.run.quantities import compute_needed, scores_of
+from perturn.run.quantities import compute_needed
+from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages

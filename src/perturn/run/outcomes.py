@@ -11,7 +11,7 @@ from perturn.errors import ConfigError, RunError
 from perturn.run.correct import taken_over
 from perturn.run.labelled import ROWS, divide, lacking
 from perturn.run.progress import console
-from perturn.run.session import Session, make_protocol, make_renderer
+from perturn.run.session import Session, engine_settings, make_protocol, make_renderer
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, mark
 from perturn.table import locate
@@ -70,19 +70,23 @@ def _limit(recipe: Recipe) -> Callable[[Trajectory], bool]:
 
 
 def check_outcomes(recipe: Recipe) -> None:
-    """Refuse two episodes in one conversation where a policy sees only the end of one.
+    """Refuse two episodes in one conversation where a policy sees only the end of one, and confidence that nobody says.
 
     Raises:
         ConfigError: Saying what to set.
     """
-    if (
-        recipe.outcomes
-        and recipe.outcomes.name == "coh"
-        and make_protocol(recipe.protocol).history is not None
-    ):
+    settings = recipe.outcomes
+    if settings is None:
+        return
+    if settings.name == "coh" and make_protocol(recipe.protocol).history is not None:
         raise ConfigError(
             "outcomes coh puts two episodes into one conversation, of which a policy must see all; set "
             "protocol.history=full."
+        )
+    if settings.takeover == "confidence" and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            "outcomes.takeover=confidence reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take random, or engine.name=local."
         )
 
 

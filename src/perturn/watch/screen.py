@@ -15,7 +15,7 @@ from rich.text import Text
 from perturn.data.paths import iteration_of
 from perturn.watch.alarms import RULES
 from perturn.watch.iterations import LAST, Iteration
-from perturn.watch.state import Stage, State, Watcher
+from perturn.watch.state import Score, Stage, State, Watcher
 
 _COLOURS = {
     "done": "green",
@@ -142,13 +142,21 @@ def _ledger(one: Iteration) -> str:
 
 def _scores(state: State) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("policy", "n", "average score", "success rate", "failed"):
+    drawn = ("best of",) if any(row.drawn is not None for row in state.scores) else ()
+    for name in ("policy", "n", "average score", "success rate", "failed", *drawn):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
-        table.add_row(
-            row.policy, str(row.n), f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
-        )
+        numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
+        best_of = [_drawn(row)] if drawn else []
+        table.add_row(row.policy, str(row.n), *numbers, *best_of)
     return table
+
+
+def _drawn(row: Score) -> str:
+    """How many episodes the scored ones are the best of, and how many were asked for if these are not all."""
+    if row.drawn is None:
+        return ""
+    return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"
 
 
 def _alarms(state: State) -> RenderableType:

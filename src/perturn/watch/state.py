@@ -68,6 +68,10 @@ class Score:
     mean_score: float
     success_rate: float
     failed: int
+    drawn: int | None = None
+    """Episodes played, where the best of several of each task is scored; these are counted above."""
+    asked: int | None = None
+    """Episodes that were to be played for that."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class Watcher:
         now = self._current(progress) if progress else None
         stages = _stages(done, progress, now)
         scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
+        drawn = {policy: self._rows(file) for policy, file in self._paths.all_drawn.items()}
         marks = [mark for mark in reversed(self._paths.marks) if self._paths.metrics(f"align{mark}").exists()]
         logged = {
             stage: self._rows(self._paths.metrics(stage))
@@ -136,15 +141,31 @@ class Watcher:
             state=state,
             says=says,
             stages=stages,
-            scores=[_score(policy, episodes) for policy, episodes in scores.items() if episodes],
+            scores=[
+                self._score(policy, episodes, drawn.get(policy))
+                for policy, episodes in scores.items()
+                if episodes
+            ],
             metrics={
                 stage: {key: rows[-1][key] for key in ("step", *_SHOWN) if key in rows[-1]}
                 for stage, rows in metrics.items()
             },
-            alarms=alarms(self._vitals(scores, metrics, done, iterations)),
+            alarms=alarms(self._vitals(scores, scores | drawn, metrics, done, iterations)),
             iterations=iterations,
             planned=_whole(self._number(1.0, "iterations")),
             silent=self._silence() if now is not None and now.state in ("running", "died") else None,
+        )
+
+    def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
+        samples = _whole(self._number(1.0, "evaluate", "best_of", "samples"))
+        return Score(
+            policy,
+            len(episodes),
+            round(fmean(one.score for one in episodes), 4),
+            round(fmean(one.success for one in episodes), 4),
+            sum(one.failed for one in episodes),
+            len(drawn) if drawn is not None else None,
+            samples * len({one.task for one in episodes}) if drawn is not None else None,
         )
 
     def _silence(self) -> float:
@@ -177,6 +198,7 @@ class Watcher:
     def _vitals(
         self,
         scores: dict[str, list[Outcome]],
+        played: dict[str, list[Outcome]],
         metrics: dict[str, list[dict[str, float]]],
         done: Mapping[str, Any],
         iterations: list[Iteration],
@@ -203,7 +225,7 @@ class Watcher:
             success=[one.success_rate for one in iterations if one.success_rate is not None],
             failed={
                 name: [one.failed for one in rows]
-                for name, rows in [("expert", expert), *scores.items(), ("explore", explored)]
+                for name, rows in [("expert", expert), *played.items(), ("explore", explored)]
             },
             max_log_ratio=self._number(Vitals.max_log_ratio, "align", "loss", "max_log_ratio"),
         )
@@ -236,7 +258,8 @@ def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | N
 def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
     """A stage as the manifest has it."""
     counts = entry.get("counts") or {}
-    items = counts.get("episodes") if isinstance(counts.get("episodes"), int) else None
+    found = counts.get("drawn_episodes", counts.get("episodes"))
+    items = found if isinstance(found, int) else None
     return Stage(
         name,
         state="done" if entry.get("done") else "stopped",
@@ -245,16 +268,6 @@ def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
         unit="episodes" if "episodes" in counts else "",
         seconds=entry.get("seconds"),
         memory_gb=entry.get("peak_memory_gb"),
-    )
-
-
-def _score(policy: str, episodes: list[Outcome]) -> Score:
-    return Score(
-        policy,
-        len(episodes),
-        round(fmean(one.score for one in episodes), 4),
-        round(fmean(one.success for one in episodes), 4),
-        sum(one.failed for one in episodes),
     )
 
 

@@ -13,7 +13,10 @@ _WHOLE = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without the articles a, an and the, and with single blanks."""
+    """Lower case, without ASCII punctuation, without the articles a, an and the, and with single blanks.
+
+    As in the official script, nothing else: a letter and its accent as two characters are not the letter that has both.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

@@ -1,25 +1,16 @@
-"""The stages as functions on objects, without a recipe and a run folder: for notebooks and scripts.
-
-Each does by the same code what its stage of a run does. What a folder gives is not here: resuming, the record of
-versions, the report.
-"""
+"""Episodes and scores without a run: of an environment, and of a policy that may be an object."""
 
 from __future__ import annotations
 
 import logging
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor
-
-from perturn.credit import Credit
-from perturn.data.pairs import pair_with_expert
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here
@@ -27,31 +18,19 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
-from perturn.policy.branches import MARK
-from perturn.policy.config import TurnConfig
-from perturn.policy.credits import make_credit
 from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
-from perturn.policy.sampled import weigh_groups
 from perturn.policy.tokens import Renderer
-from perturn.policy.trainer import TurnTrainer
 from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.quantities import (
-    answers_of,
-    contributions_of,
-    feedback_of,
-    own_answers_of,
-    reference_of,
-)
 from perturn.run.score import rules_for, scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse
 from perturn.settings.sections import Explore, ProtocolSettings, Section, Tasks, Worlds
 from perturn.stats import PairedComparison
-from perturn.types import Engine, Environment, EpisodeProtocol, PreferencePair, Sampling, Task, Trajectory
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory
 
 _logger = logging.getLogger(__name__)
 
@@ -115,142 +94,6 @@ def collect(
         return _in_order(
             jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
         )
-
-
-def make_pairs(
-    experts: Iterable[Trajectory],
-    explored: Iterable[Trajectory],
-    threshold: float = 0.4,
-    *,
-    max_extra_turns: int | None = None,
-) -> list[PreferencePair]:
-    """Pair the expert's trajectories with a policy's own failures; `perturn.data.pairs` counts what is left out too.
-
-    Args:
-        experts: Trajectories to learn from.
-        explored: The policy's.
-        threshold: Gap of total reward that a pair must exceed (tau, tlm-DRE Appendix B).
-        max_extra_turns: Cut the rejected side to the expert's turns plus this many; None: never.
-    """
-    return pair_with_expert(experts, explored, threshold, max_extra_turns=max_extra_turns)[0]
-
-
-def assign_credit(
-    trajectories: Sequence[Trajectory],
-    credit: str | Section | Credit = "confidence",
-    *,
-    model: Any = None,
-    tokenizer: Any = None,
-    chat_template: str | None = None,
-    answer: str | None = None,
-) -> list[Tensor]:
-    """The weight of every turn; trajectories of one task and one policy are a group.
-
-    Args:
-        trajectories: What to weigh.
-        credit: A credit, or the name of one, or a section `credit`.
-        model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
-            what replies changed or what turns contributed, the policy that acted.
-        tokenizer: The reference's; None: of its `name_or_path`.
-        chat_template: Jinja chat template to use instead of the tokenizer's own.
-        answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
-            "Action: finish[{answer}]", where the credit reads how likely one is.
-
-    Returns:
-        One tensor a trajectory, in their order, without unit [turns].
-
-    Raises:
-        ConfigError: If there is no such credit, or it needs a reference or an answer and there is none.
-        DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
-    """
-    weigher: Any = credit
-    if isinstance(credit, str | Mapping):
-        weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, one in enumerate(trajectories):
-        groups.setdefault((one.task.id, one.policy), []).append(index)
-    _check_given(weigher, model, answer)
-    needed: dict[str, Sequence[Any]] = {}
-    if weigher.needs and not isinstance(model, str | Path):
-        tokenizer = tokenizer or _tokenizer_of(model)
-    if "reference" in weigher.needs:
-        needed["reference"] = reference_of(trajectories, model, tokenizer, chat_template)
-    if answer is not None and "answer" in weigher.needs:
-        needed["answer"] = answers_of(trajectories, answer, model, tokenizer, chat_template)
-    if answer is not None and "answers" in weigher.needs:
-        needed |= own_answers_of(trajectories, weigher, answer, model, tokenizer, chat_template)
-    if "feedback" in weigher.needs:
-        needed["feedback"] = feedback_of(trajectories, weigher.placeholder, model, tokenizer, chat_template)
-    if "contributions" in weigher.needs:
-        needed["contributions"] = contributions_of(trajectories, weigher, model, tokenizer, chat_template)
-    weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
-    return [weights[index] for index in range(len(trajectories))]
-
-
-def _check_given(weigher: Any, model: Any, answer: Any) -> None:
-    """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
-
-    Raises:
-        ConfigError: Saying what to give, or where it is computed.
-    """
-    name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - {"reference", "answer", "answers", "clusters", "feedback", "contributions"})
-    if elsewhere:
-        raise ConfigError(
-            f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
-            "RUN credit.name=...`."
-        )
-    if needs and model is None:
-        whose = "a reference policy" if "reference" in needs else "the policy that acted"
-        raise ConfigError(f"credit {name} reads {whose}; give model=.")
-    if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
-        raise ConfigError(
-            f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
-            f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
-        )
-
-
-def train(
-    model: Any,
-    rows: Iterable[Any],
-    *,
-    loss: str | dict[str, Any] = "tlm-dre",
-    credit: str | dict[str, Any] | None = None,
-    tokenizer: Any = None,
-    ref_model: Any = None,
-    peft_config: Any = None,
-    **settings: Any,
-) -> Any:
-    """Train a policy, in place if it is a model already; `TurnTrainer` is the same with all of a Trainer's ways.
-
-    Args:
-        model: A name, or a transformers model.
-        rows: Pairs or trajectories, ours or TRL's.
-        loss: Name of a loss, or a section `loss`.
-        credit: Name of a credit, or a section `credit`; None: that of the loss's paper.
-        tokenizer: None: the model's own.
-        ref_model: The reference; None: the model as it is now.
-        peft_config: Train these adapters instead of all weights.
-        settings: Further settings of `TurnConfig`. Nothing is saved without `output_dir`.
-
-    Returns:
-        The trained model, in evaluation mode.
-    """
-    with ExitStack() as ended:
-        if "output_dir" not in settings:
-            folder = ended.enter_context(TemporaryDirectory(prefix="perturn-"))
-            settings = {"output_dir": folder, "save_strategy": "no", "report_to": "none", **settings}
-        trainer = TurnTrainer(
-            model,
-            TurnConfig(loss=loss, credit=credit, **settings),
-            train_dataset=rows,
-            processing_class=tokenizer,
-            ref_model=ref_model,
-            peft_config=peft_config,
-        )
-        trainer.train()
-    assert trainer.model is not None
-    return trainer.model.eval()
 
 
 @dataclass(frozen=True)
@@ -386,7 +229,7 @@ def _loaded(model: Any, tokenizer: Any) -> Loaded:
     """A model of the caller's, as it is."""
     return Loaded(
         model=model,
-        tokens=Renderer(tokenizer or _tokenizer_of(model)),
+        tokens=Renderer(tokenizer or tokenizer_of(model)),
         name=f"policy@{weights_digest(model)[:12]}",
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -394,7 +237,7 @@ def _loaded(model: Any, tokenizer: Any) -> Loaded:
     )
 
 
-def _tokenizer_of(model: Any) -> Any:
+def tokenizer_of(model: Any) -> Any:
     """The tokenizer of a model of the caller's, by the name that it was loaded from."""
     config = getattr(model, "config", None)
     if config is None:

@@ -1,0 +1,157 @@
+"""Pairs, credit and training without a run: of episodes and models that are objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from perturn.credit import Credit
+from perturn.data.pairs import pair_with_expert
+from perturn.errors import ConfigError
+from perturn.policy.branches import MARK
+from perturn.policy.config import TurnConfig
+from perturn.policy.credits import check_credit, make_credit
+from perturn.policy.sampled import weigh_groups
+from perturn.policy.trainer import TurnTrainer
+from perturn.run.direct.playing import tokenizer_of
+from perturn.run.readings import open_reader, read_acted, reference_of
+from perturn.settings.sections import Section
+from perturn.types import PreferencePair, Trajectory
+
+
+def make_pairs(
+    experts: Iterable[Trajectory],
+    explored: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    max_extra_turns: int | None = None,
+) -> list[PreferencePair]:
+    """Pair the expert's trajectories with a policy's own failures; `perturn.data.pairs` counts what is left out too.
+
+    Args:
+        experts: Trajectories to learn from.
+        explored: The policy's.
+        threshold: Gap of total reward that a pair must exceed (tau, tlm-DRE Appendix B).
+        max_extra_turns: Cut the rejected side to the expert's turns plus this many; None: never.
+    """
+    return pair_with_expert(experts, explored, threshold, max_extra_turns=max_extra_turns)[0]
+
+
+def assign_credit(
+    trajectories: Sequence[Trajectory],
+    credit: str | Section | Credit = "confidence",
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    chat_template: str | None = None,
+    answer: str | None = None,
+) -> list[Tensor]:
+    """The weight of every turn; trajectories of one task and one policy are a group.
+
+    Args:
+        trajectories: What to weigh.
+        credit: A credit, or the name of one, or a section `credit`.
+        model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
+            what replies changed or what turns contributed, the policy that acted.
+        tokenizer: The reference's; None: of its `name_or_path`.
+        chat_template: Jinja chat template to use instead of the tokenizer's own.
+        answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
+            "Action: finish[{answer}]", where the credit reads how likely one is.
+
+    Returns:
+        One tensor a trajectory, in their order, without unit [turns].
+
+    Raises:
+        ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
+        DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
+    """
+    weigher: Any = credit
+    if isinstance(credit, str | Mapping):
+        weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
+    else:
+        check_credit(weigher, type(weigher).__name__)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, one in enumerate(trajectories):
+        groups.setdefault((one.task.id, one.policy), []).append(index)
+    _check_given(weigher, model, answer)
+    needed: dict[str, Sequence[Any]] = {}
+    if weigher.needs:
+        if not isinstance(model, str | Path):
+            tokenizer = tokenizer or tokenizer_of(model)
+        reader = open_reader(model, tokenizer, chat_template)
+        if "reference" in weigher.needs:
+            needed["reference"] = reference_of(trajectories, reader)
+        needed |= read_acted(trajectories, weigher, reader, answer or "")
+    weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
+    return [weights[index] for index in range(len(trajectories))]
+
+
+def _check_given(weigher: Any, model: Any, answer: Any) -> None:
+    """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
+
+    Raises:
+        ConfigError: Saying what to give, or where it is computed.
+    """
+    name, needs = type(weigher).__name__, weigher.needs
+    elsewhere = sorted(needs - {"reference", "answer", "answers", "clusters", "feedback", "contributions"})
+    if elsewhere:
+        raise ConfigError(
+            f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
+            "RUN credit.name=...`."
+        )
+    if needs and model is None:
+        whose = "a reference policy" if "reference" in needs else "the policy that acted"
+        raise ConfigError(f"credit {name} reads {whose}; give model=.")
+    if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
+        raise ConfigError(
+            f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
+            f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
+        )
+
+
+def train(
+    model: Any,
+    rows: Iterable[Any],
+    *,
+    loss: str | dict[str, Any] = "tlm-dre",
+    credit: str | dict[str, Any] | None = None,
+    tokenizer: Any = None,
+    ref_model: Any = None,
+    peft_config: Any = None,
+    **settings: Any,
+) -> Any:
+    """Train a policy, in place if it is a model already; `TurnTrainer` is the same with all of a Trainer's ways.
+
+    Args:
+        model: A name, or a transformers model.
+        rows: Pairs or trajectories, ours or TRL's.
+        loss: Name of a loss, or a section `loss`.
+        credit: Name of a credit, or a section `credit`; None: that of the loss's paper.
+        tokenizer: None: the model's own.
+        ref_model: The reference; None: the model as it is now.
+        peft_config: Train these adapters instead of all weights.
+        settings: Further settings of `TurnConfig`. Nothing is saved without `output_dir`.
+
+    Returns:
+        The trained model, in evaluation mode.
+    """
+    with ExitStack() as ended:
+        if "output_dir" not in settings:
+            folder = ended.enter_context(TemporaryDirectory(prefix="perturn-"))
+            settings = {"output_dir": folder, "save_strategy": "no", "report_to": "none", **settings}
+        trainer = TurnTrainer(
+            model,
+            TurnConfig(loss=loss, credit=credit, **settings),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            ref_model=ref_model,
+            peft_config=peft_config,
+        )
+        trainer.train()
+    assert trainer.model is not None
+    return trainer.model.eval()
