@@ -351,7 +351,7 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert all(one["against"]["turns"] for one in found["iterations"])
     for name, against in (("spo", None), ("rloo", "spo")):
         with pytest.raises(
-            ConfigError, match="branch.policy is sft, and credit spo reads what the policy that expl"
+            ConfigError, match=r"branch\.policy is sft, and credit spo reads what the policy that expl"
         ):
             credit_run(proved, [f"credit.name={name}"], against=against, name="again")
     assert not list(proved.glob("credits/again*"))

@@ -404,7 +404,7 @@ def test_options_of_crediting_again_are_refused_without_a_credit(explored):
 def test_weights_are_not_compared_with_themselves(explored):
     """Two settings of one credit have one name, and so one file, unless they are told apart."""
     words = ["credit.name=rloo", "credit.statistics=steps"]
-    with pytest.raises(ConfigError, match="rloo would compare these weights with themselves; give .* --as"):
+    with pytest.raises(ConfigError, match=r"rloo would compare these weights with themselves; give .* --as"):
         credit_run(explored, words, against="rloo")
 
     found = credit_run(explored, words, against="rloo", name="rloo-steps")

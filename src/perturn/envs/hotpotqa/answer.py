@@ -6,7 +6,8 @@ import re
 import string
 from collections import Counter
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+"""Table of the signs that a text is without once normalized, for `str.translate`."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WHOLE = ("yes", "no", "noanswer")
 """Answers that are right or wrong as a whole."""
@@ -14,7 +15,7 @@ _WHOLE = ("yes", "no", "noanswer")
 
 def normalize_answer(text: str) -> str:
     """Lower case, without ASCII punctuation, without the articles a, an and the, and with single blanks."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(answer: str, gold: str) -> bool:
