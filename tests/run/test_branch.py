@@ -48,6 +48,8 @@ class Wandering(Letters):
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 
+GREEDY = ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"]
+
 
 def explored(turns, sample=0, success=False, **changes):
     steps = tuple(Turn(({"role": "user", "content": f"{t}"},), Action("go")) for t in range(turns))
@@ -339,13 +341,20 @@ def test_a_prover_plays_on_in_all_iterations(proved):
     assert by_stem(manifest)["branch, 2 times"]["counts"]["played_by"] == "sft"
 
 
-def test_stored_branches_of_a_prover_are_weighed_again_by_both(proved, monkeypatch):
+def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(proved, monkeypatch):
+    """By another alpha; not as if they were of the policy that explored, neither by itself nor to compare with."""
     monkeypatch.chdir(proved.parents[1])
 
-    found = credit_run(proved, ["credit.name=pav", "credit.alpha=0.5"], against="spo")
+    found = credit_run(proved, ["credit.name=pav", "credit.alpha=2"], against="rloo", name="pav-2")
 
     assert [one["iteration"] for one in found["iterations"]] == [1, 2]
     assert all(one["against"]["turns"] for one in found["iterations"])
+    for name, against in (("spo", None), ("rloo", "spo")):
+        with pytest.raises(
+            ConfigError, match=r"branch\.policy is sft, and credit spo reads what the policy that expl"
+        ):
+            credit_run(proved, [f"credit.name={name}"], against=against, name="again")
+    assert not list(proved.glob("credits/again*"))
 
 
 def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
@@ -361,9 +370,9 @@ def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
     )
 
 
-@pytest.mark.parametrize("harm", ["unfinished", "damaged"])
+@pytest.mark.parametrize("harm", ["unfinished", "unbegun", "damaged"])
 def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
-    """Of a run that was stopped, or of a file that lost its last line."""
+    """Of a run that was stopped within the stage or before it, or of a file that lost its last line."""
     folder = shutil.copytree(online, tmp_path / "copy")
     manifest = json.loads((folder / "manifest.json").read_text())
     file = folder / "trajectories" / "branch-002.jsonl"
@@ -372,8 +381,12 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
     else:
         manifest["stages"]["branch-002"]["done"] = False
         (folder / "manifest.json").write_text(json.dumps(manifest))
+    if harm == "unbegun":
+        file.unlink()
 
-    with pytest.raises(RunError, match={"unfinished": "is not finished", "damaged": "Restore"}[harm]):
+    with pytest.raises(
+        RunError, match="Restore" if harm == "damaged" else "is not finished; run: perturn run"
+    ):
         credit_run(folder, ["credit.name=spo"], name="again")
 
 
@@ -420,6 +433,23 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):  # noqa: F811
+    """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
+    finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
+
+    folder = place / "runs" / "paired-proved"
+    explored, branches = of(folder, "explore-002"), of(folder, "branch-002")
+    pairs = list(read_pairs(folder / "pairs-002.jsonl"))
+    keys = {one.key: one for one in (*explored, *branches)}
+    sides = {(pair.chosen.policy, pair.rejected.policy) for pair in pairs}
+
+    own, prover = ({one.policy for one in each} for each in (explored, branches))
+    assert [{name.partition("@")[0] for name in each} for each in (own, prover)] == [{"dpo-001"}, {"sft"}]
+    assert {name for each in sides for name in each} == own | prover
+    assert all(keys[side.key] == side for pair in pairs for side in (pair.chosen, pair.rejected))
+    assert all(pair.chosen.turns[0] == pair.rejected.turns[0] for pair in pairs)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -443,6 +473,12 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
             ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"],
             "the same episode again",
         ),
+        ([*GREEDY, "branch.policy=sft", "branch.samples=1", "iterations=1"], "the same episode again"),
+        (
+            [*GREEDY, "branch.policy=base"],
+            r"branch\.samples is 2, and at temperature 0 all branches .* alike",
+        ),
+        ([*GREEDY, "branch.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
         (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
     ],
 )
@@ -451,3 +487,12 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
+
+
+@pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])
+def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):  # noqa: F811
+    """SFT's policy explores, in the first iteration alone, so that what another one does then is another episode."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+
+    assert check(recipe_of(place, *GREEDY, "branch.samples=1", *words)) is not None

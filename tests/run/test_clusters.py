@@ -80,6 +80,13 @@ def test_an_accent_of_its_own_makes_no_other_answer():
     assert texts == [["Wénd"], ["Wénd"], ["Wend"]]
 
 
+def test_answers_of_articles_or_signs_alone_are_one_by_these():
+    """Of choices from A to D, A is an article; a sign is no other sign. Letters of other scripts are letters."""
+    group = finished("A", "(a)", "a.", "B", "b.", "An", "+", "-", "\u00c9t\u00e9", "\u00e9t\u00e9!")
+
+    assert clusters_of(group, CREDITS["siop"](), FORM)[0] == [0, 0, 0, 4, 4, 3, 1, 2, 5, 5]
+
+
 def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
     group = finished("the Wend", "Wend", None, "Wye")
     expected = dict(

@@ -416,3 +416,23 @@ def test_options_of_crediting_again_are_refused_without_a_credit(explored):
 
     assert isinstance(done.exception, PerturnError)
     assert "credit.name=NAME" in str(done.exception)
+
+
+def test_weights_are_not_compared_with_themselves(explored):
+    """Two settings of one credit have one name, and so one file, unless they are told apart."""
+    words = ["credit.name=rloo", "credit.statistics=steps"]
+    with pytest.raises(ConfigError, match=r"rloo would compare these weights with themselves; give .* --as"):
+        credit_run(explored, words, against="rloo")
+
+    found = credit_run(explored, words, against="rloo", name="rloo-steps")
+
+    assert [(one["file"], one["against"]["turns"]) for one in found["iterations"]] == [
+        ("credits/rloo-steps-001.jsonl", 9)
+    ]
+
+
+def test_what_cannot_be_compared_with_is_refused_before_work(explored):
+    with pytest.raises(ConfigError, match=r"unknown credit\.name 'rlo'. Did you mean 'rloo'"):
+        credit_run(explored, ["credit.name=gigpo"], against="rlo")
+
+    assert not list(explored.glob("credits/*"))

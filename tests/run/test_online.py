@@ -4,7 +4,10 @@ import io
 import json
 import re
 import shutil
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +22,11 @@ from perturn.data.paths import OPTIMIZER
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.run.export import export_policy
-from perturn.run.groups import too_long
+from perturn.run.groups import alike_within_limit, too_long
 from perturn.run.loop import check, open_run, run_stages
+from perturn.run.pair import _that_part
 from perturn.run.verify import verify
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 from .online import GROUPS, begin, recipe_of
 from .test_loop import finish, place  # noqa: F401  a fixture
@@ -221,3 +225,46 @@ def test_what_cannot_be_trained_so_is_refused_before_work(place, monkeypatch, wo
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=message):
         check(recipe_of(place, *words))
+
+
+def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place, monkeypatch):  # noqa: F811
+    """Training would refuse sides that are the same tokens; where a first turn does not fit, it says so itself."""
+    monkeypatch.chdir(place)
+    heard = [({"role": "user", "content": text},) for text in ("Begin.", "a long story " * 50, "Go on.")]
+    left, right = (Action(f"Action: {text}") for text in ("left", "right"))
+
+    def pair(one, other):
+        sides = (
+            Trajectory(Task("t"), tuple(Turn(*each) for each in zip(heard, actions, strict=False)))
+            for actions in (one, other)
+        )
+        return PreferencePair(*sides)
+
+    pairs = [
+        pair([left, left], [left, right]),
+        pair([left, left], [right, left]),
+        pair([left, left, left], [left, left, right]),
+    ]
+
+    assert alike_within_limit(recipe_of(place, "model.max_length=100"), pairs) == [True, False, True]
+    assert alike_within_limit(recipe_of(place), pairs) == [False] * 3
+    assert alike_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
+
+
+def test_pairs_that_part_too_late_are_counted_and_not_trained(monkeypatch):
+    """Of two, one; a pair of branches counts for both of its sides, one of a correction for the failure."""
+    monkeypatch.setattr("perturn.run.groups.alike_within_limit", lambda recipe, pairs: [True, False])
+    turn = Turn((), Action("a"))
+    played = [Trajectory(Task(name), (turn,) * 3) for name in "ab"]
+    pairs = [PreferencePair(one, replace(one, turns=one.turns[:2])) for one in played]
+    session = SimpleNamespace(recipe=None)
+
+    of_branches, corrected = Counter(kept=4, too_long=0), Counter(kept=2, cut=2)
+    kept = [
+        _that_part(session, pairs, counts, played, each)
+        for counts, each in ((of_branches, 2), (corrected, 1))
+    ]
+
+    assert kept == [pairs[1:]] * 2
+    assert of_branches == Counter(kept=2, too_long=2)
+    assert corrected == Counter(kept=1, too_long=1, cut=1)

@@ -127,6 +127,19 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["by_seed={paire.threshold: [null]}"], "by_seed: unknown key 'paire.threshold'."),
         (["sweep={paire.threshold: [1]}"], "sweep: unknown key 'paire.threshold'."),
         (["environments={here: {modle.name: null}}"], "environments.here: unknown key 'modle.name'."),
+        (["methods.dpo={seed: 7}"], "methods.dpo: 'seed' is the study's to set in each cell; list seeds in"),
+        (["methods.dpo={sweep: {seed: [1, 2]}}"], "methods.dpo.sweep: 'seed' is the study's"),
+        (["by_seed={seed: [0, 0]}"], "by_seed: 'seed' is the study's"),
+        (["environments={here: {seed: 7}}"], "environments.here: 'seed' is the study's"),
+        (
+            ["methods.dpo={name: mine}"],
+            "methods.dpo: 'name' is the study's to set in each cell; leave it out",
+        ),
+        (["methods.dpo={output: mine}"], "'output' is the study's to set in each cell; set the study's own"),
+        (
+            ["methods.dpo={cluster.nodes: []}"],
+            "'cluster.nodes' is the study's to set in each cell; set it in",
+        ),
         (
             ["methods.few={align: null, explore.samples: 9}"],
             "methods.few sets explore.samples, which goes with",

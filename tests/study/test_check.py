@@ -65,6 +65,32 @@ def test_a_study_scores_no_policy_by_what_it_was_trained_from(study):
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("evaluate.best_of: {by: implicit}", "best seed 0: evaluate.best_of.by=implicit reads"),
+        ("evaluate.best_of: {by: likelyhood}", "best seed 0: unknown evaluate.best_of.by 'likelyhood'"),
+        ("evaluate.rerank: {by: own_environment:no_such}", "best seed 0: "),
+    ],
+)
+def test_a_score_that_cannot_be_made_is_refused_before_its_policy_is(study, method, said):
+    """Where nothing is tuned, a run does not score, and the runs that do come hours later."""
+    best = f"{{evaluate.sampling: {{temperature: 1.0}}, {method}}}"
+
+    assert said in refusal(study, "tune=null", f"methods={{best: {best}}}")
+
+
+@pytest.mark.parametrize("choice", ["best_of", "rerank"])
+def test_actions_are_chosen_as_the_test_panel_samples_them(study, choice):
+    """Tuned at temperature 1 and tested at 0, where all are alike; and the other way round."""
+    words = (f"methods={{best: {{evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{}}}}}}",)
+
+    said = refusal(study, *words, "test.sampling={temperature: 0}")
+
+    assert f"best seed 0: evaluate.{choice} " in said
+    assert "all alike at temperature 0" in said
+
+
 def test_nothing_is_learned_on_the_tuning_panel(study):
     """SFT has tasks 0 to 3 of train."""
     said = refusal(study, "tune.tasks={split: train, per_kind: 1}")

@@ -15,7 +15,7 @@ from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Branch
-from perturn.settings.stages import Stage
+from perturn.settings.stages import Stage, policy_of
 from perturn.types import Task, Trajectory, failed, succeeded
 
 _logger = logging.getLogger(__name__)
@@ -43,10 +43,26 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
             f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
             f"take less than {longest}."
         )
-    if not recipe.explore.sampling.temperature and recipe.branch.policy is None:
+    if not recipe.explore.sampling.temperature:
+        _check_greedy(recipe, recipe.branch)
+
+
+def _check_greedy(recipe: Recipe, settings: Branch) -> None:
+    """Refuse branches that are alike, or the explored episode again, where nothing is left to chance.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
+    if settings.policy is None or explorers == {settings.policy}:
         raise ConfigError(
             "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
             "set explore.sampling.temperature, such as 1.0."
+        )
+    if settings.samples > 1:
+        raise ConfigError(
+            f"branch.samples is {settings.samples}, and at temperature 0 all branches from a turn are alike; set "
+            "branch.samples=1, or explore.sampling.temperature, such as 1.0."
         )
 
 

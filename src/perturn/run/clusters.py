@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
 
-from perturn.envs.hotpotqa.answer import normalize_answer
+from perturn.envs.hotpotqa.answer import PUNCTUATION, normalize_answer
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.io.plain import told
@@ -89,6 +89,15 @@ def _cluster(
     return cluster, standing
 
 
+def _normalized(answer: str) -> str:
+    """An answer as HotpotQA's metric has it; of one that is nothing but articles these are kept, or signs.
+
+    The choices from A to D hold such an answer: "(A)" and "a." are one.
+    """
+    lower = " ".join(answer.lower().split())
+    return normalize_answer(answer) or " ".join(lower.translate(PUNCTUATION).split()) or lower
+
+
 def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
     """A label for each answer.
 
@@ -96,7 +105,7 @@ def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
         ConfigError: If a function of the user's raises, or gives something else.
     """
     if same == "exact":
-        return [normalize_answer(answer) or answer for answer in answers]
+        return [_normalized(answer) for answer in answers]
     try:
         function: Labels = load_object(same)
         found = list(function(task, list(answers)))

@@ -20,6 +20,7 @@ from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
+from perturn.run.needed import check_prover
 from perturn.run.quantities import compute_needed
 from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
@@ -105,12 +106,18 @@ def credit_run(
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
     section = _section(words)
-    credit = _make_credit(section)
+    credit = _make_credit(section, recipe)
     label = _label(section) if name is None else name
     if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
         raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
-    found = []
-    for stage in _explored(paths, recipe):
+    if against is not None and _label({"name": against}) == label:
+        raise ConfigError(
+            f"--against {against} would compare these weights with themselves; give them another name, such as --as "
+            "again."
+        )
+    found, explored = [], _explored(paths, recipe)
+    other = None if against is None else _against(paths, recipe, explored, against)
+    for stage in explored:
         episodes = measured(recipe, read_trajectories(paths.trajectories(stage.name)))
         policy = reference or stage.policy
         needed = compute_needed(
@@ -123,17 +130,18 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
         one |= explained(credit, episodes, needed)
         if against is not None:
-            other = _other(paths, recipe, policy, stage.mark, against, episodes)
-            one["against"] = compare_credits(episodes, rows, other).to_dict()
+            theirs = _other(paths, recipe, policy, stage.mark, against, other, episodes)
+            one["against"] = compare_credits(episodes, rows, theirs).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
 
 
-def _make_credit(section: Mapping[str, Any]) -> Credit:
+def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
     """Section `credit` -> the credit.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it needs what nothing computes.
+        ConfigError: If there is no such credit, a setting is wrong, it needs what nothing computes, or it would take
+            a prover's branches for those of the policy that explored.
     """
     credit = make_credit(section)
     missing = sorted(getattr(credit, "needs", frozenset()) - _COMPUTED)
@@ -142,6 +150,7 @@ def _make_credit(section: Mapping[str, Any]) -> Credit:
             f"credit {section['name']!r} reads {', '.join(missing)}, which nothing computes for stored episodes; take "
             "a credit without, such as rloo."
         )
+    check_prover(recipe, str(section["name"]), credit)
     return credit
 
 
@@ -195,13 +204,25 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
         )
 
 
+def _against(paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str) -> Credit | None:
+    """The credit to compare with, by its defaults; None where its weights of every iteration are there."""
+    if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
+        return None
+    return _make_credit({"name": name}, recipe)
+
+
 def _other(
-    paths: RunPaths, recipe: Recipe, policy: str, mark: str, name: str, episodes: Sequence[Trajectory]
+    paths: RunPaths,
+    recipe: Recipe,
+    policy: str,
+    mark: str,
+    name: str,
+    credit: Credit | None,
+    episodes: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Rows of the credit to compare with: those of the run, else by its defaults."""
+    """Rows of the credit to compare with: those that are there, else as the credit gives them."""
     file = paths.credit(_label({"name": name}), mark)
-    if file.is_file():
+    if credit is None or file.is_file():
         return read_credits(file)
-    credit = _make_credit({"name": name})
     needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
     return credit_groups(episodes, credit, needed)

@@ -9,9 +9,11 @@ from perturn.credit import Credit
 from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
+from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
 from perturn.policy.models import context_length, empty_model
+from perturn.policy.tokens import Renderer
 from perturn.run.credit import credit_groups, explained
 from perturn.run.measure import measured
 from perturn.run.progress import console
@@ -20,7 +22,7 @@ from perturn.run.session import Session, make_renderer
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
-from perturn.types import Trajectory, WeightedTrajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
@@ -67,12 +69,39 @@ def credit(session: Session, stage: Stage) -> None:
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
     """Keys of the episodes whose first turn does not fit the length limit of training."""
-    limit = recipe.model.max_length or context_length(empty_model(base_of(recipe)))
+    limit = _limit(recipe)
     if limit is None:
         return set()
     renderer = make_renderer(recipe, base_of(recipe))
     begun = (replace(one, turns=one.turns[:1]) for one in episodes if one.turns)
     return {one.key for one in begun if len(renderer.encode(one).ids) > limit}
+
+
+def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
+    """Whether the sides of each pair are the same tokens within the length limit of training, and part behind it.
+
+    A pair of which a first turn does not fit is none of these; training refuses it, and says so.
+    """
+    limit = _limit(recipe)
+    if limit is None:
+        return [False] * len(pairs)
+    renderer = make_renderer(recipe, base_of(recipe))
+
+    sides = [[_fitting_ids(renderer, side, limit) for side in (pair.chosen, pair.rejected)] for pair in pairs]
+    return [one is not None and one == other for one, other in sides]
+
+
+def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
+    """Tokens of the turns that fit; None where not even the first one does."""
+    try:
+        return renderer.encode(side, limit).ids
+    except DataError:
+        return None
+
+
+def _limit(recipe: Recipe) -> int | None:
+    """Longest sequence of training, in tokens; None: any."""
+    return recipe.model.max_length or context_length(empty_model(base_of(recipe)))
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:

@@ -155,10 +155,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
     check_outcomes(recipe)
-    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
-        locate("perturn.run.best_of:check_best_of")(recipe)
-    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
-        check_rerank(recipe)
+    check_choices(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
         if recipe.base is None:
@@ -191,6 +188,18 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
     return panels
+
+
+def check_choices(recipe: Recipe) -> None:
+    """Refuse an evaluation that would choose among equal episodes or actions, or by what is not there.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
+        locate("perturn.run.best_of:check_best_of")(recipe)
+    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
+        check_rerank(recipe)
 
 
 def run_stages(

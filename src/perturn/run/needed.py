@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perturn.credit import Credit
 from perturn.errors import ConfigError
 from perturn.policy.credits import named_credit
 from perturn.run.answers import answer_form, check_answers
@@ -21,7 +22,8 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     _check_branches(recipe, name, "branches" in credit.needs)
-    _check_prover(recipe, name, bool(getattr(credit, "takes_prover", False)))
+    if recipe.groups:
+        check_prover(recipe, name, credit)
     tasks = panels.tasks.get("explore", [])
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
@@ -48,15 +50,20 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
 
 
-def _check_prover(recipe: Recipe, name: str, takes: bool) -> None:
+def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     """Refuse branches by another policy than the one that explored, where the credit takes them for its own.
 
+    Args:
+        recipe: Of the run, which may have branches.
+        name: The credit's.
+        credit: What may read them.
+
     Raises:
-        ConfigError: Saying what to set.
+        ConfigError: Saying what to take.
     """
     prover = recipe.branch.policy if recipe.branch else None
-    if recipe.groups and prover is not None and not takes:
+    if prover is not None and "branches" in credit.needs and not getattr(credit, "takes_prover", False):
         raise ConfigError(
-            f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; leave "
-            "branch.policy out, or take credit.name=pav."
+            f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "
+            "without branch.policy, or take credit.name=pav."
         )

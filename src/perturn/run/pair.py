@@ -18,7 +18,7 @@ from perturn.io.reading import user_path
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
-from perturn.run.session import Session
+from perturn.run.session import Session, engine_settings
 from perturn.settings.sections import Pair
 from perturn.settings.stages import Stage
 from perturn.table import locate
@@ -39,6 +39,8 @@ def make_pairs(session: Session, stage: Stage) -> None:
     )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
         pairs, reasons = _PAIRED[settings.within](session, stage, settings, played)
+        if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
+            pairs = _that_part(session, pairs, reasons, played, each=_SHARE_TURNS[settings.within])
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
@@ -89,6 +91,26 @@ def _fitting(session: Session, played: Sequence[Trajectory]) -> tuple[list[Traje
     return [one for one in played if one.key not in cut], len(cut)
 
 
+def _that_part(
+    session: Session,
+    pairs: Sequence[PreferencePair],
+    reasons: Counter[str],
+    played: Sequence[Trajectory],
+    each: int,
+) -> list[PreferencePair]:
+    """The pairs that part within the length limit of training; others, which count `each`, are counted as too long."""
+    alike = locate("perturn.run.groups:alike_within_limit")(session.recipe, pairs)
+    lost = [pair.rejected for pair, is_alike in zip(pairs, alike, strict=True) if is_alike]
+    if not lost:
+        return list(pairs)
+    reasons["kept"] -= each * len(lost)
+    reasons["too_long"] += each * len(lost)
+    if "cut" in reasons:  # of those that are kept
+        whole = {one.key: len(one.turns) for one in played}
+        reasons["cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
+    return [pair for pair, is_alike in zip(pairs, alike, strict=True) if not is_alike]
+
+
 def _with_corrected(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
     explored = measured(session.recipe, played)
     corrected = measured(session.recipe, corrections(session.recipe, explored))
@@ -103,6 +125,10 @@ _PAIRED = {
     "correction": _with_corrected,
 }
 """`pair.within` -> how explored trajectories become pairs, measured if the recipe says so, and counts of them."""
+
+
+_SHARE_TURNS = {"branch": 2, "correction": 1}
+"""`pair.within` whose sides begin with the same turns -> trajectories that a pair counts for."""
 
 
 def bring_pairs(session: Session, stage: Stage) -> None:

@@ -60,18 +60,18 @@ def compute_needed(
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:
         returns = getattr(credit, "returns", Return())
-        found["branches"] = branch_values(episodes, _branches(paths, mark), returns)
+        found["branches"] = branch_values(episodes, _branches(paths, recipe, mark), returns)
     return found
 
 
-def _branches(paths: RunPaths, mark: str) -> list[Trajectory]:
+def _branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
     """Episodes of an iteration that were played on from turns of explored ones.
 
     Raises:
         RunError: If they are not there, not all of them are, or their file is damaged.
     """
     file = paths.trajectories(f"branch{mark}")
-    if not file.is_file():
+    if recipe.branch is None:
         raise RunError(
             f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
             "explore with a section `branch` in the recipe."

@@ -11,7 +11,7 @@ from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.loop import check, refuse_early
+from perturn.run.loop import check, check_choices, refuse_early
 from perturn.run.panels import choose_tasks, look_up
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
@@ -37,7 +37,9 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
     methods, panels = set(), set()
     for cell in cells:
         try:
-            _refuse_implicit(cell.recipe)
+            scoring = cell.scoring_recipe(cell.recipe.model.name)
+            _refuse_implicit(scoring)
+            check_choices(scoring)
             refuse_early(cell.recipe, None)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)

@@ -12,10 +12,17 @@ from perturn.study.settings import SWEEP, Study
 
 OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "credit", "iterations")
 """Sections that go where the alignment goes."""
+_OF_THE_STUDY = {
+    "seed": "list seeds in the study's own `seeds`",
+    "name": "leave it out",
+    "output": "set the study's own `output`",
+    "cluster": "set it in the recipe",
+}
+"""Keys of a recipe that a study gives its cells itself, and what to do instead of laying them over it."""
 
 
 def refuse_unknown(study: Study) -> None:
-    """Refuse keys that are of no section of a recipe; with null as its value such a key would go unseen.
+    """Refuse keys that are of no section of a recipe, where null would go unseen, and those that are the study's own.
 
     Raises:
         ConfigError: Naming the first one.
@@ -31,12 +38,16 @@ def refuse_unknown(study: Study) -> None:
 
 
 def _refuse(where: str, keys: Iterable[Any]) -> None:
-    """Refuse keys whose first part is of no recipe."""
+    """Refuse keys whose first part is of no recipe, or the study's."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first = key.partition(".")[0]
         if first not in known:
             raise ConfigError(f"{where}: unknown key {key[:200]!r}.{did_you_mean(first, known)}")
+        if first in _OF_THE_STUDY:
+            raise ConfigError(
+                f"{where}: {key[:200]!r} is the study's to set in each cell; {_OF_THE_STUDY[first]}."
+            )
 
 
 def refuse_without_alignment(study: Study, method: str) -> None:

@@ -6,7 +6,8 @@ import re
 import string
 from collections import Counter
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+"""Table of the signs that a text is without once normalized, for `str.translate`."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WHOLE = ("yes", "no", "noanswer")
 """Answers that are right or wrong as a whole."""
@@ -17,7 +18,7 @@ def normalize_answer(text: str) -> str:
 
     As in the official script, nothing else: a letter and its accent as two characters are not the letter that has both.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(answer: str, gold: str) -> bool:
