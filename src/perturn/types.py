@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from perturn.bounds import Bound, check_bounds
 from perturn.errors import DataError, EngineFailure
 from perturn.io.plain import fault
+from perturn.rules import TurnControl, check_example
 
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
@@ -262,22 +263,6 @@ class Sampling:
         check_bounds(self)
 
 
-def _check_example(example: Sequence[Message]) -> None:
-    """Refuse a worked example that an observation cannot follow."""
-    for index, message in enumerate(example):
-        if message.get("role") not in ("user", "assistant", "tool") or not isinstance(
-            message.get("content"), str
-        ):
-            raise ValueError(
-                f"example[{index}] must be a message of user, assistant or tool with a text as content, "
-                f"got {message!r:.80}."
-            )
-        if found := fault(message, f"example[{index}]"):
-            raise ValueError(f"{found}.")
-    if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
-        raise ValueError("example must begin with a user message and end with an assistant message.")
-
-
 @dataclass(frozen=True)
 class EpisodeProtocol:
     """The rules an episode is played by; scores are comparable only under equal rules."""
@@ -303,6 +288,8 @@ class EpisodeProtocol:
     sampling: Sampling | None = None
     """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
     its own. None: the protocol leaves it open."""
+    turns: TurnControl | None = None
+    """A limit that takes the place of those above, reminders of it, and extensions. None: there are none."""
 
     def __post_init__(self) -> None:
         for name in ("system", "suffix"):
@@ -315,10 +302,12 @@ class EpisodeProtocol:
             raise ValueError(f"history must be >= 0 or full, got {self.history}.")
         if self.history is not None and self.format == "tools":
             raise ValueError("history must be full where the format is tools: a result needs its call.")
-        _check_example(self.example)
+        check_example(self.example)
 
     def limit(self, task: Task) -> int:
-        """Turn limit of a task."""
+        """Turn limit of a task, before any extension."""
+        if self.turns is not None and self.turns.limit is not None:
+            return self.turns.limit
         return self.max_turns_by_kind.get(task.kind, self.max_turns)
 
 

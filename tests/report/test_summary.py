@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from perturn.report import summarize, write_report
+from perturn.report.summary import policy_row
+from perturn.types import Action, Task, Trajectory, Turn
 
 
 def test_policy_numbers_by_hand(run):
@@ -19,11 +21,26 @@ def test_policy_numbers_by_hand(run):
     assert sft["mean_score"] == 0.5
     assert sft["success_rate"] == 0.25
     assert sft["mean_turns"] == 2.0
+    assert sft["turns_p75"] == 2  # of 0, 2, 2 and 4
+    assert sft["mean_tokens"] is None
     assert sft["invalid_rate"] == 0.25
     # t(3) = 3.18245, error 0.408/2 as of 6 trials: half 3.18245/2.688 * sqrt(0.25/6 + 10.128/144) = 0.39622
     assert sft["interval"] == pytest.approx([0.10378, 0.89622], abs=1e-4)
     assert sft["success_interval"] == pytest.approx([0.0456, 0.6994], abs=1e-4)
     assert summary["policies"][0]["interval"] == pytest.approx([0.0, 0.48989], abs=1e-5)  # z^2/(4 + z^2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"), [([7], 7), ([1, 2, 3, 4], 3), ([5, 1, 4, 2, 3], 4), ([1, 1, 1, 9], 1)]
+)
+def test_three_quarters_of_the_episodes_end_within(lengths, most):
+    """The least such number, which is that of some episode: of 5 episodes 4 are needed."""
+    turn = Turn((), Action("x", (1, 2)))
+
+    row = policy_row([Trajectory(Task(f"{n}"), (turn,) * length) for n, length in enumerate(lengths)])
+
+    assert row["turns_p75"] == most
+    assert row["mean_tokens"] == 2 * sum(lengths) / len(lengths)
 
 
 def test_comparison_by_hand(run):
@@ -43,7 +60,7 @@ def test_summary_has_the_agreed_keys(run):
     assert list(summary) == ["policies", "comparison", "by_kind", "protocol", "seconds", "iterations"]
     assert set(summary["policies"][0]) == {
         "name", "n", "mean_score", "interval", "success_rate", "success_interval", "mean_turns",
-        "invalid_rate", "failed",
+        "turns_p75", "mean_tokens", "invalid_rate", "failed",
     }  # fmt: skip
     assert set(summary["comparison"]) == {
         "a", "b", "n", "mean_difference", "interval", "p_value", "mcnemar_p_value", "wins", "losses", "ties",

@@ -82,6 +82,18 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
+@pytest.mark.parametrize(
+    ("control", "turns"), [("{limit: 2}", 2), ("{limit: 2, extend: 3, times: 2}", 8), ("{extend: 3}", 8)]
+)
+def test_turns_are_estimated_with_all_extensions(recipe, control, turns):
+    """Of the evaluation alone; the protocol's limit is 5."""
+    steps = make_plan(recipe, [f"evaluate.turns={control}"], None).steps
+
+    work = {step.name: step.work for step in steps}
+    assert work["evaluate-base"] == f"4 episodes of split test, about {turns} turns each"
+    assert work["explore"] == "8 episodes of split train, about 3 turns each"
+
+
 def test_what_is_done_shows_what_it_took(recipe):
     """And recorded expert episodes give the lengths."""
     run = open_run(recipe)

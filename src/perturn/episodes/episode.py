@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
+from perturn.episodes.allowance import Allowance
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
@@ -68,11 +69,12 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         seen = sound(env.reset(job.task, record.seed), f"reset of task {job.task.id!r}")
         if problem := misfit(seen, protocol):
             raise EnvironmentFailure(f"{env.name} {problem}")
+        allowance = Allowance(protocol, job.task, seen)
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
         record = replace(record, tools=seen.tools)
         calls: tuple[ToolCall, ...] = ()
-        while not seen.terminated and len(turns) < protocol.limit(job.task):
-            heard = shown(seen, protocol, calls)
+        while not seen.terminated and allowance.left:
+            heard = allowance.tell(shown(seen, protocol, calls))
             earlier, newest = window(turns, heard, protocol.history)
             if len(turns) <= len(begun) and len(turns) < len(recorded):
                 _check_back(recorded, turns, heard)
@@ -93,6 +95,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
                 seen = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
             else:
                 seen = _answer(env, command, calls)
+            allowance.spend(seen)
             later = recalled(heard, before, protocol)
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
         if len(turns) < len(begun):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from perturn.episodes.allowance import without_reminder
 from perturn.types import Trajectory, failed
 
 REPEATS = 3
@@ -49,8 +50,9 @@ def stagnation(trajectory: Trajectory) -> bool:
     still = 0
     for index, turn in enumerate(trajectory.turns):
         before = trajectory.turns[index - 1].reward if index else 0.0
-        news = turn.observation_text not in seen or before != 0
-        seen.add(turn.observation_text)
+        text = without_reminder(turn.observation_text)
+        news = text not in seen or before != 0
+        seen.add(text)
         still = 0 if news else still + 1
         if still >= STILL_TURNS:
             return True

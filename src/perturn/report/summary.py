@@ -17,7 +17,13 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
     """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
-        {"name": name, **policy_row(trajectories), **_drawn(run, name), **_candidates(run, name)}
+        {
+            "name": name,
+            **policy_row(trajectories),
+            **_drawn(run, name),
+            **_candidates(run, name),
+            **_extended(run, name),
+        }
         for name, trajectories in run.evaluation.items()
     ]
     return {
@@ -56,6 +62,23 @@ def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
             "action_tokens": counts["candidate_tokens"],
             "turns": counts["turns"],
             "taken_tokens": counts.get("action_tokens", 0),
+        }
+    }
+
+
+def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score whose turns are controlled: of all episodes that were played for it."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if "extensions" not in counts:
+        return {}
+    mark = "drawn_" if counts.get("drawn_episodes") else ""
+    return {
+        "turn_control": {
+            "episodes": counts[f"{mark}episodes"],
+            "turns": counts[f"{mark}turns"],
+            "action_tokens": counts.get(f"{mark}action_tokens", 0),
+            "extended": counts["extended"],
+            "extensions": counts["extensions"],
         }
     }
 
@@ -147,6 +170,7 @@ def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     mean = _mean([score(trajectory) for trajectory in trajectories])
     success = rate_interval(sum(map(succeeded, trajectories)), len(trajectories))
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    written = [turn.action.token_ids for turn in turns]
     return {
         "n": len(trajectories),
         "mean_score": mean.mean,
@@ -154,6 +178,10 @@ def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "success_rate": success.mean,
         "success_interval": _ends(success),
         "mean_turns": len(turns) / len(trajectories),
+        "turns_p75": _percentile([len(trajectory.turns) for trajectory in trajectories], 75),
+        "mean_tokens": None
+        if None in written
+        else sum(len(ids or ()) for ids in written) / len(trajectories),
         "invalid_rate": sum(not turn.valid for turn in turns) / len(turns) if turns else None,
         "failed": sum(map(failed, trajectories)),
     }
@@ -169,6 +197,11 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
                 mean = _mean(scores)
                 table[kind][name] = {"n": mean.n, "mean_score": mean.mean, "interval": _ends(mean)}
     return table
+
+
+def _percentile(counts: Sequence[int], percent: int) -> int:
+    """The smallest count that so many percent of all do not exceed."""
+    return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 
 def _mean(scores: Sequence[float]) -> Estimate:

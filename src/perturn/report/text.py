@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.data.iterations import is_number
@@ -101,6 +101,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         f"{stamp.get('name') or 'unnamed protocol'}{where}",
         ", ".join(filter(None, panel)),
         _limits(stamp.get("max_turns")),
+        *_turn_control(stamp.get("turns")),
         "" if history is None else "full history" if history == "full" else f"history of {history} turns",
         "admissible commands listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
@@ -122,6 +123,17 @@ def _limits(limits: Mapping[str, int] | None) -> str:
     return f"at most {high} turns" if low == high else f"at most {low} to {high} turns by kind"
 
 
+def _turn_control(settings: Any) -> Iterator[str]:
+    if not isinstance(settings, Mapping):
+        return
+    if settings.get("reminder"):
+        yield "told how many turns are left"
+    if settings.get("extend"):
+        often, still = settings.get("times"), settings.get("progress")
+        who = f"after progress within {still} turns" if still else "for all that have not ended"
+        yield f"at most {often} extension{'' if often == 1 else 's'} of {settings['extend']} turns {who}"
+
+
 def _best_of(settings: Any) -> str:
     if not isinstance(settings, Mapping):
         return ""
@@ -137,7 +149,7 @@ def _rerank(settings: Any) -> str:
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each policy that had several episodes of a task, or several actions at a turn, a sentence on what these cost.
+    """Of each policy with several episodes of a task, several actions at a turn or controlled turns, what these cost.
 
     Args:
         policies: Rows of `summary.json`.
@@ -148,12 +160,23 @@ def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in policies
         if (found := row.get("candidates"))
     ]
-    return of_turns + [
+    return [*of_turns, *_controlled(policies)] + [
         f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
         f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
         for row in policies
         if row.get("drawn")
     ]
+
+
+def _controlled(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in policies:
+        if found := row.get("turn_control"):
+            n = found["episodes"]
+            tokens = f" and wrote {found['action_tokens'] / n:.1f} tokens" if found["action_tokens"] else ""
+            yield (
+                f"{row['name']} played {found['turns'] / n:.1f} turns{tokens} an episode; {found['extended']} of {n} "
+                f"episodes were extended, {found['extensions']} times in all."
+            )
 
 
 def _decoding(decoding: Any) -> str:

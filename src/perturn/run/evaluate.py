@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.episodes.episode import Job
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
 from perturn.run.best_of import best_of
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling, outcomes
+from perturn.run.strategies import Strategy, controlled, extension_counts
+from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Evaluate, Section
 from perturn.settings.stages import Stage, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
@@ -37,12 +40,21 @@ def evaluate(session: Session, stage: Stage) -> None:
             evaluation_sampling(recipe),
             settings.concurrency,
             f"evaluating {stage.policy}",
-            reranking(recipe, jobs) if settings.rerank else None,
+            _strategy(recipe, settings, jobs),
         )
+        if settings.turns:
+            rules = controlled(session.rules(stage.policy), settings.turns)
+            counts |= extension_counts(read_trajectories(drawn if settings.best_of else file), rules)
         if settings.best_of:
             counts |= _choose(session, stage.policy, drawn, file)
         if settings.rerank:
             counts |= candidate_counts(read_trajectories(file))
+
+
+def _strategy(recipe: Recipe, settings: Evaluate, jobs: Sequence[Job]) -> Strategy:
+    """How the episodes of an evaluation are played."""
+    plain = Strategy(turns=settings.turns)
+    return dataclasses.replace(plain, serve=reranking(recipe, jobs)) if settings.rerank else plain
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
@@ -53,7 +65,7 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
         recipe.environment,
         settings.tasks.split,
         session.panels.tasks["evaluate"],
-        session.protocol,
+        controlled(session.protocol, settings.turns),
         evaluation_sampling(recipe),
         recipe.seed,
     )
@@ -102,22 +114,21 @@ def stamp(
         "split": split,
         "n": len(tasks),
         "panel_sha256": panel_digest(tasks),
-        **_rules(protocol, {task.kind for task in tasks}),
+        **_rules(protocol, tasks),
         "decoding": dataclasses.asdict(sampling),
         "departures": _departures(protocol, sampling),
         "seed": seed,
     }
 
 
-def _rules(protocol: EpisodeProtocol, kinds: set[str]) -> dict[str, Any]:
+def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
     """The parts of a protocol that must be equal before two scores are compared."""
     prompt = json.dumps(system_prompt(protocol), sort_keys=True)
     return {
         "name": f"{protocol.name}-{protocol.format}",
         "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
-        "max_turns": {
-            kind: protocol.max_turns_by_kind.get(kind, protocol.max_turns) for kind in sorted(kinds)
-        },
+        "max_turns": dict(sorted({task.kind: protocol.limit(task) for task in tasks}.items())),
+        **({"turns": dataclasses.asdict(protocol.turns)} if protocol.turns else {}),
         "history": "full" if protocol.history is None else protocol.history,
         "list_admissible": protocol.list_admissible,
         **({"suffix": protocol.suffix} if protocol.suffix else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from perturn.data.paths import RunPaths
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.io.reading import user_path
+from perturn.rules import TurnControl
 from perturn.run.lengths import Episodes, look_at_episodes, renderer_of
 from perturn.run.loop import check, refuse_early
 from perturn.run.session import (
@@ -144,6 +145,8 @@ def _cost(
     explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
+    if not explores and recipe.evaluate and recipe.evaluate.turns:
+        found = _controlled(found, recipe.evaluate.turns)
     if not explores and recipe.evaluate and recipe.evaluate.best_of:
         episodes *= recipe.evaluate.best_of.samples
     reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
@@ -164,6 +167,12 @@ def _cost(
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     return work, seconds, memory
+
+
+def _controlled(found: Episodes, control: TurnControl) -> Episodes:
+    """Lengths where turns are controlled, if every extension is given."""
+    limit = (control.limit or found.limit) + (control.extend or 0) * control.times
+    return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
 def _branches(recipe: Recipe, found: Episodes, turns: float) -> int:

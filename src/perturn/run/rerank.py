@@ -13,7 +13,8 @@ from perturn.envs.load import load_object
 from perturn.episodes.episode import Job, understood
 from perturn.episodes.formats import FORMATS, Format
 from perturn.errors import ConfigError, EngineFailure, did_you_mean
-from perturn.run.session import Serve, engine_settings, evaluation_sampling, make_protocol
+from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
+from perturn.run.strategies import Serve
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Prompt, Task, Trajectory
 

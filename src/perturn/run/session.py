@@ -29,6 +29,7 @@ from perturn.policy.tokens import Renderer
 from perturn.run.failures import Failures
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
+from perturn.run.strategies import PLAIN, Strategy, controlled
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import ProtocolSettings
@@ -38,8 +39,6 @@ from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajec
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
 """Plays episodes in worlds that it makes, so many at a time."""
-Serve = Callable[[Engine], Engine]
-"""Makes of the engine of a policy the one that is asked."""
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
 """Settings of a protocol that make it another one."""
@@ -277,22 +276,22 @@ class Session:
         sampling: Sampling,
         concurrency: int,
         what: str,
-        serve: Serve | None = None,
+        strategy: Strategy = PLAIN,
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks with a policy, or with what `serve` makes of its engine; see `record`."""
-        serve = serve or _as_it_is
+        """Play the episodes that a file lacks with a policy, by a strategy; see `record`."""
+        protocol = controlled(self.rules(policy), strategy.turns)
         blocks = concurrency if self.recipe.deterministic else None
 
         def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
             how: Any = {
-                "protocol": self.rules(policy),
+                "protocol": protocol,
                 "sampling": sampling,
                 "retries": self.recipe.worlds.retries,
             }
             if blocks is None:
-                return play(missing, serve(self.engine(policy)), make, concurrency=at_once, **how)
+                return play(missing, strategy.serve(self.engine(policy)), make, concurrency=at_once, **how)
             _require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), serve(self.engine(policy)), make, **how)
+            return play_blocks(blocks_of(missing, blocks), strategy.serve(self.engine(policy)), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks)
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
@@ -352,10 +351,6 @@ class Session:
                         shown(advance=1)
                         failures.add([trajectory]).refuse(what)
             return outcomes(store.read())
-
-
-def _as_it_is(engine: Engine) -> Engine:
-    return engine
 
 
 def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:

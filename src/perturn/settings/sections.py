@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import SECONDS, SEED, Bound, bounded, check_bounds
+from perturn.rules import TurnControl
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -345,6 +346,8 @@ class Evaluate:
     """Score the best of several episodes of each task, at a temperature above 0. None: one episode of each."""
     rerank: Rerank | None = None
     """Take the best of several actions at each turn, at a temperature above 0. None: one is sampled."""
+    turns: TurnControl | None = None
+    """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

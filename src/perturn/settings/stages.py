@@ -19,6 +19,7 @@ _SCORE = (
     "evaluate.concurrency",
     "evaluate.best_of",
     "evaluate.rerank",
+    "evaluate.turns",
 )
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")

@@ -108,6 +108,10 @@ class Score:
     success_rate: float
     success_interval: list[float | None]
     mean_turns: float
+    turns_p75: int
+    """The smallest number of turns that three quarters of the episodes do not exceed."""
+    mean_tokens: float | None
+    """Tokens that the policy wrote in an episode; None where actions came as text."""
     invalid_rate: float | None
     failed: int
     protocol: dict[str, Any]
