@@ -303,8 +303,10 @@ _FLAGS = """
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A real browser; its profile is a fresh one each time. Closed behind each file: it runs an event loop, which would
-    stand in the way of tests with their own."""
+    """A real browser; its profile is a fresh one each time.
+
+    It is closed behind each file, since its event loop would be in the way of tests with their own.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium, or set PERTURN_CHROMIUM")
