@@ -37,7 +37,7 @@ def evaluate(session: Session, stage: Stage) -> None:
             evaluation_sampling(recipe),
             settings.concurrency,
             f"evaluating {stage.policy}",
-            reranking(recipe, jobs) if settings.rerank else None,
+            reranking(run, stage.policy, jobs) if settings.rerank else None,
         )
         if settings.best_of:
             counts |= _choose(session, stage.policy, drawn, file)
