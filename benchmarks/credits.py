@@ -94,7 +94,7 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
 def print_cost() -> None:
     """Print the seconds of each credit of a group."""
     sizes = [episodes(125, 8, 20), episodes(12, 8, 208), episodes(16, 64, 20)]
-    for name in CREDITS.keys() - {"uniform", "confidence", "discount", "first-error"}:
+    for name in CREDITS.keys() - {"uniform", "confidence", "discount", "first-error", "process-score"}:
         print(f"{name:14}", *(f"{seconds(name, each):6.3f}" for each in sizes))
 
 

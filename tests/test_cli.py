@@ -73,7 +73,7 @@ def assert_refused(result, says):
         (["align.loss.low=-1"], "align.loss.low must be"),
         (
             ["align.loss.name=sft"],
-            "align.loss.name must be a loss on pairs (dpo, dmpo, dil, tlm-dpo, tlm-dre), got 'sft'",
+            "align.loss.name must be a loss on pairs (dpo, dmpo, dil, tlm-dpo, tlm-dre, w-dpo), got 'sft'",
         ),
         (["sft.loss.name=dpo"], "sft.loss.name must be a loss on single trajectories (sft), got 'dpo'"),
         (["align.scheduler=cosin"], "align: cosin is not a valid SchedulerType"),
@@ -292,7 +292,7 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre"]),
+        ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre", "w-dpo"]),
         (
             "environments",
             [

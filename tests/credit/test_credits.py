@@ -15,6 +15,7 @@ DEFAULTS = {
     "confidence": {"pivot": 0.9, "low": 0.2, "high": 1.0},
     "discount": {"gamma": 0.7, "discount": "derived"},
     "first-error": {"turns": "from", "low": 0.2, "high": 1.0},
+    "process-score": {"by": "progress"},
     "grpo": {"normalize": "std", "statistics": "trajectories", "std": "sample", "singleton": "zero"},
     "dr-grpo": {"statistics": "trajectories", "singleton": "zero"},
     "maxrl": {},
@@ -46,7 +47,7 @@ DEFAULTS = {
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
 }
 """Of the credits that read rewards, beside the return that they start from."""
-WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "siop"}
+WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "process-score", "siop"}
 RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
 

@@ -58,7 +58,7 @@ def test_a_documented_figure_is_the_measured_one(name, words, cells):
 def test_every_credit_of_a_group_or_with_values_is_documented():
     """At its defaults, or with settings."""
     assert {name for name, _, _ in documented()} == CREDITS.keys() - {
-        *("uniform", "confidence", "discount", "first-error")
+        *("uniform", "confidence", "discount", "first-error", "process-score")
     }
 
 

@@ -383,6 +383,14 @@ def first_error(rows: list, row: dict, settings: dict) -> float:
     return settings.get("high", 1.0) if counts or not errors else settings.get("low", 0.2)
 
 
+def process_score(rows: list, row: dict, settings: dict) -> float:
+    """Return 1 for a turn after which the way is shorter (99 stands for none), or that was valid; or the score."""
+    path = [99 if length is None else length for length in row["path"]]
+    by = settings.get("by", "progress")
+    nearer = path[row["t"] + 1] <= path[row["t"]] - 1
+    return row["S"] if by == "outcome" else float(row["valid"] if by == "valid" else nearer)
+
+
 def matched(rows: list, settings: dict) -> list:
     """Return the rows with MatchTIR's rewards, and the sums of them."""
     lam, lost = F(str(settings.get("lam", 0.9))), F(str(settings.get("unmatched_penalty", 0)))
@@ -417,6 +425,7 @@ def matchtir(rows: list, row: dict, settings: dict) -> Fraction:
 
 CREDITS = {
     "first-error": (first_error, [{}, {"turns": "only"}, {"low": 0.5, "high": 2.0}]),
+    "process-score": (process_score, [{}, {"by": "valid"}, {"by": "outcome"}]),
     "grpo": (grpo, [{}, {"normalize": "mean"}, {"statistics": "steps"}, {"std": "population"}]),
     "dr-grpo": (dr_grpo, [{}, {"statistics": "steps"}]),
     "maxrl": (maxrl, [{}]),

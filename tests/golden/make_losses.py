@@ -24,6 +24,13 @@ KERNELS = {  # tlm-DRE, Appendix A, Eqs. 18, 20, 22, 24
 }
 
 
+SCORES = {
+    "chosen": [[1, 0.75], [0, 0.5, 0.25], [1, 1]],
+    "rejected": [[1, 0, 0, 0, 1], [1, 0.5], [0, 0.25, 0, 1]],
+}
+"""A number for each turn of the two sides, which a credit may have written."""
+
+
 def make_side(generator: random.Random) -> dict:
     """Return three trajectories of 1 to 5 turns of 1 to 6 tokens; every other turn is a confident one."""
     policy, reference = [], []
@@ -141,6 +148,18 @@ def tlm_dpo_losses(chosen: dict, rejected: dict, settings: dict) -> list:
     )
 
 
+def w_dpo_losses(chosen: dict, rejected: dict, settings: dict) -> list:
+    """Return DPO's Eq. 7, each pair times its base and the gap between the means of SCORES, or 0."""
+    gaps = [
+        mpf(settings.get("base", 1.0)) + mpmath.fsum(ours) / len(ours) - mpmath.fsum(theirs) / len(theirs)
+        for ours, theirs in zip(SCORES["chosen"], SCORES["rejected"], strict=True)
+    ]
+    return [
+        gap * loss if gap > 0 else mpf(0)
+        for gap, loss in zip(gaps, dpo_losses(chosen, rejected, settings), strict=True)
+    ]
+
+
 def occupancy_reward(policy: list, reference: list, gamma: float) -> mpf:
     """Return DMPO's Eqs. 14-15: discounted log-ratios of occupancies, themselves products over turns."""
     g, occupancy, total = mpf(gamma), mpf(1), mpf(0)
@@ -194,6 +213,7 @@ LOSSES = {
     "dil": lambda *arguments: divergence_losses(*arguments, weigh=False),
     "tlm-dre": lambda *arguments: divergence_losses(*arguments, weigh=True),
     "kto": kto_losses,
+    "w-dpo": w_dpo_losses,
 }
 
 
@@ -215,6 +235,7 @@ def all_settings() -> list:
     cases += [("dil", {"kernel": "basu", "alpha": 1.3}), ("tlm-dre", {"kernel": "basu", "alpha": 0.1})]
     cases += [("tlm-dre", {"pivot": 0.5, "low": 0.4, "high": 1.5, "reduction": "sum"})]
     cases += [("kto", {}), ("kto", {"beta": 0.5, "desirable_weight": 0.4, "undesirable_weight": 1.5})]
+    cases += [("w-dpo", {}), ("w-dpo", {"beta": 0.3, "base": 0.0})]
     return cases
 
 
@@ -228,6 +249,7 @@ def main() -> None:
             "settings": settings,
             "values": [float(v) for v in LOSSES[name](chosen, rejected, settings)],
         }
+        | ({"weight": SCORES} if name == "w-dpo" else {})
         for name, settings in all_settings()
     ]
     golden = {

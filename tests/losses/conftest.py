@@ -142,18 +142,19 @@ def assert_golden() -> Callable[[str, type], None]:
     """Return a check of every golden case of one loss; 1e-10 is far above float64 rounding here."""
     golden = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())
 
-    def side(name: str) -> TurnLogprobs:
+    def side(name: str, weight: list | None) -> TurnLogprobs:
         tensors = [
             [[torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in golden[name][of]]
             for of in ("policy", "reference")
         ]
-        return TurnLogprobs.from_nested(*tensors)
+        return TurnLogprobs.from_nested(*tensors, weight)
 
     def check(name: str, loss_type: type) -> None:
         cases = [case for case in golden["cases"] if case["loss"] == name]
         assert cases
         for case in cases:
-            value = loss_type(**case["settings"])(side("chosen"), side("rejected"))
+            sides = (side(of, case.get("weight", {}).get(of)) for of in ("chosen", "rejected"))
+            value = loss_type(**case["settings"])(*sides)
             expected = torch.tensor(case["values"], dtype=torch.float64)
             assert_close(value, expected, rtol=1e-10, atol=1e-12, msg=lambda m, case=case: f"{case}: {m}")
 

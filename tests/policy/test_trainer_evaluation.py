@@ -257,8 +257,9 @@ def test_a_masked_prefix_is_out_of_the_loss(train):
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"kto", "ppo-clip"}))
 def test_every_loss_on_pairs_in_the_table_trains(train, name):
-    """A finite loss and a policy that moved."""
-    trainer = train(PAIRS[:2], loss=name)
+    """A finite loss and a policy that moved; nobody has measured progress here."""
+    credit = {"name": "process-score", "by": "valid"} if name == "w-dpo" else None
+    trainer = train(PAIRS[:2], loss=name, credit=credit)
     before = next(trainer.model.parameters()).detach().clone()
     trainer.train()
 

@@ -360,8 +360,8 @@ def test_weights_stay_in_their_folder(explored, name):
 def test_the_credits_of_groups_can_all_be_given(explored):
     """Every one of the table, with the model itself as the policy that they may read; but for some.
 
-    The oracle reads how far each turn is from the end, which nobody measured here; there are no tools to call, and the
-    game has no answers for igpo and its kin, and no episode was played on for spo and pav.
+    The oracle and process scores read how far each turn is from the end, which nobody measured here; there are no tools
+    to call, and the game has no answers for igpo and its kin, and no episode was played on for spo and pav.
     """
     given = [
         name
@@ -375,7 +375,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 7
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 8
     with pytest.raises(DataError, match=r"was not measured; set pair\.remaining, or groups\.remaining"):
         credit_run(explored, ["credit.name=first-error"])
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):

@@ -8,16 +8,19 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.formats import FORMATS
+from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EngineFailure
+from perturn.policy.implicit import ImplicitReward
 from perturn.report import summarize, write_report
 from perturn.report.text import protocol_line
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.rerank import Choice
+from perturn.run.rerank import Choice, reranking
 from perturn.settings.recipe import read_recipe
-from perturn.types import Action, Prompt, Task
+from perturn.types import Action, Prompt, Sampling, Task
 
 SAMPLED = [
     "evaluate.tasks.per_kind=4",
@@ -35,8 +38,8 @@ def said(text, *logprobs):
     return Action(text, tuple(range(len(logprobs))) or None, logprobs or None)
 
 
-def chosen(by, *candidates, form="action"):
-    return Choice(by, FORMATS[form], {"a#0": TASK})(PROMPT, candidates)
+def chosen(by, *candidates, form="action", reward=None):
+    return Choice(by, FORMATS[form], {"a#0": TASK}, reward)(PROMPT, candidates)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +114,51 @@ def test_a_function_that_gives_no_numbers_is_named(own_environment, monkeypatch,
         chosen("own_environment:scores", said("x"), said("y"))
 
 
-def test_an_engine_without_log_probabilities_cannot_say_what_is_likely():
-    with pytest.raises(EngineFailure, match="the engine gives none; take by=frequency"):
-        chosen("likelihood", said("x"), said("y"))
+def test_the_highest_implicit_reward_is_taken():
+    """Of equal ones the first, as where there is none."""
+    candidates = [said("x", -1.0), said("y", -1.0), said("z", -1.0)]
+
+    for rewards, index in (([0.5, 2.0, -1.0], 1), ([1.0, 3.0, 3.0], 1)):
+        assert chosen("implicit", *candidates, reward=lambda prompt, all_, given=rewards: given) == index
+    assert chosen("implicit", *candidates) == 0
 
 
-@pytest.mark.parametrize("by", ["likelihood", "frequency"])
+class Answers:
+    """An engine that gives each prompt the next of its answers."""
+
+    name = "answers"
+
+    def __init__(self, *answers):
+        self.answers = answers
+
+    def generate(self, prompts, sampling):
+        """One answer a prompt."""
+        return [self.answers[index] for index in range(len(prompts))]
+
+
+def test_the_implicit_reward_is_over_the_policy_that_another_was_trained_from(recipe, tiny_folder, caplog):
+    """SFT's over the base; the base has none, which is said, and its first action is taken."""
+    actions = [Action("x", (500 + 7 * each, 2), (-1.0, -1.0)) for each in range(3)]
+    rewards = ImplicitReward(str(tiny_folder))(PROMPT, actions)
+    best = rewards.index(max(rewards))
+    actions.append(actions.pop(best))  # so that the first is not the best
+    with Run(read_recipe(recipe, [*SAMPLED[:3], "evaluate.rerank={samples: 3, by: implicit}"])) as run:
+        answers = [
+            reranking(run, policy, [Job(TASK, 0)])(Answers(*actions)).generate([PROMPT], Sampling())[0]
+            for policy in ("sft", "base")
+        ]
+
+    assert [one.token_ids for one in answers] == [actions[2].token_ids, actions[0].token_ids]
+    assert "policy base was trained from no other; the first action of each turn is taken" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["likelihood", "implicit"])
+def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(by):
+    with pytest.raises(EngineFailure, match=f"by={by} reads .* the engine gives none; take by=frequency"):
+        chosen(by, said("x"), said("y"), reward=lambda prompt, all_: [0.0, 0.0])
+
+
+@pytest.mark.parametrize("by", ["likelihood", "frequency", "implicit"])
 def test_what_broken_weights_wrote_goes_to_the_episode(by):
     """Which refuses it and fails; else the others would hide it."""
     assert chosen(by, said("Action: a", -0.1), said("Action: b", nan)) == 1
@@ -245,6 +287,7 @@ def test_a_stamp_reads_as_one_line():
         ),
         (["evaluate.rerank.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
         (["evaluate.rerank.by=own_environment:__doc__"], "is no function from actions to a number each"),
+        (["evaluate.rerank.by=implicit"], "and no policy here is trained; take by=likelihood, frequency"),
         (["evaluate.rerank.samples=1"], r"evaluate\.rerank\.samples must be >= 2, got 1"),
         (["evaluate.best_of={}"], r"evaluate\.best_of and rerank are both set; leave one of them out"),
         (

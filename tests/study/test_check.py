@@ -55,14 +55,15 @@ def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, secti
 
 def test_a_study_scores_no_policy_by_what_it_was_trained_from(study):
     """Each is scored by itself, as a model that was trained from nothing."""
-    best = "{evaluate.sampling: {temperature: 1.0}, evaluate.best_of: {by: implicit}}"
+    for choice in ("best_of", "rerank"):
+        best = f"{{evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{by: implicit}}}}"
 
-    said = refusal(study, f"methods={{best: {best}}}")
+        said = refusal(study, f"methods={{best: {best}}}")
 
-    assert (
-        "evaluate.best_of.by=implicit reads the policy that another was trained from, and a study scores"
-        in said
-    )
+        assert (
+            f"evaluate.{choice}.by=implicit reads the policy that another was trained from, and a study scores"
+            in said
+        )
 
 
 @pytest.mark.parametrize(

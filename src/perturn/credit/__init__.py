@@ -29,6 +29,7 @@ from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
 from perturn.credit.pav import PAV
 from perturn.credit.pgpo import PGPO
+from perturn.credit.process_score import ProcessScore
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
@@ -47,6 +48,7 @@ CREDITS: Table[type[Credit]] = Table(
         "confidence": Confidence,
         "discount": Discount,
         "first-error": FirstError,
+        "process-score": ProcessScore,
         "grpo": GRPO,
         "dr-grpo": DrGRPO,
         "maxrl": MaxRL,

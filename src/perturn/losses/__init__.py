@@ -20,6 +20,7 @@ from perturn.losses.protocol import Loss
 from perturn.losses.sft import SFT
 from perturn.losses.tlm_dpo import TLMDPO
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.losses.w_dpo import WDPO
 from perturn.table import Table
 
 LOSSES: Table[type[Loss]] = Table(
@@ -31,6 +32,7 @@ LOSSES: Table[type[Loss]] = Table(
         "dil": DIL,
         "tlm-dpo": TLMDPO,
         "tlm-dre": TLMDRE,
+        "w-dpo": WDPO,
         "kto": KTO,
         "ppo-clip": PPOClip,
     },

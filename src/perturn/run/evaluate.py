@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job
 from perturn.episodes.prompts import system_prompt
@@ -18,7 +19,6 @@ from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling, outcomes
 from perturn.run.strategies import Strategy, controlled, extension_counts
-from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Evaluate, Section
 from perturn.settings.stages import Stage, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
@@ -40,7 +40,7 @@ def evaluate(session: Session, stage: Stage) -> None:
             evaluation_sampling(recipe),
             settings.concurrency,
             f"evaluating {stage.policy}",
-            _strategy(recipe, settings, jobs),
+            _strategy(run, stage.policy, jobs),
         )
         if settings.turns:
             rules = controlled(session.rules(stage.policy), settings.turns)
@@ -51,10 +51,12 @@ def evaluate(session: Session, stage: Stage) -> None:
             counts |= candidate_counts(read_trajectories(file))
 
 
-def _strategy(recipe: Recipe, settings: Evaluate, jobs: Sequence[Job]) -> Strategy:
+def _strategy(run: Run, policy: str, jobs: Sequence[Job]) -> Strategy:
     """How the episodes of an evaluation are played."""
+    assert run.recipe.evaluate is not None
+    settings = run.recipe.evaluate
     plain = Strategy(turns=settings.turns)
-    return dataclasses.replace(plain, serve=reranking(recipe, jobs)) if settings.rerank else plain
+    return dataclasses.replace(plain, serve=reranking(run, policy, jobs)) if settings.rerank else plain
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean
 
+from perturn.data.run_folder import Run
 from perturn.engines.candidates import with_candidates
 from perturn.envs.load import load_object
 from perturn.episodes.episode import Job, understood
 from perturn.episodes.formats import FORMATS, Format
 from perturn.errors import ConfigError, EngineFailure, did_you_mean
-from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
+from perturn.policy.templates import chat_template
+from perturn.run.session import engine_settings, evaluation_sampling, make_protocol, policy_path
 from perturn.run.strategies import Serve
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, Prompt, Task, Trajectory
+from perturn.settings.stages import learned_from, stages
+from perturn.table import locate
+from perturn.types import Action, Engine, Prompt, Task, Trajectory
+
+_logger = logging.getLogger(__name__)
 
 Ranks = Sequence[tuple[float, ...]]
 """One a candidate; the action of the highest is taken, of equal ones the first."""
+
+Reward = Callable[[Prompt, Sequence[Action]], Sequence[float]]
+"""Of each action after a prompt."""
 
 
 def check_rerank(recipe: Recipe) -> None:
@@ -44,26 +54,52 @@ def check_rerank(recipe: Recipe) -> None:
         raise ConfigError(
             f"unknown evaluate.rerank.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
         )
-    if by == "likelihood" and not engine_settings(recipe).serves_checkpoints:
+    if by in _READ_LOGPROBS and not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
-            "evaluate.rerank.by=likelihood reads the log-probabilities of what was sampled, which engine "
+            f"evaluate.rerank.by={by} reads the log-probabilities of what was sampled, which engine "
             f"{recipe.engine['name']!r} does not give; take by=frequency or a function of yours."
+        )
+    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
+    if by == "implicit" and all(learned_from(recipe, policy) is None for policy in scored):
+        raise ConfigError(
+            "evaluate.rerank.by=implicit reads the policy that another was trained from, and no policy here is "
+            "trained; take by=likelihood, frequency or a function of yours."
         )
 
 
-def reranking(recipe: Recipe, jobs: Iterable[Job]) -> Serve:
+def reranking(run: Run, policy: str, jobs: Iterable[Job]) -> Serve:
     """Makes of an engine one that answers with the best of several actions.
 
     Args:
-        recipe: Says how many and by what.
+        run: Whose recipe says how many and by what.
+        policy: That the engine serves.
         jobs: The episodes that may be played.
     """
+    recipe = run.recipe
     assert recipe.evaluate is not None
     assert recipe.evaluate.rerank is not None
     settings = recipe.evaluate.rerank
     reader = FORMATS[make_protocol(recipe.protocol).format]
-    choice = Choice(settings.by, reader, {job.conversation: job.task for job in jobs})
-    return lambda engine: with_candidates(engine, settings.samples, choice)
+    tasks = {job.conversation: job.task for job in jobs}
+
+    def serve(engine: Engine) -> Engine:
+        reward = _implicit_reward(run, policy) if settings.by == "implicit" else None
+        return with_candidates(engine, settings.samples, Choice(settings.by, reader, tasks, reward))
+
+    return serve
+
+
+def _implicit_reward(run: Run, policy: str) -> Reward | None:
+    """Rewards of a policy's actions over the one that it was trained from; None for the base, which has none."""
+    start = learned_from(run.recipe, policy)
+    if start is None:
+        _logger.warning(
+            "policy %s was trained from no other; the first action of each turn is taken.", policy
+        )
+        return None
+    template = chat_template(run.recipe.model)
+    reward: Reward = locate("perturn.policy.implicit:ImplicitReward")(policy_path(run, start), template)
+    return reward
 
 
 def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
@@ -82,6 +118,8 @@ class Choice:
     """Reads what the world is sent."""
     tasks: Mapping[str, Task]
     """Conversation -> its task."""
+    reward: Reward | None = None
+    """The implicit one, where the choice is by it; None: all are alike."""
 
     def __call__(self, prompt: Prompt, candidates: Sequence[Action]) -> int:
         """Index of the one with the highest rank; of equal ones the first.
@@ -96,7 +134,7 @@ class Choice:
         if ":" in self.by:
             ranks = _by_function(self.by, self.tasks[prompt.conversation], prompt, candidates)
         else:
-            ranks = _BY[self.by](self.reader, candidates)
+            ranks = _BY[self.by](self, prompt, candidates)
         return max(numbers, key=lambda number: (ranks[number], -number))
 
 
@@ -124,23 +162,35 @@ def _by_function(by: str, task: Task, prompt: Prompt, candidates: Sequence[Actio
     return [(numbers[name],) for name in names]
 
 
-def _likelihood(reader: Format, candidates: Sequence[Action]) -> Ranks:
+def _likelihood(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> Ranks:
     """Mean log-probability of the tokens; that of an action of which nothing is known is the lowest."""
-    if not any(one.logprobs for one in candidates):
-        raise EngineFailure(
-            "evaluate.rerank.by=likelihood reads the log-probabilities of what was sampled, and the engine gives "
-            "none; take by=frequency, or an engine that does, such as local."
-        )
+    _require_logprobs(choice.by, candidates)
     return [(_mean_logprob(one),) for one in candidates]
 
 
-def _frequency(reader: Format, candidates: Sequence[Action]) -> Ranks:
+def _implicit(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> Ranks:
+    """Implicit reward; that of an action of which nothing is known is the lowest."""
+    if choice.reward is None:
+        return [(0.0,)] * len(candidates)
+    _require_logprobs(choice.by, candidates)
+    return [(each,) for each in choice.reward(prompt, candidates)]
+
+
+def _require_logprobs(by: str, candidates: Sequence[Action]) -> None:
+    if not any(one.logprobs for one in candidates):
+        raise EngineFailure(
+            f"evaluate.rerank.by={by} reads the log-probabilities of what was sampled, and the engine gives "
+            "none; take by=frequency, or an engine that does, such as local."
+        )
+
+
+def _frequency(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> Ranks:
     """How many send the world the same; then the likelihood. Those that break the format come last.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv:2203.11171.
     Differs: the vote is on the action of a turn, not on the answer to a question, and ties go by likelihood.
     """
-    sent = [understood(one, reader) for one in candidates]
+    sent = [understood(one, choice.reader) for one in candidates]
     votes = Counter(sent)
     return [
         (command is not None, votes[command], _mean_logprob(one))
@@ -152,7 +202,9 @@ def _mean_logprob(action: Action) -> float:
     return fmean(action.logprobs) if action.logprobs else -inf
 
 
-_BY: Mapping[str, Callable[[Format, Sequence[Action]], Ranks]] = {
+_BY: Mapping[str, Callable[[Choice, Prompt, Sequence[Action]], Ranks]] = {
     "likelihood": _likelihood,
     "frequency": _frequency,
+    "implicit": _implicit,
 }
+_READ_LOGPROBS = ("likelihood", "implicit")

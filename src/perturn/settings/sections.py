@@ -327,8 +327,9 @@ class Rerank:
     """Actions at each turn."""
     by: str = "likelihood"
     """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
-    send the world the same, and of equal ones the likelihood (`frequency`); or `module:function`, from a task, a prompt
-    and different actions to a number each."""
+    send the world the same, and of equal ones the likelihood (`frequency`); log-probability of its tokens less what the
+    policy that this one was trained from gives them (`implicit`); or `module:function`, from a task, a prompt and
+    different actions to a number each."""
 
 
 @dataclass(frozen=True)

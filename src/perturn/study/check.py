@@ -55,12 +55,13 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
 
 def _refuse_implicit(recipe: Recipe) -> None:
     """Refuse to score by what a policy was trained from: a study scores each by itself, as a model of its own."""
-    best_of = recipe.evaluate and recipe.evaluate.best_of
-    if best_of and best_of.by == "implicit":
-        raise ConfigError(
-            "evaluate.best_of.by=implicit reads the policy that another was trained from, and a study scores each "
-            "policy by itself; take by=likelihood, outcome or a function of yours."
-        )
+    for name, others in (("best_of", "outcome"), ("rerank", "frequency")):
+        choice = getattr(recipe.evaluate, name, None)
+        if choice and choice.by == "implicit":
+            raise ConfigError(
+                f"evaluate.{name}.by=implicit reads the policy that another was trained from, and a study scores each "
+                f"policy by itself; take by=likelihood, {others} or a function of yours."
+            )
 
 
 def _panels(recipe: Recipe) -> str:

@@ -1,0 +1,52 @@
+"""Process scores without a reward model: how good each turn was, by what the environment says of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.checks import check_choice
+from perturn.types import Trajectory, score, wrong_turns
+
+SCORES: dict[str, Callable[[Trajectory], list[float]]] = {
+    "progress": lambda one: [float(not wrong) for wrong in wrong_turns(one)],
+    "valid": lambda one: [float(turn.valid) for turn in one.turns],
+    "outcome": lambda one: [score(one)] * len(one.turns),
+}
+"""How good each turn of a trajectory was, by name [turns]. `progress` needs the remaining path of each turn."""
+
+
+@dataclass(frozen=True)
+class ProcessScore:
+    """How good each turn was: 1 if it brought the success nearer, else 0; or by another measure. Read by `w-dpo`.
+
+    The mean over a trajectory is its process score: the share of right turns or of valid turns, or the total reward.
+
+    Source: ours; StepORLM (Zhou et al. 2025), arXiv:2509.22558, asks a generative process reward model for such scores.
+    Differs: nobody judges a turn; the environment does, which knows the way or the rules.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    by: str = "progress"
+    """1 for a turn that brought the success nearer (progress) or could be executed (valid), else 0; or the total reward
+    for each turn (outcome)."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("by", self.by, SCORES)
+
+    @property
+    def needs_remaining(self) -> bool:
+        """Whether the remaining path of each turn must be measured before."""
+        return self.by == "progress"
+
+    def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
+        """Return the score of every turn, one tensor a trajectory, without unit [turns].
+
+        Raises:
+            DataError: If it is by progress, and the remaining path of a turn was not measured.
+        """
+        return [torch.tensor(SCORES[self.by](one), dtype=torch.float32) for one in group]

@@ -1,0 +1,57 @@
+"""Implicit rewards of single actions: how much likelier training has made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, inf
+
+from perturn.policy.logprobs import prepare
+from perturn.policy.models import device, load_model
+from perturn.policy.names import load_tokenizer
+from perturn.policy.reference import compute_logprobs, frozen
+from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.types import Action, Prompt
+
+
+class ImplicitReward:
+    """Rewards actions by the policy that sampled them, over the one that it was trained from.
+
+        r(a) = sum_j log pi(a_j | prompt, a_<j) - log pi_0(a_j | prompt, a_<j)
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and what depends on the prompt
+    alone, which change no order.
+    Differs: log pi is as the engine sampled, log pi_0 as training computes it.
+    """
+
+    def __init__(self, start: str, template: str | None = None) -> None:
+        """Load pi_0.
+
+        Args:
+            start: Its name or folder.
+            template: Jinja chat template to use instead of the tokenizer's own.
+        """
+        self._model = load_model(start).to(device())
+        self._renderer = Renderer(load_tokenizer(start), template)
+        prepare(self._model)
+
+    def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
+        """Rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
+
+        The prompt is computed once for all of them.
+        """
+        ids = tuple(self._renderer.prompt_ids(prompt))
+        known = {i: one for i, one in enumerate(actions) if one.token_ids and one.logprobs}
+        with frozen(self._model):
+            found = compute_logprobs(
+                self._model, [_asked(ids, one.token_ids or ()) for one in known.values()]
+            )
+        rewards = [-inf] * len(actions)
+        for (i, one), theirs in zip(known.items(), found, strict=True):
+            rewards[i] = fsum(one.logprobs or ()) - float(theirs.double().sum())
+        return rewards
+
+
+def _asked(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:
+    """An action after a prompt, with loss on its tokens."""
+    turn = (NO_TURN,) * len(prompt) + (0,) * len(action)
+    return Encoded(prompt + action, turn, ("user",) * len(prompt) + ("assistant",) * len(action))
