@@ -132,9 +132,7 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
     if posed.tools and not native:
         return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
     if native and not posed.tools:
-        return (
-            "offers no tools; set protocol.format to react, action or plain, or return schemas in Observation.tools."
-        )
+        return "offers no tools; set protocol.format to react, action or plain, or return schemas in Observation.tools."
     return None
 
 
