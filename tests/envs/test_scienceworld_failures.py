@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from perturn.envs.scienceworld import jvm as _scienceworld_jvm
@@ -28,6 +29,15 @@ def assert_ends(pid):
             return
         time.sleep(0.05)
     pytest.fail(f"process {pid} is still there")
+
+
+def wait_until_stopped(pid):
+    """A signal to stop is sent at once, and acted on when each thread comes to run."""
+    threads = [psutil.Process(thread.id) for thread in psutil.Process(pid).threads()]
+    deadline = time.monotonic() + 10
+    while any(each.status() != psutil.STATUS_STOPPED for each in threads):
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +156,7 @@ def test_a_hung_jvm_is_blamed_on_the_call_under_way(make, monkeypatch):
     second.reset(PLANT, 0)
     pid = first._simulator.jvm.process.pid
     os.kill(pid, signal.SIGSTOP)
+    wait_until_stopped(pid)
 
     with pytest.raises(WorldLost) as blamed:
         first.step("look around")

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from perturn.policy.implicit import ImplicitReward
-from perturn.run.quantities import reference_of
+from perturn.run.readings import open_reader, reference_of
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
 from ..conftest import make_tiny_model
@@ -31,7 +31,7 @@ def test_it_is_that_of_the_last_turn_of_an_episode(renderer, tiny_folder, tokeni
     before = tuple(Turn(ASKED, written(renderer, text)) for text in ("no", "yes"))[:earlier]
     played = [Trajectory(Task("t"), (*before, Turn(ASKED, written(renderer, text)))) for text in TEXTS]
     ours, theirs = (
-        [one[-1].double() for one in reference_of(played, model, tokenizer)]
+        [one[-1].double() for one in reference_of(played, open_reader(model, tokenizer))]
         for model in (make_tiny_model(3), make_tiny_model())
     )
     gains = [float((own - its).sum()) for own, its in zip(ours, theirs, strict=True)]

@@ -162,7 +162,7 @@ def test_a_credit_that_reads_a_reference_gets_it(explored, tiny_folder):
 
 def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
     """It is weighed with the others, and has nothing to weigh."""
-    found = reference_of([EPISODES[0], replace(EPISODES[0], turns=())], tiny_model, tokenizer)
+    found = reference_of([EPISODES[0], replace(EPISODES[0], turns=())], open_reader(tiny_model, tokenizer))
 
     assert [len(each) for each in found] == [2, 0]
 
