@@ -66,13 +66,13 @@ def credit(session: Session, stage: Stage) -> None:
 
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-    """Keys of the episodes whose first turn does not fit the length limit of training."""
+    """Keys of the episodes whose first turn, or first after another's, does not fit the length limit of training."""
     limit = recipe.model.max_length or context_length(empty_model(base_of(recipe)))
     if limit is None:
         return set()
     renderer = make_renderer(recipe, base_of(recipe))
-    begun = (replace(one, turns=one.turns[:1]) for one in episodes if one.turns)
-    return {one.key for one in begun if len(renderer.encode(one).ids) > limit}
+    begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
+    return {one.key for one in begun if renderer.encode(one).longest > limit}
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
