@@ -10,6 +10,12 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be > 0, got {value}.")
 
 
+def check_not_negative(name: str, value: float) -> None:
+    """Raise unless the value is a finite number of zero or more."""
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be >= 0, got {value}.")
+
+
 def check_unit_interval(name: str, value: float) -> None:
     """Raise unless the value lies in [0, 1]."""
     if not 0 <= value <= 1:

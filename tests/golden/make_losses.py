@@ -128,14 +128,20 @@ def sft_losses(chosen: dict, rejected: dict, settings: dict) -> list:
 
 
 def dpo_losses(chosen: dict, rejected: dict, settings: dict) -> list:
-    """Return DPO's Eq. 7."""
+    """Return DPO's Eq. 7, and `sft` times the negative logarithm of the chosen side's probability."""
     reduction = settings.get("reduction", "sum")
-    return logistic_losses(
+    losses = logistic_losses(
         chosen,
         rejected,
         settings.get("beta", 0.1),
         lambda p, q: mpmath.log(ratio(p, q, [mpf(1)] * len(p), reduction)),
     )
+    likelihoods = [
+        mpmath.fprod(probability(t) ** power for t, power in zip(p, powers(p, reduction), strict=True))
+        for p in chosen["policy"]
+    ]
+    times = mpf(settings.get("sft", 0.0))
+    return [loss - times * mpmath.log(each) for loss, each in zip(losses, likelihoods, strict=True)]
 
 
 def tlm_dpo_losses(chosen: dict, rejected: dict, settings: dict) -> list:
@@ -222,6 +228,7 @@ def all_settings() -> list:
     reductions = ("sum", "token_mean", "turn_mean")
     cases = [("sft", {})]
     cases += [("dpo", {"beta": 0.3, "reduction": reduction}) for reduction in reductions]
+    cases += [("dpo", {"beta": 0.3, "reduction": reduction, "sft": 0.7}) for reduction in reductions]
     cases += [
         ("dmpo", {"gamma": g, "discount": d}) for g, d in product((0.2, 0.7, 0.999), ("derived", "printed"))
     ]

@@ -1,5 +1,7 @@
 """DPO over whole trajectories."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,6 +42,31 @@ def test_hand_worked_reductions(reduction, expected, reward):
     assert_close(loss.rewards(CHOSEN), torch.tensor([reward]), atol=1e-6, rtol=0)
     assert_close(loss.rewards(REJECTED), torch.tensor([-0.25]), atol=1e-6, rtol=0)
     assert_close(turn_weights(CHOSEN, loss.credit), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("sum", 0.163262), ("token_mean", 0.424077), ("turn_mean", 0.430492)]
+)
+def test_hand_worked_likelihood_of_the_chosen_side(reduction, expected):
+    """Chosen log pi = (0.3, 0.1), (-0.1); beta = 0.5, sft = 0.5; the losses without are those above.
+
+    sum: 0.3, 0.313262 - 0.15. token_mean: 0.1, 0.474077 - 0.05. turn_mean: (0.2 - 0.1) / 2, 0.455492 - 0.025.
+    """
+    loss = LOSSES["dpo"](beta=0.5, reduction=reduction, sft=0.5)
+
+    assert_close(loss(CHOSEN, REJECTED), torch.tensor([expected]), atol=1e-6, rtol=0)
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), times=st.floats(0, 5))
+def test_the_likelihood_is_that_of_sft(make_side, seed, times):
+    """Over the mean of tokens it is the loss `sft`, added so many times; also where turns have weights."""
+    chosen, rejected = make_side(seed, [[2, 3], [1]]), make_side(seed + 1, [[4], [1, 2]])
+    chosen = replace(chosen, weight=torch.tensor([0.5, 2.0, 1.0]))
+    with_sft, without = (DPO(reduction="token_mean", sft=each) for each in (times, 0.0))
+
+    added = with_sft(chosen, rejected) - without(chosen, rejected)
+    assert_close(added, times * LOSSES["sft"]()(chosen))
 
 
 @QUICK
@@ -85,23 +112,26 @@ def test_splitting_a_turn_leaves_sum_and_token_mean_unchanged(make_side, seed):
     )
 
 
+@pytest.mark.parametrize("sft", [0.0, 0.7])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_gradcheck(assert_gradcheck, reduction):
-    assert_gradcheck(DPO(reduction=reduction))
+def test_gradcheck(assert_gradcheck, reduction, sft):
+    assert_gradcheck(DPO(reduction=reduction, sft=sft))
 
 
 def test_golden(assert_golden):
     assert_golden("dpo", DPO)
 
 
+@pytest.mark.parametrize("sft", [0.0, 0.7])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_nan_padding_changes_neither_loss_nor_gradient(assert_padding_is_inert, reduction):
-    assert_padding_is_inert(DPO(reduction=reduction))
+def test_nan_padding_changes_neither_loss_nor_gradient(assert_padding_is_inert, reduction, sft):
+    assert_padding_is_inert(DPO(reduction=reduction, sft=sft))
 
 
+@pytest.mark.parametrize("sft", [0.0, 10.0])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_extreme_values_have_finite_gradients(assert_finite, reduction):
-    assert_finite(DPO(beta=10.0, reduction=reduction))
+def test_extreme_values_have_finite_gradients(assert_finite, reduction, sft):
+    assert_finite(DPO(beta=10.0, reduction=reduction, sft=sft))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +140,8 @@ def test_extreme_values_have_finite_gradients(assert_finite, reduction):
         ({"beta": 0.0}, r"beta must be > 0, got 0\.0\."),
         ({"beta": -0.1}, r"beta must be > 0, got -0\.1\."),
         ({"beta": float("nan")}, r"beta must be > 0, got nan\."),
+        ({"sft": -0.1}, r"sft must be >= 0, got -0\.1\."),
+        ({"sft": float("inf")}, r"sft must be >= 0, got inf\."),
         ({"reduction": "mean"}, "reduction must be one of sum, token_mean, turn_mean, got 'mean'"),
     ],
 )

@@ -11,7 +11,7 @@ TURN_WEIGHTS = {"pivot": 0.9, "low": 0.2, "high": 1.0}
 DENSITY_RATIO = {"kernel": "ukl", "alpha": 0.5, "reduction": "token_mean", "max_log_ratio": 20.0}
 DEFAULTS = {
     "sft": {},
-    "dpo": {"beta": 0.1, "reduction": "sum"},
+    "dpo": {"beta": 0.1, "reduction": "sum", "sft": 0.0},
     "dmpo": {"beta": 0.1, "gamma": 0.7, "discount": "derived"},
     "dil": DENSITY_RATIO,
     "tlm-dpo": {"beta": 0.1} | TURN_WEIGHTS,

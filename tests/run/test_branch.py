@@ -46,6 +46,7 @@ class Wandering(Letters):
         return Observation(str(random.random()), seen.reward, seen.terminated, success=seen.success)
 """
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
+STEPS = ["pair.within=step", "pair.per_group=1"]
 PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 
 GREEDY = ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"]
@@ -461,7 +462,19 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             "branch.policy is sft, and credit spo reads what the policy that explored",
         ),
         ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
-        (["branch={}"], "branch is read by credits of groups and with pair.within=branch alone"),
+        (["branch={}"], "branch is read by credits of groups and with pair.within=branch or step alone"),
+        ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
+        (
+            [*STEPS, "branch.samples=2"],
+            r"branch\.of must be expert with pair\.within=step.* got all",
+        ),
+        (
+            ["pair.within=branch", "branch.of=expert"],
+            r"branch\.of must be expert .* with nothing else; got expert",
+        ),
+        ([*SPO, "branch.of=expert"], "branch.of must be all with groups"),
+        (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),
+        ([*STEPS, "explore.sampling.temperature=0"], "at temperature 0 all branches from a turn are alike"),
         (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
         (["pair.within=branch", "branch.every=0"], "every"),
         (

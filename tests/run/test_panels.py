@@ -40,7 +40,7 @@ def test_the_ends_of_the_range_are_dealt(number):
     assert len(dealt(TASKS, 0, 3, number)) == number
 
 
-@pytest.mark.parametrize("recipe", ["alfworld_lab", "alfworld-like_lab"])
+@pytest.mark.parametrize("recipe", ["alfworld_lab", "alfworld-like_lab", "alfworld-like_ipr"])
 def test_every_panel_of_the_laboratory_skips_what_is_held_out(recipe):
     """A panel of `train` without `n` would skip so many of each kind, and take games that are held out."""
     read = read_recipe(RECIPES / f"{recipe}.yaml")

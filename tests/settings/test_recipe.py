@@ -29,14 +29,14 @@ def recipe_file(tmp_path):
 
 
 def test_an_unknown_setting_of_a_loss_is_refused_with_its_dotted_path_and_the_closest_one():
-    """Dpo knows beta and reduction; `bata` is one letter from beta."""
+    """Dpo knows beta, reduction and sft; `bata` is one letter from beta."""
     section = {"name": "dpo", "bata": 0.2}
 
     message = refusal(build, LOSSES, section, "align.loss")
 
     assert message == (
         "unknown key 'align.loss.bata'. Did you mean 'align.loss.beta'? "
-        "Known: align.loss.beta, align.loss.reduction."
+        "Known: align.loss.beta, align.loss.reduction, align.loss.sft."
     )
 
 

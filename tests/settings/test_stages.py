@@ -141,6 +141,16 @@ def test_pairs_without_an_experts_episodes_need_no_expert(pair):
     assert {one.name: one.needs for one in found}["pair"] == ("explore",)
 
 
+def test_pairs_of_steps_play_the_experts_episodes_on():
+    """As IPR does where nothing is said: from each turn, five times; pairs need his episodes and the branches."""
+    recipe = parse(Recipe, {**PLAYS, "pair": {"within": "step"}, "align": ALIGN})
+    needs = {one.name: one.needs for one in stages(recipe)}
+
+    assert (recipe.branch.of, recipe.branch.every, recipe.branch.samples) == ("expert", 1, 5)
+    assert needs["branch"] == ("explore", "expert")
+    assert needs["pair"] == ("explore", "expert", "branch")
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

@@ -192,7 +192,7 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
     taught = [one for one in experts if succeeded(one)]
-    if pair is not None and pair.within == "expert" and all(file.is_file() for file in files):
+    if pair is not None and pair.with_expert and all(file.is_file() for file in files):
         _, reasons = pair_with_expert(
             taught,
             sorted(explored, key=lambda one: one.key),

@@ -8,11 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.groups import BINS
+from perturn.data.steps import STEPS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Counts of groups beside the bins, as `data.groups.counts_of` has them."""
-_BESIDE = ("cut",)
-"""Counts of the pair stage that are of kept episodes, and no bin."""
+_BESIDE = ("cut", "steps_cut", "steps_too_long", *STEPS)
+"""Counts of the pair stage that are of kept episodes, or of the expert's steps, and no bin."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
 """Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
 are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""

@@ -62,7 +62,7 @@ def pair_with_expert(
     """
     _check_threshold(threshold)
     _check_extra_turns(max_extra_turns)
-    best = _best_by_task(experts)
+    best = best_by_task(experts)
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys((*OUTCOMES, "cut"), 0))
     for trajectory in explored:
@@ -141,16 +141,20 @@ def branches_of(
 ) -> list[dict[int, list[Trajectory]]]:
     """Episodes that were played on from each explored one, by the number of its turns that they begin with.
 
+    Args:
+        explored: Those, or the expert's where his are played on from.
+        branches: Episodes that were played on from them.
+
     Raises:
-        DataError: If one is of no explored episode.
+        DataError: If one is of none of them.
     """
     found: dict[tuple[str, int | None], dict[int, list[Trajectory]]] = {one.key: {} for one in explored}
     for one in sorted(branches, key=lambda one: one.key):
         origin = found.get((one.task.id, one.origin))
         if origin is None:
             raise DataError(
-                f"task {one.task.id!r:.80}, sample {one.sample}: expected an episode played on from an explored one of "
-                f"this task, got origin {one.origin}. Play the branches again."
+                f"task {one.task.id!r:.80}, sample {one.sample}: expected an episode played on from one of this "
+                f"task, got origin {one.origin}. Play the branches again."
             )
         origin.setdefault(one.taken_over, []).append(one)
     return [found[one.key] for one in explored]
@@ -256,7 +260,12 @@ def _corrected(correction: Trajectory | None, explored: Trajectory, threshold: f
         return "not_corrected"
     _check_comparable(correction, explored)
     gap = correction.total_reward - explored.total_reward
-    return "kept" if gap - threshold > _ROUNDING else "gap"
+    return "kept" if exceeds(gap, threshold) else "gap"
+
+
+def exceeds(gap: float, threshold: float) -> bool:
+    """Whether a gap is larger, by more than rounding."""
+    return gap - threshold > _ROUNDING
 
 
 def _check_extra_turns(max_extra_turns: int | None) -> None:
@@ -269,7 +278,8 @@ def _check_threshold(threshold: float) -> None:
         raise ConfigError(f"threshold must be a finite number >= 0, got {threshold}.")
 
 
-def _best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
+def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
+    """Of each task the first with the highest total reward; one that FAILED or has no turns is none."""
     best: dict[str, Trajectory] = {}
     for expert in experts:
         if failed(expert) or not expert.turns:
@@ -304,7 +314,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
         return "tie"
     if gap < 0:
         return "better_than_expert"
-    return "kept" if gap - threshold > _ROUNDING else "gap"
+    return "kept" if exceeds(gap, threshold) else "gap"
 
 
 def actions_of(trajectory: Trajectory) -> list[object]:

@@ -7,10 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perturn.checks import check_choice, check_positive
+from perturn.checks import check_choice, check_not_negative, check_positive
 from perturn.credit import TurnCredit
 from perturn.credit.turns import Uniform
-from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
+from perturn.losses.logprobs import (
+    REDUCTIONS,
+    TurnLogprobs,
+    reduced_log_ratio,
+    reduced_log_ratios,
+    turn_weights,
+)
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
@@ -36,9 +42,11 @@ def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: floa
 class DPO:
     """Trajectory-level DPO: turns are added up before they are compared.
 
+        L = -log sigmoid(beta * (u_chosen - u_rejected)) - sft * log pi(chosen)
+
     Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO),
-    arXiv:2403.02502.
-    Differs: nothing with `reduction` sum; the means are additions of ours.
+    arXiv:2403.02502; with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
+    Differs: nothing with `reduction` sum; the means are additions of ours, of both terms alike.
     """
 
     needs_reference: ClassVar[bool] = True
@@ -51,15 +59,23 @@ class DPO:
     reduction: str = "sum"
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean wants a larger beta."""
 
+    sft: float = 0.0
+    """Times the negative log-likelihood of the chosen side, reduced alike, without unit; >= 0. IPR takes 1 with sum."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_positive("beta", self.beta)
+        check_not_negative("sft", self.sft)
         check_choice("reduction", self.reduction, REDUCTIONS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""
         log_ratios = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
-        return dpo_loss(*log_ratios, beta=self.beta)
+        loss = dpo_loss(*log_ratios, beta=self.beta)
+        if not self.sft:
+            return loss
+        weights = turn_weights(chosen, self.credit)
+        return loss - self.sft * REDUCTIONS[self.reduction](chosen, chosen.policy, weights)
 
     @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:

@@ -214,7 +214,8 @@ def _missing(
     }
     if settings.get("groups") is not None or settings.get("outcomes") is not None:
         del expected[paths.confidence(mark)]
-    if (settings.get("pair") or {}).get("within", "expert") != "expert" and settings.get("sft") is None:
+    within = (settings.get("pair") or {}).get("within", "expert")
+    if within not in ("expert", "step") and settings.get("sft") is None:
         del expected[paths.trajectories("expert")]
     if aligned_policy(evaluation) is None:
         expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")

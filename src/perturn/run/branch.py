@@ -1,13 +1,13 @@
-"""Play explored episodes on from some of their turns, and say what the turns were worth by how that ends."""
+"""Play explored episodes, or the expert's, on from some turns, and say what the turns were worth by how that ends."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from math import fsum, nan
 
 from perturn.credit.returns import Numbers
-from perturn.data.pairs import branches_of
+from perturn.data.pairs import best_by_task, branches_of
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, NotComeBack
@@ -25,7 +25,7 @@ Returns = Callable[[Sequence[Trajectory]], Numbers]
 
 
 def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
-    """Refuse branches of which none would be played, or each would be the explored episode again.
+    """Refuse branches of which none would be played, or which would be one and the same episode.
 
     Args:
         recipe: With a section `branch`.
@@ -54,7 +54,7 @@ def _check_greedy(recipe: Recipe, settings: Branch) -> None:
         ConfigError: Saying what to set.
     """
     explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
-    if settings.policy is None or explorers == {settings.policy}:
+    if settings.of != "expert" and (settings.policy is None or explorers == {settings.policy}):
         raise ConfigError(
             "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
             "set explore.sampling.temperature, such as 1.0."
@@ -67,12 +67,14 @@ def _check_greedy(recipe: Recipe, settings: Branch) -> None:
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy play explored episodes on, from every so many of their turns."""
+    """Let the stage's policy play explored episodes, or the expert's of their tasks, on from every so many turns."""
     run, recipe = session.run, session.recipe
     assert recipe.branch is not None
     assert recipe.explore is not None
-    explored = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
-    jobs = branch_jobs(explored, recipe.branch, recipe.seed, recipe.explore.samples, stage.iteration)
+    begun = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+    if recipe.branch.of == "expert":
+        begun = walked(session, {one.task.id for one in begun})
+    jobs = branch_jobs(begun, recipe.branch, recipe.seed, recipe.explore.samples, stage.iteration)
     file = run.paths.trajectories(stage.name)
     with run.stage(stage.name, file) as counts:
         how = recipe.explore
@@ -89,6 +91,12 @@ def branch(session: Session, stage: Stage) -> None:
             )
 
 
+def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
+    """The expert's best episode of each of these tasks that he solved."""
+    stored = read_trajectories(session.run.paths.trajectories("expert"))
+    return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
+
+
 def branch_jobs(
     explored: Iterable[Trajectory], settings: Branch, seed: int, samples: int = 1, iteration: int = 1
 ) -> list[Job]:
@@ -98,7 +106,7 @@ def branch_jobs(
     branches is no guess of how the explored episode ends. FAILED episodes are left alone.
 
     Args:
-        explored: Episodes, in any order.
+        explored: Episodes, or the expert's, in any order.
         settings: From which turns, and how often.
         seed: Of the run.
         samples: Explored episodes of a task, whose numbers the new ones do not take.

@@ -68,13 +68,13 @@ def credit(session: Session, stage: Stage) -> None:
 
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-    """Keys of the episodes whose first turn does not fit the length limit of training."""
+    """Keys of the episodes whose first turn, or first after another's, does not fit the length limit of training."""
     limit = _limit(recipe)
     if limit is None:
         return set()
     renderer = make_renderer(recipe, base_of(recipe))
-    begun = (replace(one, turns=one.turns[:1]) for one in episodes if one.turns)
-    return {one.key for one in begun if len(renderer.encode(one).ids) > limit}
+    begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
+    return {one.key for one in begun if renderer.encode(one).longest > limit}
 
 
 def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
@@ -86,7 +86,6 @@ def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[
     if limit is None:
         return [False] * len(pairs)
     renderer = make_renderer(recipe, base_of(recipe))
-
     sides = [[_fitting_ids(renderer, side, limit) for side in (pair.chosen, pair.rejected)] for pair in pairs]
     return [one is not None and one == other for one, other in sides]
 

@@ -12,9 +12,11 @@ from perturn.data.pairs import (
     pair_within_branches,
     pair_within_groups,
 )
+from perturn.data.steps import pair_with_expert_steps
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import RunError
 from perturn.io.reading import user_path
+from perturn.run.branch import walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
@@ -26,7 +28,7 @@ from perturn.types import PreferencePair, Trajectory, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:
-    """Pair the expert's trajectories, or corrections, with the policy's own failures, or its best with its worst.
+    """Pair the expert's trajectories, his steps or corrections with the policy's own, or its best with its worst.
 
     Raises:
         RunError: If no pair is left, and none is hoped for in a later iteration.
@@ -60,6 +62,23 @@ def _with_expert(session: Session, stage: Stage, settings: Pair, played: Sequenc
     extra = settings.max_extra_turns
     pairs, reasons = pair_with_expert(experts, played, settings.threshold, max_extra_turns=extra)
     return measured_pairs(session.recipe, pairs), reasons
+
+
+def _with_expert_steps(
+    session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]
+) -> _Paired:
+    experts = walked(session, {one.task.id for one in played})
+    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
+    extra = settings.max_extra_turns
+    pairs, reasons = pair_with_expert_steps(
+        experts, played, branches, settings.threshold, max_extra_turns=extra
+    )
+    # Cut where both sides are still the same, they would be no pair.
+    own = [pair.rejected for pair in pairs if pair.rejected.origin is not None]
+    cut = locate("perturn.run.groups:too_long")(session.recipe, own)
+    reasons["steps_too_long"] = len(cut)
+    reasons["steps_kept"] -= len(cut)
+    return measured_pairs(session.recipe, [pair for pair in pairs if pair.rejected.key not in cut]), reasons
 
 
 def _within_groups(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
@@ -120,6 +139,7 @@ def _with_corrected(session: Session, stage: Stage, settings: Pair, played: Sequ
 
 _PAIRED = {
     "expert": _with_expert,
+    "step": _with_expert_steps,
     "group": _within_groups,
     "branch": _within_branches,
     "correction": _with_corrected,

@@ -156,7 +156,7 @@ def _cost(
         + (f", {candidates} actions a turn" if reranks else "")
     )
     if stage.name == f"branch{stage.mark}":
-        branches = _branches(recipe, found, found.policy_turns(learned))
+        episodes, branches = _branches(recipe, found, found.policy_turns(learned))
         by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""
         work = f"{branches} episodes played on{by} from turns of {episodes} (assumed)"
         episodes = ceil(branches / 2)  # half of their turns are played already, in the mean
@@ -175,10 +175,14 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
-def _branches(recipe: Recipe, found: Episodes, turns: float) -> int:
-    """Episodes that are played on from turns of explored ones, if these have so many turns."""
+def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
+    """Episodes that are played on, and how many that makes: explored ones of so many turns, or the expert's."""
     assert recipe.branch is not None
-    return found.explore * recipe.branch.samples * int((turns - 1) // recipe.branch.every)
+    assert recipe.explore is not None
+    begun = found.explore
+    if recipe.branch.of == "expert":
+        begun, turns = found.explore // recipe.explore.samples, found.turns
+    return begun, begun * recipe.branch.samples * int((turns - 1) // recipe.branch.every)
 
 
 def _training_cost(

@@ -35,6 +35,8 @@ from perturn.settings.shipped import shipped, shipped_recipe
 
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
+_BRANCHED = {"branch": Branch(), "step": Branch(every=1, samples=5, of="expert")}
+"""`pair.within` that reads branches -> how they are played where the recipe does not say; for step as IPR has it."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ class Recipe:
             "out.",
         )
         require(
-            self.pair.within in ("expert", "correction") or self.pair.max_extra_turns is None,
-            "pair.max_extra_turns is read with pair.within=expert or correction alone, not with "
+            self.pair.within in ("expert", "step", "correction") or self.pair.max_extra_turns is None,
+            "pair.max_extra_turns is read with pair.within=expert, step or correction alone, not with "
             f"{self.pair.within}; leave it out.",
         )
         if self.pair.within != "correction":
@@ -192,24 +194,30 @@ class Recipe:
         )
 
     def _complete_branch(self) -> None:
-        """Add the section where pairs are made within branches, and refuse it where nothing reads it."""
-        paired = self.pair is not None and self.pair.within == "branch"
+        """Add the section where pairs are made of branches, and refuse it where nothing reads it."""
+        within = self.pair.within if self.pair else ""
+        paired, default = within in _BRANCHED, _BRANCHED.get(within)
         if paired:
             assert self.pair is not None
             require(
                 self.pair.file is None,
-                "pair.file holds pairs, so pair.within=branch makes none; leave one out.",
+                f"pair.file holds pairs, so pair.within={within} makes none; leave one out.",
             )
-            object.__setattr__(self, "branch", self.branch or Branch())
+            object.__setattr__(self, "branch", self.branch or default)
         if self.branch is None:
             return
         require(
             paired or self.groups is not None,
-            "branch is read by credits of groups and with pair.within=branch alone; set one, or leave it out.",
+            "branch is read by credits of groups and with pair.within=branch or step alone; set one, or leave it out.",
         )
         require(
             self.groups is None or self.branch.of == "all",
             "branch.of must be all with groups: a turn is worth no less for how its own episode ended.",
+        )
+        require(
+            (self.branch.of == "expert") == (within == "step"),
+            "branch.of must be expert with pair.within=step, which compares the expert's steps with the policy's, and "
+            f"with nothing else; got {self.branch.of} with {within or 'no pairs'}.",
         )
         require(
             self.branch.policy != "sft" or self.sft is not None,

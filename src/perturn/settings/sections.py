@@ -129,8 +129,9 @@ class Branch:
     """Turns from one that is played on from to the next; the first of an episode is its first turn plus this many."""
     samples: Annotated[int, COUNT] = 2
     """Episodes from each; their first turns are those of the explored one."""
-    of: Literal["all", "failures"] = "all"
-    """Explored episodes that are played on: all, or those that did not solve their task."""
+    of: Literal["all", "failures", "expert"] = "all"
+    """Episodes that are played on: all explored ones, those that did not solve their task, or the expert's of the tasks
+    that are explored."""
     policy: Literal["base", "sft"] | None = None
     """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
     explored."""
@@ -143,15 +144,16 @@ class Pair:
 
     file: str | None = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
-    within: Literal["expert", "group", "branch", "correction"] = "expert"
-    """Whose trajectory is chosen: the expert's; the best of the policy's own of the same task, or of those that share
-    their first turns (`branch`); or the failed one itself up to its first wrong turn, which `remaining` tells, with the
+    within: Literal["expert", "step", "group", "branch", "correction"] = "expert"
+    """Whose trajectory is chosen: the expert's over the explored one, and with `step` also over the policy's own turns
+    from where his step is worth more; the best of the policy's own of the same task, or of those that share their
+    first turns (`branch`); or the failed one itself up to its first wrong turn, which `remaining` tells, with the
     expert's turns from there on."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
     as many as there are. Read where pairs are made within groups or branches."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed (tau, tlm-DRE Appendix B)."""
+    """Score gap a pair must exceed (tau, tlm-DRE Appendix B); with within=step also in the worth of a step."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
     remaining: Sense | None = None
@@ -159,6 +161,11 @@ class Pair:
     one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
     environments can (`perturn.envs.abilities.Pathfinder`), and credits such as first-error read it. None: not
     measured."""
+
+    @property
+    def with_expert(self) -> bool:
+        """Whether the expert's episodes are paired with explored ones."""
+        return self.file is None and self.within in ("expert", "step")
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
     """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
-    with_expert = recipe.pair is not None and recipe.pair.file is None and recipe.pair.within == "expert"
+    with_expert = recipe.pair is not None and recipe.pair.with_expert
     made = ("base",) if recipe.base else ()
     if recipe.base:
         yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
@@ -132,7 +132,8 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
         reads = before and (*before, "branch")
         does = "perturn.run.branch:branch"
         by = recipe.branch.policy or start
-        needs = (explore, *((trained[by],) if by in trained and by != start else ()))
+        begun = (explore, "expert") if recipe.branch.of == "expert" else (explore,)
+        needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
     rows = list(_rows(recipe, explore, seen, end, {**its, "reads": _rows_read(recipe, before)}))
@@ -165,7 +166,7 @@ def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterat
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
-        needs = (explore, "expert") if recipe.pair.within == "expert" else (explore, *branched)
+        needs = (explore, *(("expert",) if recipe.pair.with_expert else ()), *branched)
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
 
 

@@ -1,0 +1,90 @@
+"""The expert's steps against the policy's own from the same turn, by what each is worth: pairs of IPR."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from perturn.data.pairs import actions_of, best_by_task, branches_of, exceeds, pair_with_expert
+from perturn.types import PreferencePair, Trajectory, failed, score
+
+STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
+"""Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth, or
+none ended that could be rejected; `steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
+
+
+def pair_with_expert_steps(
+    experts: Iterable[Trajectory],
+    explored: Iterable[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.5,
+    *,
+    max_extra_turns: int | None = None,
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of his with a worse one.
+
+    A step is what the expert does from one turn that is played on from to the next. It is worth
+
+        v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
+        v_policy(t) = mean score of the branches from the turn before it whose step is another
+
+    and gives a pair if v_expert(t) - v_policy(t) > threshold: the expert's episode over the worst of these branches,
+    which shares its first t turns, if that earned less than the expert by more than the threshold.
+
+    Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
+    arXiv:2406.11176, and its published code (tau = 0.5).
+    Differs: the paper samples one step of the policy at each turn, and plays on after it as after the expert's; here
+    branches before the step are both its samples and its worth, so v_policy is the mean over the policy's other
+    steps and nobody plays a second time. Of these branches the worst is rejected, the paper's is the one it sampled.
+    One threshold is for both kinds of pairs, where the paper's code has 0.01 for whole episodes. Where the policy is
+    the better one its code makes it chosen; here there is no pair, as in `pair_with_expert`.
+
+    Args:
+        experts: Trajectories of an expert; of each task the best one counts.
+        explored: Trajectories of the policy.
+        branches: Those that were played on from turns of the best ones. One that FAILED before its own first turn says
+            nothing; another that FAILED counts with a score of 0, and is not rejected.
+        threshold: tau, in units of total reward; finite and >= 0.
+        max_extra_turns: Cut the rejected side to this many turns more than the expert has, as in `pair_with_expert`.
+
+    Returns:
+        The pairs of whole episodes in the order of `explored`, then those of steps, by task and turn; and counts: those
+        of `pair_with_expert`, each step under one of `STEPS`, and under `steps_cut` how many of the kept were cut.
+    """
+    best = best_by_task(experts)
+    pairs, counts = pair_with_expert(best.values(), explored, threshold, max_extra_turns=max_extra_turns)
+    counts |= dict.fromkeys((*STEPS, "steps_cut"), 0)
+    walked = [best[task] for task in sorted(best)]
+    for expert, by_turn in zip(walked, branches_of(walked, branches), strict=True):
+        for turn, after in pairwise([*sorted(by_turn), len(expert.turns)]):
+            outcome, rejected = _compare(expert, turn, after, by_turn, threshold)
+            found, how = pair_with_expert([expert], rejected, threshold, max_extra_turns=max_extra_turns)
+            counts["steps_gap" if rejected and not found else outcome] += 1
+            counts["steps_cut"] += how["cut"]
+            pairs += found
+    return pairs, counts
+
+
+def _compare(
+    expert: Trajectory, turn: int, after: int, by_turn: Mapping[int, Sequence[Trajectory]], threshold: float
+) -> tuple[str, list[Trajectory]]:
+    """Outcome of the expert's step from a turn to another, and the branch that is rejected for it, if one is."""
+    there, beyond = (
+        [one for one in by_turn.get(each, ()) if len(one.turns) > each] for each in (turn, after)
+    )
+    is_last = after == len(expert.turns)
+    if not there or not (beyond or is_last):
+        return "steps_failed", []
+    step = actions_of(expert)[turn:after]
+    others = [one for one in there if actions_of(one)[turn:after] != step]
+    ended = [one for one in others if not failed(one)]
+    if not others:
+        return "steps_alike", []
+    if not ended:
+        return "steps_failed", []
+    worth = expert.total_reward if is_last else fmean(map(score, beyond))
+    if not exceeds(worth - fmean(map(score, others)), threshold):
+        return "steps_gap", []
+    return "steps_kept", [min(ended, key=score)]
