@@ -120,9 +120,10 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
     """Parts that add up to a number of each episode, by ridge regression on the episodes of the other folds.
 
-        min_(w, b)  mean((sum_t c_t - S)^2) + penalty d |s w|^2,   c_t = w x_t + b
+        min_(w, b)  mean((sum_t c_t - S)^2) + penalty d mean(T^2) |s w|^2,   c_t = w x_t + b
 
-    It is `cross_fit` with one row an episode, whose features are sums, and where b counts as often as there are parts.
+    It is `cross_fit` with one row an episode, whose features are sums, and where b counts as often as there are parts,
+    T. s are the deviations of the d features, of the means over an episode's parts, each counted T^2 times.
 
     Args:
         features: x of each part of each episode, at least one [parts, features].

@@ -13,6 +13,7 @@ TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
 
 COUNT = Bound(least=1, most=10**9)
+SEVERAL = Bound(least=2, most=10**9)
 """Numbers of things; lists and time have their end."""
 
 Section = dict[str, Any]
@@ -317,7 +318,7 @@ class Align(Train):
 class BestOf:
     """Play each task several times, and score one of its episodes."""
 
-    samples: Annotated[int, Bound(least=2)] = 8
+    samples: Annotated[int, SEVERAL] = 8
     """Episodes of each task."""
     by: str = "outcome"
     """The one that is scored has the highest: total reward (`outcome`), which bounds what any choice could reach; mean
@@ -330,7 +331,7 @@ class BestOf:
 class Rerank:
     """Sample several actions at each turn, and take one of them."""
 
-    samples: Annotated[int, Bound(least=2)] = 4
+    samples: Annotated[int, SEVERAL] = 4
     """Actions at each turn."""
     by: str = "likelihood"
     """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
