@@ -183,6 +183,26 @@ def test_few_failed_episodes_of_an_evaluation_stay_in_its_denominator(place, per
     assert len(found) == 12
 
 
+def test_a_run_does_not_go_on_in_another_version_of_its_world(place, perturn):
+    """Two of 12 fail and are stored; in the new version nothing is, and back in the first one the rest is played."""
+    (place / "broken").write_text("all")
+    perturn("evaluate")
+    (place / "broken").unlink()
+    file, source = place / "runs/one/evaluation/base.jsonl", place / f"flaky_{place.name}.py"
+    world = sys.modules[source.stem].Flaky
+
+    world.name = "flaky-2.0"
+    code, _, said = perturn("evaluate")
+    held = list(read_trajectories(file))
+    world.name = "flaky-1.0"
+
+    assert code == 2
+    assert "this run's tasks are of flaky-1.0, and the world that plays is flaky-2.0 now" in said
+    assert {one.environment for one in held} <= {"flaky-1.0"}
+    assert perturn("evaluate")[0] == 0
+    assert [one.environment for one in read_trajectories(file)] == ["flaky-1.0"] * 12
+
+
 def test_whoever_wants_failures_as_data_may_have_them(place, perturn):
     """worlds.max_failed=1 is as it was."""
     (place / "broken").write_text("all")

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from perturn.data.run_files import read_note
 from perturn.episodes.play import Job
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
 from perturn.faults import task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
@@ -49,6 +49,19 @@ class Panels:
         """Tasks that are taught or explored, each once."""
         both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
         return list({task.id: task for task in both}.values())
+
+    def refuse_other_world(self, environment: str) -> None:
+        """Refuse another world, or another version of it or of its data, than the one that the tasks are of.
+
+        Raises:
+            RunError: With both names.
+        """
+        if environment != self.environment:
+            raise RunError(
+                f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
+                "scores do not compare. Bring the first one back (its package, its data), or begin a run of another "
+                "name."
+            )
 
     def write(self, file: Path) -> None:
         """Keep the panels."""

@@ -329,6 +329,7 @@ class Session:
 
         Raises:
             EnvironmentFailure: If more episodes fail than may.
+            RunError: If the world is not the one whose tasks the run has.
         """
         with TrajectoryStore(file) as store:
             failures = Failures(self.recipe.worlds.max_failed, len(jobs), concurrency)
@@ -347,6 +348,7 @@ class Session:
                 make = world_maker(self.recipe)
                 with bar(what, len(jobs), done) as shown:
                     for trajectory in played(missing, make, _capacity(self.recipe, make, concurrency)):
+                        self.panels.refuse_other_world(trajectory.environment)
                         store.append(trajectory)
                         shown(advance=1)
                         failures.add([trajectory]).refuse(what)
