@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from math import fsum, nan
 
-from perturn.credit.returns import Numbers
 from perturn.data.pairs import best_by_task, branches_of
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
@@ -20,7 +19,7 @@ from perturn.types import Task, Trajectory, failed, succeeded
 
 _logger = logging.getLogger(__name__)
 
-Returns = Callable[[Sequence[Trajectory]], Numbers]
+Returns = Callable[[Sequence[Trajectory]], list[list[float]]]
 """Rewards that count, of each turn `[trajectories][turns]`."""
 
 
