@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from perturn.data.store import read_trajectories, trajectory_to_dict
+from perturn.data.records import trajectory_to_dict
+from perturn.data.store import read_trajectories
 from perturn.types import Action, Task, Trajectory, Turn
 
 

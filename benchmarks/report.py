@@ -20,7 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from perturn.data.store import trajectory_to_dict
+from perturn.data.records import trajectory_to_dict
 from perturn.report import write_report
 from perturn.types import Action, Task, Trajectory, Turn
 

@@ -56,7 +56,9 @@ def test_memory_that_files_share_is_not_held(before, tmp_path):
     """64 MB of a mapped file, read through."""
     files = mapped_files()
     (tmp_path / "file").touch()
-    os.truncate(tmp_path / "file", 64 * MEGABYTE)  # without a block of this size in memory, which may stay held
+    os.truncate(
+        tmp_path / "file", 64 * MEGABYTE
+    )  # without a block of this size in memory, which may stay held
     mapped = torch.from_file(str(tmp_path / "file"), size=64 * MEGABYTE, dtype=torch.uint8)
 
     assert mapped.sum() == 0

@@ -10,7 +10,8 @@ import pytest
 
 from cluster.nodes import JOBS, PROTOCOL, WARNINGS, Script, wait_for
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.data.records import trajectory_to_dict
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.play import play
 from perturn.errors import RunError
 from perturn.run.loop import open_run, run_stages

@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data import store
-from perturn.data.store import (
-    TrajectoryStore,
-    read_pairs,
-    read_trajectories,
-    trajectory_from_dict,
-    trajectory_to_dict,
-    write_pairs,
-)
+from perturn.data import records
+from perturn.data.records import trajectory_from_dict, trajectory_to_dict
+from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories, write_pairs
 from perturn.errors import DataError, StorageError
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
@@ -39,7 +33,7 @@ MESSAGE = st.builds(
     TEXT | st.none(),
     OBJECT,
 )
-NUMBER = st.floats(-store.LARGEST, store.LARGEST)
+NUMBER = st.floats(-records.LARGEST, records.LARGEST)
 TOKENS = st.lists(st.tuples(st.integers(0, 10**6), NUMBER), min_size=1, max_size=4)
 
 
@@ -109,7 +103,7 @@ def test_record_round_trips_through_json_text(original):
 @given(TRAJECTORY)
 def test_a_line_is_one_line_to_every_reader(original):
     """str.splitlines also splits at U+2028, U+0085 and others; an ASCII line has none of them."""
-    line = store._line(trajectory_to_dict(original)).decode("utf-8")
+    line = records.line_of(original).decode("utf-8")
 
     assert line.isascii()
     assert len(line.splitlines()) == 1
@@ -117,13 +111,15 @@ def test_a_line_is_one_line_to_every_reader(original):
 
 def test_a_field_is_read_by_its_type():
     """One added to `types` cannot be forgotten: without a schema for its type the module would not load."""
-    grown = store.SchemaValidator(store._record(make_dataclass("Grown", [("old", int), ("new", str, "a")])))
+    grown = records.SchemaValidator(
+        records._record(make_dataclass("Grown", [("old", int), ("new", str, "a")]))
+    )
 
     assert grown.validate_json('{"old": 1}').new == "a"
-    with pytest.raises(store.ValidationError):
+    with pytest.raises(records.ValidationError):
         grown.validate_json('{"old": 1, "new": 2}')
     with pytest.raises(KeyError, match="complex"):
-        store._record(make_dataclass("Odd", [("novelty", complex)]))
+        records._record(make_dataclass("Odd", [("novelty", complex)]))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.store import trajectory_from_dict, trajectory_to_dict
+from perturn.data.records import trajectory_from_dict, trajectory_to_dict
 from perturn.data.trl import from_trl
 from perturn.engines.api.chat import to_chat
 from perturn.engines.local.engine import LocalEngine

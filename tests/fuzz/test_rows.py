@@ -8,7 +8,8 @@ from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from perturn.audit.rows import read_each, read_rows
-from perturn.data.store import read_pairs, read_trajectories, trajectory_to_dict
+from perturn.data.records import trajectory_to_dict
+from perturn.data.store import read_pairs, read_trajectories
 from perturn.engines.api.chat import read_call
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from fuzz.test_rows import OTHER, PAIR, TRAJECTORY
-from perturn.data.store import LARGEST
+from perturn.data.records import LARGEST
 from perturn.errors import RunError
 from perturn.report import write_report
 from perturn.watch import Watcher, render

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturn.data.store import TrajectoryStore, read_trajectories, trajectory_to_dict
+from perturn.data.records import trajectory_to_dict
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.data.trl import from_trl
 from perturn.engines.api.chat import read_call, to_chat
 from perturn.episodes.episode import Job, episode

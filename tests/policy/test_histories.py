@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn.credit import CREDITS
-from perturn.data.store import trajectory_from_dict, trajectory_to_dict
+from perturn.data.records import trajectory_from_dict, trajectory_to_dict
 from perturn.episodes.play import Job, episode
 from perturn.episodes.prompts import as_seen
 from perturn.errors import DataError

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from perturn.cli import main
+from perturn.data.records import trajectory_to_dict
 from perturn.data.run_folder import Run
-from perturn.data.store import TrajectoryStore, trajectory_to_dict
+from perturn.data.store import TrajectoryStore
 from perturn.errors import RunError
 from perturn.io.writing import write_whole
 from perturn.report import summarize

@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perturn.data.paths import RunPaths
-from perturn.data.store import (
-    pair_from_dict,
-    read_pairs,
-    read_trajectories,
-    trajectory_from_dict,
-    weighted_from_dict,
-)
+from perturn.data.records import pair_from_dict, trajectory_from_dict, weighted_from_dict
+from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.trl import from_trl
 from perturn.errors import DataError
 from perturn.io.reading import parse_object, read_lines

@@ -1,0 +1,265 @@
+"""Trajectories and pairs as JSON data, a line each: read as strictly as written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import partial
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
+
+from perturn.data.content import flatten
+from perturn.errors import DataError, did_you_mean
+from perturn.io.plain import DEEPEST, fault, mismatch
+from perturn.io.reading import explain, parse_json, path_of
+from perturn.types import (
+    Action,
+    Message,
+    PreferencePair,
+    Remaining,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+    WeightedTrajectory,
+)
+
+VERSION = 1
+"""Version of the line format, written in every trajectory."""
+
+LARGEST = 1e150
+"""Of a reward and a log-probability, so that no sum and no square of them is too large for a float."""
+
+_T = TypeVar("_T")
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """The trajectory as JSON data, with the version of the format; refused if it could not be read back.
+
+    Tuples become lists. What else JSON cannot hold exactly is a `DataError` with the path of the value.
+    """
+    return _to_dict(trajectory)
+
+
+def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `trajectory_to_dict` wrote.
+
+    Keys whose field in `types` has a default may be left out. Anything else amiss is a `DataError` that opens
+    with the path of the value, such as `turns[3].action.token_ids`.
+    """
+    return _validate(Trajectory, record)
+
+
+def pair_from_dict(record: Mapping[str, Any]) -> PreferencePair:
+    """The pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
+    return _validate(PreferencePair, record)
+
+
+def line_of(value: Any) -> bytes:
+    """A dataclass as one line of ASCII: no character of a text can end it early, in any reader's opinion.
+
+    Raises:
+        DataError: If it could not be read back; with the path of the value.
+    """
+    text = json.dumps(_to_dict(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.encode("ascii") + b"\n"
+
+
+def parse_line(kind: type[_T], raw: bytes, where: str) -> _T:
+    """The dataclass of a line that `line_of` made.
+
+    Raises:
+        DataError: If anything is amiss; it opens with `where`, such as the file and the line's number.
+    """
+    try:
+        return cast(_T, _validator(kind).validate_json(raw))
+    except ValidationError:  # it is wrong; or a world's data has half a surrogate pair, which Python reads
+        data = parse_json(raw, where, DataError, "Correct or delete the line.")
+    try:
+        return _validate(kind, data)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _to_dict(value: Any) -> dict[str, Any]:
+    record: dict[str, Any] = _plain(value)
+    _validate(type(value), record)
+    return record
+
+
+def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
+    """Dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
+    if not levels:
+        raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
+    if is_dataclass(value):
+        version = {"version": VERSION} if isinstance(value, Trajectory) else {}
+        return version | {each.name: _plain(getattr(value, each.name), levels - 1) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item, levels - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, levels - 1) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+# What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.
+
+
+def _check_version(value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f": {mismatch('the version of the format, from 1 on', value)}")
+    if value > VERSION:
+        raise ValueError(f": expected at most {VERSION}, got {value}. Upgrade Perturn to read it.")
+
+
+def _check_status(value: Any) -> Status:
+    if value not in list(Status):
+        raise ValueError(f": {mismatch('one of ' + ', '.join(Status), value)}")
+    return Status(value)
+
+
+def _check_data(value: Any, halves: bool = True) -> Any:
+    """Data of a world's own, which must come back from JSON as it went in."""
+    if problem := fault(value, "", halves=halves):
+        raise ValueError(problem)
+    return value
+
+
+def _check_shown(value: Any) -> Any:
+    """Data that a policy is shown."""
+    return _check_data(value, halves=False)
+
+
+def _check_message(message: Any) -> Any:
+    role, content = _check_shown(message).get("role"), message.get("content")
+    if not role or not isinstance(role, str):
+        raise ValueError(f".role: {mismatch('a role, such as user', role)}")
+    if not isinstance(content, str | list | None):
+        raise ValueError(f".content: {mismatch('text, or a list of content parts', content)}")
+    try:
+        return {**message, "content": flatten(content, ".content")} if isinstance(content, list) else message
+    except DataError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_action(action: Action) -> Action:
+    count = None if action.token_ids is None else len(action.token_ids)
+    if count == 0:
+        raise ValueError(".token_ids must hold at least one token or be None, got none")
+    if action.logprobs is not None and len(action.logprobs) != count:
+        expected = f"one for each of token_ids ({count})"
+        raise ValueError(f".logprobs: {mismatch(expected, len(action.logprobs))}")
+    return action
+
+
+def _check_pair(pair: PreferencePair) -> PreferencePair:
+    chosen, rejected = pair.chosen.task.id, pair.rejected.task.id
+    if chosen != rejected:
+        raise ValueError(f".rejected.task.id: {mismatch(f'the task of chosen ({chosen!r})', rejected)}")
+    return pair
+
+
+def _check_weighted(row: WeightedTrajectory) -> WeightedTrajectory:
+    if len(row.weight) != (turns := len(row.trajectory.turns)):
+        raise ValueError(f".weight: {mismatch(f'one for each of {turns} turns', len(row.weight))}")
+    return row
+
+
+def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
+    return core_schema.no_info_after_validator_function(check, schema)
+
+
+_OBJECT = core_schema.dict_schema(strict=True)
+_OF_TYPES: dict[Any, CoreSchema] = {
+    str: core_schema.str_schema(strict=True, min_length=0),  # having a bound, its Unicode is checked too
+    bool: core_schema.bool_schema(strict=True),
+    int: core_schema.int_schema(strict=True, ge=0),
+    float: core_schema.float_schema(strict=True, allow_inf_nan=False, ge=-LARGEST, le=LARGEST),
+    Status: core_schema.no_info_plain_validator_function(_check_status),
+    Message: _checked(_check_message, _OBJECT),
+    Mapping[str, Any]: _checked(_check_shown, _OBJECT),
+}
+_OF_FIELDS = {
+    (Task, "data"): _checked(_check_data, _OBJECT),
+    (Trajectory, "seed"): core_schema.int_schema(strict=True),
+}
+"""Fields that take other than their type does elsewhere."""
+_CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePair: _check_pair}
+_CHECKS[WeightedTrajectory] = _check_weighted
+
+
+def _schema(hint: Any) -> CoreSchema:
+    if get_origin(hint) is tuple:
+        items = [_schema(get_args(hint)[0])]
+        return core_schema.tuple_schema(items, variadic_item_index=0, fail_fast=True)
+    if NoneType in get_args(hint):
+        return core_schema.nullable_schema(_schema(get_args(hint)[0]))
+    return _record(hint) if is_dataclass(hint) else _OF_TYPES[hint]
+
+
+def _record(kind: Any) -> CoreSchema:
+    """A dataclass: fields without a default are required, and other keys refused.
+
+    Its `__post_init__` is not called: the schemas check what that checks.
+    """
+    hints, keys = get_type_hints(kind), []
+    if kind is Trajectory:  # before all others, since a newer one has other keys; checked, and not kept
+        version = core_schema.no_info_plain_validator_function(_check_version)
+        keys.append(core_schema.dataclass_field("version", version, init_only=True))
+    for each in fields(kind):
+        schema = _OF_FIELDS.get((kind, each.name)) or _schema(hints[each.name])
+        if each.default is not MISSING:
+            schema = core_schema.with_default_schema(schema, default=each.default)
+        elif each.default_factory is not MISSING:
+            schema = core_schema.with_default_schema(schema, default_factory=each.default_factory)
+        keys.append(core_schema.dataclass_field(each.name, schema))
+    names = [each.name for each in fields(kind)]
+    inner = core_schema.dataclass_args_schema(
+        kind.__name__, keys, collect_init_only=True, extra_behavior="forbid"
+    )
+    schema = core_schema.dataclass_schema(kind, inner, names)
+    return _checked(_CHECKS[kind], schema) if kind in _CHECKS else schema
+
+
+_VALIDATORS: dict[type, SchemaValidator] = {}
+_KINDS = {"task": Task, "turns": Turn, "action": Action, "remaining": Remaining} | dict.fromkeys(
+    ("chosen", "rejected", "trajectory"), Trajectory
+)
+"""Key -> the kind of what is under it."""
+
+
+def _validator(kind: type) -> SchemaValidator:
+    if kind not in _VALIDATORS:
+        _VALIDATORS[kind] = SchemaValidator(_record(kind))
+    return _VALIDATORS[kind]
+
+
+def _validate(kind: type[_T], record: Any) -> _T:
+    """JSON data -> its value, or a `DataError` that opens with the path of the first mistake."""
+    try:
+        return cast(
+            _T, _validator(kind).validate_python(dict(record) if isinstance(record, Mapping) else record)
+        )
+    except ValidationError as error:
+        raise DataError(_explain(error, kind)) from error
+
+
+weighted_from_dict = partial(_validate, WeightedTrajectory)
+"""The trajectory with weights of a line of `write_records`; anything amiss is a `DataError`."""
+
+
+def _explain(error: ValidationError, kind: type) -> str:
+    """The first mistake, in our words."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "unexpected_keyword_argument":
+        *inside, key = first["loc"]
+        kind = next((_KINDS[step] for step in reversed(inside) if isinstance(step, str)), kind)
+        known = [each.name for each in fields(kind)]
+        return f"{path_of(first['loc'])}: unknown key.{did_you_mean(str(key), known)}"
+    if first["type"] == "missing":
+        return f"{path_of(first['loc'])}: expected a value, got no such key. Add it."
+    said = explain(first)
+    return said if said.endswith(".") else f"{said}. Correct the value."
