@@ -286,8 +286,11 @@ def test_a_stamp_reads_as_one_line():
             r"unknown evaluate\.rerank\.by 'likelyhood'\. Did you mean 'likelihood'\?",
         ),
         (["evaluate.rerank.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.rerank.by=own_environment:__doc__"], "is no function from actions to a number each"),
-        (["evaluate.rerank.by=implicit"], "and no policy here is trained; take by=likelihood, frequency"),
+        (["evaluate.rerank.by=own_environment:__doc__"], "is no function that gives a number each"),
+        (
+            ["evaluate.rerank.by=implicit"],
+            "and no policy here is trained; take by=likelihood, frequency or a",
+        ),
         (["evaluate.rerank.samples=1"], r"evaluate\.rerank\.samples must be >= 2, got 1"),
         (["evaluate.best_of={}"], r"evaluate\.best_of and rerank are both set; leave one of them out"),
         (

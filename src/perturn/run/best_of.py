@@ -11,11 +11,12 @@ from typing import Any
 
 from perturn.data.run_folder import Run
 from perturn.envs.load import load_object
-from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.templates import chat_template
-from perturn.run.session import engine_settings, evaluation_sampling, policy_path
+from perturn.run.choice import check_choice
+from perturn.run.session import policy_path
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from, stages
+from perturn.settings.stages import learned_from
 from perturn.table import locate
 from perturn.types import Trajectory, failed, score
 
@@ -31,33 +32,7 @@ def check_best_of(recipe: Recipe) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    assert recipe.evaluate is not None
-    assert recipe.evaluate.best_of is not None
-    if not evaluation_sampling(recipe).temperature:
-        raise ConfigError(
-            "evaluate.best_of plays each task several times, which are all alike at temperature 0; set "
-            "evaluate.sampling.temperature, such as 1.0."
-        )
-    by = recipe.evaluate.best_of.by
-    if ":" in by:
-        if not callable(load_object(by)):
-            raise ConfigError(f"evaluate.best_of.by: {by!r} is no function from episodes to a number each.")
-    elif by not in _BY:
-        known = ", ".join(_BY)
-        raise ConfigError(
-            f"unknown evaluate.best_of.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
-        )
-    if by == "likelihood" and not engine_settings(recipe).serves_checkpoints:
-        raise ConfigError(
-            "evaluate.best_of.by=likelihood reads the log-probabilities of what was sampled, which engine "
-            f"{recipe.engine['name']!r} does not give; take by=outcome or a function of yours."
-        )
-    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
-    if by == "implicit" and all(learned_from(recipe, policy) is None for policy in scored):
-        raise ConfigError(
-            "evaluate.best_of.by=implicit reads the policy that another was trained from, and no policy here is "
-            "trained; take by=likelihood, outcome or a function of yours."
-        )
+    check_choice(recipe, "best_of", _BY, read_logprobs=("likelihood",))
 
 
 def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajectory]:

@@ -14,12 +14,13 @@ from perturn.engines.candidates import with_candidates
 from perturn.envs.load import load_object
 from perturn.episodes.episode import Job, understood
 from perturn.episodes.formats import FORMATS, Format
-from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.templates import chat_template
-from perturn.run.session import engine_settings, evaluation_sampling, make_protocol, policy_path
+from perturn.run.choice import check_choice
+from perturn.run.session import make_protocol, policy_path
 from perturn.run.strategies import Serve
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from, stages
+from perturn.settings.stages import learned_from
 from perturn.table import locate
 from perturn.types import Action, Engine, Prompt, Task, Trajectory
 
@@ -38,33 +39,7 @@ def check_rerank(recipe: Recipe) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    assert recipe.evaluate is not None
-    assert recipe.evaluate.rerank is not None
-    if not evaluation_sampling(recipe).temperature:
-        raise ConfigError(
-            "evaluate.rerank samples several actions at each turn, which are all alike at temperature 0; set "
-            "evaluate.sampling.temperature, such as 1.0."
-        )
-    by = recipe.evaluate.rerank.by
-    if ":" in by:
-        if not callable(load_object(by)):
-            raise ConfigError(f"evaluate.rerank.by: {by!r} is no function from actions to a number each.")
-    elif by not in _BY:
-        known = ", ".join(_BY)
-        raise ConfigError(
-            f"unknown evaluate.rerank.by {by!r}.{did_you_mean(by, _BY)} Known: {known}, or module:function."
-        )
-    if by in _READ_LOGPROBS and not engine_settings(recipe).serves_checkpoints:
-        raise ConfigError(
-            f"evaluate.rerank.by={by} reads the log-probabilities of what was sampled, which engine "
-            f"{recipe.engine['name']!r} does not give; take by=frequency or a function of yours."
-        )
-    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
-    if by == "implicit" and all(learned_from(recipe, policy) is None for policy in scored):
-        raise ConfigError(
-            "evaluate.rerank.by=implicit reads the policy that another was trained from, and no policy here is "
-            "trained; take by=likelihood, frequency or a function of yours."
-        )
+    check_choice(recipe, "rerank", _BY, read_logprobs=("likelihood", "implicit"))
 
 
 def reranking(run: Run, policy: str, jobs: Iterable[Job]) -> Serve:
@@ -207,4 +182,3 @@ _BY: Mapping[str, Callable[[Choice, Prompt, Sequence[Action]], Ranks]] = {
     "frequency": _frequency,
     "implicit": _implicit,
 }
-_READ_LOGPROBS = ("likelihood", "implicit")

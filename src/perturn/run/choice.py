@@ -1,0 +1,62 @@
+"""Whether an evaluation can choose as it is told to, among several episodes of a task or several actions of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from perturn.envs.load import load_object
+from perturn.errors import ConfigError, did_you_mean
+from perturn.run.session import engine_settings, evaluation_sampling
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import learned_from, stages
+
+IMPLICIT = "implicit"
+"""Chooses by the reward that is implicit in a policy and in the one it was trained from."""
+
+
+def check_choice(recipe: Recipe, name: str, known: Collection[str], read_logprobs: Collection[str]) -> None:
+    """Refuse to choose among what is alike, or by what is not there.
+
+    Args:
+        recipe: Whose evaluation has such a section.
+        name: Of the section: best_of or rerank.
+        known: What it can be chosen by, beside a function.
+        read_logprobs: Those that read the log-probabilities of what was sampled.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    by = getattr(recipe.evaluate, name).by
+    where = f"evaluate.{name}"
+    if not evaluation_sampling(recipe).temperature:
+        raise ConfigError(
+            f"{where} chooses among several samples, which are all alike at temperature 0; set "
+            "evaluate.sampling.temperature, such as 1.0."
+        )
+    if ":" in by:
+        if not callable(load_object(by)):
+            raise ConfigError(f"{where}.by: {by!r} is no function that gives a number each.")
+    elif by not in known:
+        raise ConfigError(
+            f"unknown {where}.by {by!r}.{did_you_mean(by, known)} Known: {', '.join(known)}, or module:function."
+        )
+    if by in read_logprobs and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"{where}.by={by} reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take {_other(known, {*read_logprobs, IMPLICIT})}."
+        )
+    if by == IMPLICIT and not _is_trained(recipe):
+        raise ConfigError(
+            f"{where}.by={by} reads the policy that another was trained from, and no policy here is trained; take "
+            f"{_other(known, {IMPLICIT})}."
+        )
+
+
+def _is_trained(recipe: Recipe) -> bool:
+    """Whether a policy that is evaluated was trained from another."""
+    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
+    return any(learned_from(recipe, policy) is not None for policy in scored)
+
+
+def _other(known: Iterable[str], refused: Collection[str]) -> str:
+    return f"by={', '.join(by for by in known if by not in refused)} or a function of yours"
