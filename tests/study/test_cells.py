@@ -141,6 +141,11 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
             "'cluster.nodes' is the study's to set in each cell; set it in",
         ),
         (
+            ["methods.dpo={evaluate.tasks.n: 5}"],
+            "methods.dpo: 'evaluate.tasks.n' is the study's to set in each cell; set the study's own `test.tasks`",
+        ),
+        (["environments={here: {evaluate: {tasks: {n: 5}}}}"], "environments.here: 'evaluate.tasks' is the"),
+        (
             ["methods.few={align: null, explore.samples: 9}"],
             "methods.few sets explore.samples, which goes with",
         ),

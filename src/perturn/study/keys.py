@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +17,7 @@ _OF_THE_STUDY = {
     "name": "leave it out",
     "output": "set the study's own `output`",
     "cluster": "set it in the recipe",
+    "evaluate.tasks": "set the study's own `test.tasks` and `tune.tasks`",
 }
 """Keys of a recipe that a study gives its cells itself, and what to do instead of laying them over it."""
 
@@ -30,24 +31,31 @@ def refuse_unknown(study: Study) -> None:
     _refuse("by_seed", study.by_seed)
     _refuse(SWEEP, study.sweep)
     for name, overlay in study.environments.items():
-        _refuse(f"environments.{name}", overlay)
+        _refuse(f"environments.{name}", _spread(overlay))
     for name, method in study.methods.items():
-        _refuse(f"methods.{name}", [key for key in method if key != SWEEP])
+        _refuse(f"methods.{name}", _spread({key: value for key, value in method.items() if key != SWEEP}))
         own = method.get(SWEEP)
         _refuse(f"methods.{name}.{SWEEP}", own if isinstance(own, Mapping) else ())
 
 
+def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of an overlay, and those of sections that it sets whole."""
+    for key, value in overlay.items():
+        yield str(key)
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{each}" for each in value)
+
+
 def _refuse(where: str, keys: Iterable[Any]) -> None:
-    """Refuse keys whose first part is of no recipe, or the study's."""
+    """Refuse keys whose first part is of no recipe, or that are the study's."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first = key.partition(".")[0]
         if first not in known:
             raise ConfigError(f"{where}: unknown key {key[:200]!r}.{did_you_mean(first, known)}")
-        if first in _OF_THE_STUDY:
-            raise ConfigError(
-                f"{where}: {key[:200]!r} is the study's to set in each cell; {_OF_THE_STUDY[first]}."
-            )
+        for own, instead in _OF_THE_STUDY.items():
+            if f"{key}.".startswith(f"{own}."):
+                raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
 
 
 def refuse_without_alignment(study: Study, method: str) -> None:
