@@ -102,6 +102,21 @@ def test_turns_are_estimated_with_all_extensions(recipe, control, turns):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
+def test_a_credit_that_reads_the_policy_costs_a_pass_over_the_episodes(recipe):
+    """Infopo's passes, of one quantity; rloo reads none."""
+    groups = ["pair=null", "groups={}", "align.loss={name: ppo-clip}", "explore.sampling.temperature=1.0"]
+    plain, read = (
+        {step.name: step for step in make_plan(recipe, [*groups, f"credit={{name: {name}}}"], None).steps}
+        for name in ("rloo", "infopo")
+    )
+
+    assert plain["credit"].work == "groups of 8 explored episodes"
+    assert plain["credit"].seconds == 1.0
+    assert read["credit"].work == "groups of 8 explored episodes, read for feedback"
+    assert read["credit"].seconds > 1.0
+    assert read["credit"].memory_gb > plain["credit"].memory_gb
+
+
 def test_what_is_done_shows_what_it_took(recipe):
     """And recorded expert episodes give the lengths."""
     run = open_run(recipe)

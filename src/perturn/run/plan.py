@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
-TRAINING_EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
-"""Speed of a whole training step over that of matrix products, by device and bytes of a number; else 0.4."""
+EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
+"""Speed of a whole pass, forward or backward, over that of its matrix products, by device and bytes of a number."""
 CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
 """Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
 KEPT_BY_ALLOCATOR = 1.4
@@ -130,7 +130,7 @@ def _cost(
     if stage.name == "lessons":
         return f"{found.lessons} episodes", found.lessons * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
-        return f"groups of {found.explore} explored episodes", 1.0, found.memory_gb
+        return _credit_cost(recipe, found, machine)
     if stage.command == "pair" and recipe.outcomes:
         times = _corrections(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
@@ -167,6 +167,19 @@ def _cost(
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     return work, seconds, memory
+
+
+def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
+    """One pass over the explored episodes for each quantity that the credit reads of a policy."""
+    assert recipe.credit is not None
+    needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
+    read = sorted(needs & (locate("perturn.run.readings:OF_ACTED") | {"reference"}) - {"clusters"})
+    work = f"groups of {found.explore} explored episodes" + (f", read for {', '.join(read)}" if read else "")
+    if machine is None or not read:
+        return work, 1.0, found.memory_gb
+    tokens = trained_tokens(found, found.explore, on_pairs=False)
+    seconds = 1.0 + _passing_seconds(machine, 2 * len(read) * tokens)
+    return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
@@ -250,9 +263,13 @@ def trained_tokens(found: Episodes, rows: int, on_pairs: bool) -> float:
 def training_seconds(machine: Machine, settings: Train, tokens: float, on_pairs: bool) -> float:
     """Forward and backward passes, and for pairs the reference's one forward pass."""
     passes = (4 if settings.lora else 6) + (2 if settings.gradient_checkpointing else 0)
-    efficiency = TRAINING_EFFICIENCY.get((machine.device, machine.bytes), 0.4)
-    operations = (passes * settings.epochs + 2 * on_pairs) * machine.parameters * tokens
-    return operations / (machine.many * efficiency)
+    return _passing_seconds(machine, (passes * settings.epochs + 2 * on_pairs) * tokens)
+
+
+def _passing_seconds(machine: Machine, operations: float) -> float:
+    """So many operations a parameter, each token's, at the speed of whole passes."""
+    efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
+    return operations * machine.parameters / (machine.many * efficiency)
 
 
 def training_gb(machine: Machine, settings: Train) -> float:
