@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -378,3 +380,21 @@ def test_real_questions_find_their_paragraphs(tmp_path):
     hits = [len(found[n] & wanted[n]) for n in range(100)]
     assert sum(hit > 0 for hit in hits) >= 97
     assert sum(hit == 2 for hit in hits) >= 78
+
+
+def test_fireacts_rows_make_a_file_of_questions(tmp_path, wiki):
+    """By `docs/examples/fireact_questions.py`; the last answer counts, and a row without one is left out."""
+    rows = [
+        {
+            "instruction": "Where?",
+            "output": "Action: finish[There]\nAction: finish[Here [now]]\nObservation: x",
+        },
+        {"instruction": "Who?", "output": "Action: search[Who]"},
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    script = Path(__file__).parents[2] / "docs/examples/fireact_questions.py"
+
+    subprocess.run([sys.executable, script, tmp_path / "rows.json", tmp_path / "made.json"], check=True)
+
+    (task,) = HotpotQA(**{**wiki, "questions": {"taught": str(tmp_path / "made.json")}}).tasks("taught")
+    assert task.data["answer"] == "Here [now]"

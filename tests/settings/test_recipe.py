@@ -316,7 +316,8 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
         [False, on_pairs] if engine.serves_checkpoints else []
     )
     assert environment.startswith(recipe.environment["name"])
-    assert protocol.name == recipe.protocol.name
+    departs = recipe.protocol.example is not None or recipe.protocol.max_turns is not None
+    assert protocol.name == recipe.protocol.name + ("-custom" if departs else "")
     assert replace(recipe, seed=1) != recipe
 
 
