@@ -117,6 +117,19 @@ def test_a_credit_that_reads_the_policy_costs_a_pass_over_the_episodes(recipe):
     assert read["credit"].memory_gb > plain["credit"].memory_gb
 
 
+def test_episodes_of_ones_own_are_counted_and_give_the_lengths(recipe, tmp_path):
+    """All that succeeded are taught, whatever the panel of 4."""
+    run_stages(open_run(recipe, [f"output={tmp_path / 'before'}"], "collect"), "collect")
+    rows = (next(tmp_path.glob("before/*")) / "trajectories/expert.jsonl").read_text().splitlines()
+    failed = rows[0].replace('"success":true', '"success":false').replace('"sample":0', '"sample":7')
+    (tmp_path / "own.jsonl").write_text("\n".join([*rows, failed]) + "\n")
+
+    plan = make_plan(recipe, [f"expert.file={tmp_path / 'own.jsonl'}"], None)
+
+    assert next(step.work for step in plan.steps if step.name == "sft").startswith("8 episodes, 1 epochs")
+    assert plan.how[0].startswith("Lengths: 9 recorded expert episodes: 1.0 turns")
+
+
 def test_what_is_done_shows_what_it_took(recipe):
     """And recorded expert episodes give the lengths."""
     run = open_run(recipe)

@@ -78,13 +78,17 @@ def bring_expert(session: Session, stage: Stage) -> None:
     with session.run.stage(stage.name, target) as counts:
         target.unlink(missing_ok=True)
         with TrajectoryStore(target) as store:
-            for one in _episodes(source):
+            for one in own_episodes(source):
                 store.append(one)
             counts |= outcomes(store.read())
 
 
-def _episodes(source: Path) -> Iterator[Trajectory]:
-    """Episodes of a user's file: trajectories of an environment as they are, conversations as successes."""
+def own_episodes(source: Path) -> Iterator[Trajectory]:
+    """Episodes of a user's file: trajectories of an environment as they are, conversations as successes.
+
+    Raises:
+        DataError: If a row is malformed, or a pair, or there is none.
+    """
     for row in rows_of(source, Trajectory):
         yield row if row.environment else replace(row, success=True, sample=0)
 
@@ -142,7 +146,7 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
     """Episodes on the tasks, and conversations if somebody is taught."""
     known, outcomes = {task.id for task in tasks}, run.recipe.outcomes
     is_taught = run.recipe.sft is not None or (outcomes is not None and outcomes.way.anew)
-    for number, one in enumerate(_episodes(file), start=1):
+    for number, one in enumerate(own_episodes(file), start=1):
         if one.environment not in ("", environment):
             raise DataError(
                 f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "

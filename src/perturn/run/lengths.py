@@ -17,14 +17,15 @@ from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
+from perturn.io.reading import user_path
 from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.run.collect import demonstrate
+from perturn.run.collect import demonstrate, own_episodes
 from perturn.run.lessons import lessons
 from perturn.run.panels import Panels
 from perturn.run.session import make_protocol, make_renderer, world_maker
 from perturn.settings.recipe import Recipe
 from perturn.table import locate
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
 _PLAYED = 4
 """Episodes played to see how long they are."""
@@ -88,6 +89,9 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     protocol = make_protocol(recipe.protocol)
     file = RunPaths(run_folder(recipe)).trajectories("expert")
     shown = list(read_trajectories(file)) if file.is_file() else []
+    own = recipe.expert and recipe.expert.file
+    if own and not shown:
+        shown = list(own_episodes(user_path(own, "expert.file")))
     source, seconds, played = "recorded expert episodes", 0.0, []
     with closing_world(world_maker(recipe)()) as env:
         known = panels.expert or panels.tasks.get("base")
@@ -106,6 +110,8 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
     if recipe.explore:
         counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
+    if own and recipe.sft:
+        counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel
     if recipe.base:
         counts["lessons"] = len(lessons(recipe.base, panels.tasks["base"]))
         counts["base"] *= 1 + recipe.base.clumsy
