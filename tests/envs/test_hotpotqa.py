@@ -382,19 +382,59 @@ def test_real_questions_find_their_paragraphs(tmp_path):
     assert sum(hit == 2 for hit in hits) >= 78
 
 
-def test_fireacts_rows_make_a_file_of_questions(tmp_path, wiki):
-    """By `docs/examples/fireact_questions.py`; the last answer counts, and a row without one is left out."""
-    rows = [
-        {
-            "instruction": "Where?",
-            "output": "Action: finish[There]\nAction: finish[Here [now]]\nObservation: x",
-        },
-        {"instruction": "Who?", "output": "Action: search[Who]"},
-    ]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    script = Path(__file__).parents[2] / "docs/examples/fireact_questions.py"
+def small(tmp_path, taught="Where?", dev="Which"):
+    """`docs/examples/hotpotqa_small.py` on files of our own: its result, and the folder it fills."""
+    output = "Action: finish[There]\nAction: finish[Here [now]]\nObservation: x"
+    files = {
+        "fireact": [
+            {"instruction": taught, "output": output},
+            {"instruction": "Who?", "output": "Action: search[Who]"},
+        ],
+        "train": [asked(f"How many {n}?", f"A {n}") for n in range(101)],
+        "dev": [asked(f"{dev} {n}?", f"A {n}") for n in range(100)],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).write_text(json.dumps(rows))
+    script = Path(__file__).parents[2] / "docs/examples/hotpotqa_small.py"
+    words = [sys.executable, script, *(tmp_path / name for name in files), tmp_path / "data"]
+    return subprocess.run(words, capture_output=True, text=True, check=False), tmp_path / "data"
 
-    subprocess.run([sys.executable, script, tmp_path / "rows.json", tmp_path / "made.json"], check=True)
 
-    (task,) = HotpotQA(**{**wiki, "questions": {"taught": str(tmp_path / "made.json")}}).tasks("taught")
-    assert task.data["answer"] == "Here [now]"
+def asked(question, title):
+    """A question with a paragraph."""
+    return {"question": question, "answer": "x", "context": [[title, ["It is."]]]}
+
+
+def test_three_published_files_make_the_small_world(tmp_path):
+    """Of train and dev the first hundred; FireAct's last answer counts, and a row without one is left out."""
+    done, data = small(tmp_path)
+
+    questions = {
+        "taught": "fireact_questions.json",
+        "train": "hotpot_train_100.json",
+        "dev": "hotpot_dev_distractor_100.json",
+    }
+    world = HotpotQA(
+        {key: str(data / file) for key, file in questions.items()}, str(data / "hotpotqa_corpus.jsonl")
+    )
+    assert done.returncode == 0
+    assert [task.data["answer"] for task in world.tasks("taught")] == ["Here [now]"]
+    assert [len(world.tasks(split)) for split in ("train", "dev")] == [100, 100]
+    assert len((data / "hotpotqa_corpus.jsonl").read_text().splitlines()) == 100
+    assert (data / "fireact_hotpotqa.json").read_bytes() == (tmp_path / "fireact").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"taught": "which  7?"}, "1 questions with FIREACT"),
+        ({"dev": "how MANY"}, "100 questions with TRAIN"),
+    ],
+)
+def test_questions_to_test_on_are_neither_taught_nor_played(tmp_path, given, says):
+    """Whatever the case of letters and blanks; nothing is written."""
+    done, data = small(tmp_path, **given)
+
+    assert done.returncode == 1
+    assert f"error: DEV shares {says}" in done.stderr
+    assert not data.exists()
