@@ -1,11 +1,12 @@
-"""Seconds that the gold answer's likelihood costs, against a pass for each turn and against playing the episodes.
+"""Seconds that the likelihood of answers costs, against a pass for each turn and against playing the episodes.
 
     python benchmarks/answers.py QUESTIONS CORPUS --model FOLDER --tasks 2 --samples 2
 
-HotpotQA as `hotpotqa-react` has it, sampled by a model on this machine. `ours` computes the likelihood before each turn
-and after the last one with one pack a task; `alone` computes each context by itself, by the same code and from the same
-tokens, so that the two differ in sharing alone. They alternate, and a ratio is of medians. `played` is the time of the
-episodes, the loading of the model left out.
+HotpotQA as `hotpotqa-react` has it, sampled by a model on this machine; with `--short` as in
+`recipes/hotpotqa_igpo_demo.yaml`. `ours` computes the gold answer's likelihood before each turn and after the last one
+with one pack a task, as `igpo` reads it; `alone` computes each context by itself, by the same code and from the same
+tokens, so that the two differ in sharing alone; `own` is what `siop` reads, the answers that the group gave. They
+alternate, and a ratio is of medians. `played` is the time of the episodes, the loading of the model left out.
 """
 
 from __future__ import annotations
@@ -13,21 +14,28 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 
 from perturn import collect
+from perturn.credit.siop import SIOP
+from perturn.envs.protocols import PROTOCOLS
 from perturn.policy.answers import answer_logprobs
-from perturn.policy.branches import Branch, as_sequences, branches
+from perturn.policy.branches import Branch, as_sequences, branches, branches_of
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import Renderer
-from perturn.types import Sampling, failed
+from perturn.run.clusters import clusters_of
+from perturn.run.readings import Reader, own_answers_of
+from perturn.settings.sections import TOKEN_BUDGET
+from perturn.types import Sampling, Trajectory, failed
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
 
@@ -41,8 +49,51 @@ def alone(model: Any, found: list[list[Branch]]) -> list[list[float]]:
         ]
 
 
-def main() -> None:
-    """Print one JSON object."""
+def played_by(model: Any, tokenizer: Any, given: argparse.Namespace) -> list[Trajectory]:
+    """Return episodes of the questions."""
+    rules = PROTOCOLS["hotpotqa-react"]
+    world: dict[str, Any] = {
+        "name": "hotpotqa",
+        "questions": {"dev": given.questions},
+        "corpus": given.corpus,
+        "match": "best" if given.short else "title",
+    }
+    return collect(
+        model,
+        world,
+        split="dev",
+        n=given.tasks,
+        protocol=replace(rules, example=(), max_turns=6) if given.short else rules,
+        samples=given.samples,
+        sampling=Sampling(temperature=1.0, max_new_tokens=given.tokens),
+        concurrency=given.concurrency,
+        tokenizer=tokenizer,
+    )
+
+
+def tokens_of(episodes: Sequence[Trajectory], found: Iterable[list[Branch]]) -> int:
+    """Return the tokens of one pack a task."""
+    packs: dict[str, list[Any]] = {}
+    for one, own in zip(episodes, found, strict=True):
+        if own:
+            packs.setdefault(one.task.id, []).append(as_sequences(own))
+    return sum(len(lay_out(pack)["ids"]) for pack in packs.values())
+
+
+def timed(asked: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return median seconds of each, taken in turn, and what each found."""
+    seconds: dict[str, list[float]] = {name: [] for name in asked}
+    found: dict[str, Any] = {}
+    for _ in range(repeats):
+        for name, ask in asked.items():
+            start = time.perf_counter()
+            found[name] = ask()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: median(each) for name, each in seconds.items()}, found
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions")
     parser.add_argument("corpus")
@@ -50,50 +101,59 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=40, help="New tokens a turn.")
+    parser.add_argument("--concurrency", type=int, default=16, help="Episodes at the same time.")
     parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    parser.add_argument("--short", action="store_true", help="No worked example, six turns, best matches.")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print one JSON object."""
+    given = arguments()
     model, tokenizer = load_model(given.model).float(), load_tokenizer(given.model)
     prepare(model)
-    world = {"name": "hotpotqa", "questions": {"dev": given.questions}, "corpus": given.corpus}
     start = time.perf_counter()
-    episodes = collect(
-        model,
-        world,
-        split="dev",
-        n=given.tasks,
-        protocol="hotpotqa-react",
-        samples=given.samples,
-        sampling=Sampling(temperature=1.0, max_new_tokens=given.tokens),
-        tokenizer=tokenizer,
-    )
+    episodes = played_by(model, tokenizer, given)
     played = time.perf_counter() - start
     renderer = Renderer(tokenizer)
     kept = [one for one in episodes if one.turns and not failed(one)]
     found = [[one for one in branches(renderer, each, FORM) if one] for each in kept]
-    seconds: dict[str, list[float]] = {"ours": [], "alone": []}
-    for _ in range(given.repeats):
-        start = time.perf_counter()
-        ours = answer_logprobs(model, renderer, kept, FORM)
-        seconds["ours"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        theirs = alone(model, found)
-        seconds["alone"].append(time.perf_counter() - start)
-    apart = max(abs(a - b) for each in zip(ours, theirs, strict=True) for a, b in zip(*each, strict=True))
-    tasks = {one.task.id for one in kept}
-    packs = [
-        [as_sequences(own) for own, one in zip(found, kept, strict=True) if one.task.id == t] for t in tasks
+    reader = Reader(model, renderer, TOKEN_BUDGET)
+    took, results = timed(
+        {
+            "ours": lambda: answer_logprobs(model, renderer, kept, FORM),
+            "alone": lambda: alone(model, found),
+            "own": lambda: own_answers_of(kept, SIOP(), FORM, reader),
+        },
+        given.repeats,
+    )
+    apart = max(
+        abs(a - b)
+        for each in zip(results["ours"], results["alone"], strict=True)
+        for a, b in zip(*each, strict=True)
+    )
+    texts = clusters_of(kept, SIOP(), FORM)[1]
+    own = [
+        [one for each in branches_of(renderer, trajectory, FORM, asked) if each for one in each]
+        if asked
+        else []
+        for trajectory, asked in zip(kept, texts, strict=True)
     ]
-    took = {name: median(each) for name, each in seconds.items()}
     row = {
         "model": given.model,
         "episodes": len(kept),
         "turns": sum(len(one.turns) for one in kept),
         "contexts": sum(map(len, found)),
-        "tokens_ours": sum(len(lay_out(pack)["ids"]) for pack in packs),
+        "contexts_own": sum(map(len, own)),
+        "answers_own": sum(map(len, texts)),
+        "tokens_ours": tokens_of(kept, found),
+        "tokens_own": tokens_of(kept, own),
         "tokens_alone": sum(one.stop for each in found for one in each),
         "seconds": {name: round(each, 2) for name, each in took.items()} | {"played": round(played, 2)},
         "alone_over_ours": round(took["alone"] / took["ours"], 2),
+        "own_over_ours": round(took["own"] / took["ours"], 2),
         "ours_over_played": round(took["ours"] / played, 3),
+        "own_over_played": round(took["own"] / played, 3),
         "largest_difference": apart,
     }
     print(json.dumps(row))
