@@ -44,6 +44,11 @@ class Credit(Protocol):
     One that needs `branches` is given the mean return of the episodes that were played on from before each turn
     `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
     explored may have played these; any other is refused with `branch.policy`.
+
+    One that has `trains_branches = True` weighs branches as it weighs explored episodes: they are in the group, each
+    with the `sample` of its explored episode in `origin` and the number of turns that it shares with it in
+    `taken_over`. The weights that it gives to shared turns of a branch are read by nobody, for these are trained once,
+    in the explored episode.
     """
 
     needs: ClassVar[frozenset[str]]

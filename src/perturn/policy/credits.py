@@ -130,6 +130,11 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
     return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
 
 
+def trains_branches(credit: Credit) -> bool:
+    """Whether a credit weighs branches as it weighs the explored episodes, so that they are trained on."""
+    return bool(getattr(credit, "trains_branches", False))
+
+
 def needs_group(credit: Credit) -> bool:
     """Whether a credit compares the trajectories of a group."""
     return bool(getattr(credit, "needs_group", False))

@@ -54,6 +54,7 @@ def encode_example(
     max_length: int | None,
     shared_prefix: str = "keep",
     loss_on: str = "actions",
+    own_turns: bool = False,
 ) -> Example:
     """Row -> tokens.
 
@@ -63,13 +64,16 @@ def encode_example(
         max_length: Longest sequence in tokens; None for no limit.
         shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
         loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
+        own_turns: Whether a branch of an explored episode carries loss on the turns alone that it does not share.
 
     Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits.
+        DataError: If both sides are the same tokens, or a side has no turn that fits, or none of its own.
     """
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
+        if own_turns and row.origin is not None:
+            chosen = _own_turns(row, chosen)
         return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
     chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
     if chosen.ids == rejected.ids:
@@ -80,6 +84,20 @@ def encode_example(
         chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
+
+
+def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
+    """A branch with loss on its own turns alone: the others are the explored episode's, and carry loss there.
+
+    Raises:
+        DataError: If it has none that fits.
+    """
+    if side.turns <= branch.taken_over:
+        raise DataError(
+            f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns that this branch played itself, "
+            f"from turn {branch.taken_over} on, fits the length limit; leave it out."
+        )
+    return _without_turns(side, branch.taken_over)
 
 
 def _with_all(side: Encoded) -> Encoded:

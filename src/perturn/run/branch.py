@@ -7,9 +7,11 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from math import fsum, nan
 
 from perturn.data.pairs import best_by_task, branches_of
+from perturn.data.paths import RunPaths
+from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
-from perturn.errors import ConfigError, NotComeBack
+from perturn.errors import ConfigError, NotComeBack, RunError
 from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
 from perturn.settings.recipe import Recipe
@@ -142,14 +144,37 @@ def branch_values(
         In units of reward `[trajectories][turns]`; NaN where none was played on.
     """
     values = []
-    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
+    for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
         values.append([nan] * len(one.turns))
         for turn, found in by_turn.items():
-            begun = [each for each in found if len(each.turns) >= turn and not _is_elsewhere(each)]
-            ends = [fsum(rewards[turn:]) for rewards in returns(begun)]
-            if ends:
-                values[-1][turn] = fsum(ends) / len(ends)
+            ends = [fsum(rewards[turn:]) for rewards in returns(found)]
+            values[-1][turn] = fsum(ends) / len(ends)
     return values
+
+
+def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
+    """Episodes of an iteration that were played on from turns of explored ones.
+
+    Raises:
+        RunError: If they are not there, not all of them are, or their file is damaged.
+    """
+    file = paths.trajectories(f"branch{mark}")
+    if recipe.branch is None:
+        raise RunError(
+            f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
+            "explore with a section `branch` in the recipe."
+        )
+    manifest = read_manifest(paths.folder) or {}
+    if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):
+        raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
+    seal = manifest.get("files", {}).get(paths.name(file))
+    refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
+    return list(read_trajectories(file))
+
+
+def came_back(branch: Trajectory) -> bool:
+    """Whether the world came back to where the branch was to begin; one that did not says nothing of any turn."""
+    return len(branch.turns) >= branch.taken_over and not _is_elsewhere(branch)
 
 
 def _is_elsewhere(branch: Trajectory) -> bool:

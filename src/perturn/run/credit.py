@@ -20,6 +20,7 @@ from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
+from perturn.run.members import members_of
 from perturn.run.needed import check_prover
 from perturn.run.quantities import compute_needed
 from perturn.run.readings import scores_of
@@ -118,7 +119,8 @@ def credit_run(
     found, explored = [], _explored(paths, recipe)
     other = None if against is None else _against(paths, recipe, explored, against)
     for stage in explored:
-        episodes = measured(recipe, read_trajectories(paths.trajectories(stage.name)))
+        played = list(read_trajectories(paths.trajectories(stage.name)))
+        episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
         policy = reference or stage.policy
         needed = compute_needed(
             credit, episodes, paths, recipe, reference=policy, acted=policy, mark=stage.mark

@@ -16,6 +16,7 @@ from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
 from perturn.run.credit import credit_groups, explained
 from perturn.run.measure import measured
+from perturn.run.members import members_of
 from perturn.run.progress import console
 from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
@@ -42,7 +43,7 @@ def credit(session: Session, stage: Stage) -> None:
     name, credit = own_credit(session.recipe)
     file = run.paths.credit(name, stage.mark)
     with run.stage(stage.name, file) as counts:
-        played = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
+        played = _played(run, credit, stage.mark)
         episodes = measured(run.recipe, played)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
@@ -65,6 +66,12 @@ def credit(session: Session, stage: Stage) -> None:
                     f"values: {key.replace('_', ' ')} {share:.3f} of returns, each by other episodes"
                 )
         write_credits(file, rows)
+
+
+def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
+    """The members of an iteration's groups: explored episodes, and branches where the credit trains these too."""
+    explored = list(read_trajectories(run.paths.trajectories(f"explore{mark}")))
+    return members_of(credit, explored, run.paths, run.recipe, mark)
 
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
@@ -108,9 +115,9 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
 
     Where the loss keeps the policy near a reference, those without spread take part in that, with weights of 0.
     """
-    name, _ = own_credit(run.recipe)
+    name, credit = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
-    played = {one.key: one for one in read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))}
+    played = {one.key: one for one in _played(run, credit, stage.mark)}
     trained = [WeightedTrajectory(played[row.key], row.weight) for row in credited if row.bin == "trained"]
     assert run.recipe.align is not None
     if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import named_credit
+from perturn.policy.credits import named_credit, trains_branches
 from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
@@ -21,7 +21,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
-    _check_branches(recipe, name, "branches" in credit.needs)
+    _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
     if recipe.groups:
         check_prover(recipe, name, credit)
     tasks = panels.tasks.get("explore", [])
@@ -51,7 +51,7 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse branches by another policy than the one that explored, where the credit takes them for its own.
+    """Refuse branches by another policy than the one that explored, or of some episodes alone, where a credit minds.
 
     Args:
         recipe: Of the run, which may have branches.
@@ -61,7 +61,17 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
+    if recipe.branch and trains_branches(credit) and recipe.branch.of != "all":
+        raise ConfigError(
+            f"branch.of is {recipe.branch.of}, and credit {name} trains on branches: those of some episodes alone "
+            "would tell how these ended; explore with branch.of=all."
+        )
     prover = recipe.branch.policy if recipe.branch else None
+    if prover is not None and trains_branches(credit):
+        raise ConfigError(
+            f"branch.policy is {prover}, and credit {name} trains on branches, which must be of the policy that "
+            "explored; explore without branch.policy."
+        )
     if prover is not None and "branches" in credit.needs and not getattr(credit, "takes_prover", False):
         raise ConfigError(
             f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "

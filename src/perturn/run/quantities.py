@@ -8,13 +8,11 @@ from typing import Any
 from perturn.credit import Credit
 from perturn.credit.returns import Return
 from perturn.data.paths import RunPaths
-from perturn.data.seals import read_manifest, refuse_damage
-from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.policy.sampled import Needed
 from perturn.policy.templates import chat_template
 from perturn.run.answers import answer_form, check_gold_answers
-from perturn.run.branch import branch_values
+from perturn.run.branch import branch_values, stored_branches
 from perturn.run.matches import matches_of
 from perturn.run.readings import OF_ACTED, Reader, open_reader, read_acted, reference_of
 from perturn.settings.recipe import Recipe
@@ -60,28 +58,8 @@ def compute_needed(
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:
         returns = getattr(credit, "returns", Return())
-        found["branches"] = branch_values(episodes, _branches(paths, recipe, mark), returns)
+        found["branches"] = branch_values(episodes, stored_branches(paths, recipe, mark), returns)
     return found
-
-
-def _branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
-    """Episodes of an iteration that were played on from turns of explored ones.
-
-    Raises:
-        RunError: If they are not there, not all of them are, or their file is damaged.
-    """
-    file = paths.trajectories(f"branch{mark}")
-    if recipe.branch is None:
-        raise RunError(
-            f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
-            "explore with a section `branch` in the recipe."
-        )
-    manifest = read_manifest(paths.folder) or {}
-    if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):
-        raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
-    seal = manifest.get("files", {}).get(paths.name(file))
-    refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
-    return list(read_trajectories(file))
 
 
 def _open(paths: RunPaths, recipe: Recipe, name: str) -> Reader:

@@ -1,0 +1,32 @@
+"""The members of a task's group: explored episodes, and branches of these where a credit trains on them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perturn.credit import Credit
+from perturn.data.paths import RunPaths
+from perturn.policy.credits import trains_branches
+from perturn.run.branch import came_back, stored_branches
+from perturn.settings.recipe import Recipe
+from perturn.types import Trajectory
+
+
+def members_of(
+    credit: Credit, explored: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, mark: str
+) -> list[Trajectory]:
+    """The trajectories that a credit weighs: explored episodes, and their branches where it trains these too.
+
+    Args:
+        credit: What weighs.
+        explored: Episodes of an iteration.
+        paths: Of the run.
+        recipe: Of the run.
+        mark: Of the iteration.
+
+    Raises:
+        RunError: As `stored_branches`, where it trains branches.
+    """
+    if not trains_branches(credit):
+        return list(explored)
+    return [*explored, *filter(came_back, stored_branches(paths, recipe, mark))]
