@@ -15,6 +15,7 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
 
 from perturn.credit.a2tgpo import A2TGPO
 from perturn.credit.anchor_rloo import AnchorRLOO
+from perturn.credit.arpo import ARPO
 from perturn.credit.bi_level_gae import BiLevelGAE
 from perturn.credit.dr_grpo import DrGRPO
 from perturn.credit.first_error import FirstError
@@ -29,6 +30,7 @@ from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
 from perturn.credit.pav import PAV
 from perturn.credit.pgpo import PGPO
+from perturn.credit.portool import PORTool
 from perturn.credit.process_score import ProcessScore
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
@@ -69,6 +71,8 @@ CREDITS: Table[type[Credit]] = Table(
         "spa": SPA,
         "spo": SPO,
         "pav": PAV,
+        "portool": PORTool,
+        "arpo": ARPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
     },

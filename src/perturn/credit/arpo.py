@@ -1,0 +1,58 @@
+"""ARPO: GRPO over all leaves of a task's trees, and of it for a shared turn what its leaves have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.checks import check_choice
+from perturn.credit.forest import forest
+from perturn.credit.group import EPSILON, GroupCredit, deviation, mean
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+SHARED = ("sum", "mean")
+"""What a turn has of the advantages of the leaves that share it."""
+
+
+@dataclass(frozen=True)
+class ARPO(GroupCredit):
+    """Score of each leaf less the mean of all leaves, over their deviation; a turn has the sum of its leaves' numbers.
+
+        A_l = (S_l - mean(S)) / (std(S) + 1e-6),   A_t = sum or mean of A_l over the leaves l that share turn t
+
+    A leaf is the end of an explored episode or of a branch, and S its score, with what was earned on shared turns.
+
+    Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
+    its code.
+    Differs: a number per turn. There each leaf is a row, which has a copy of the turns that it shares, and a copy has
+    the mean of its leaves' advantages or its own leaf's; both sum up to `shared` sum here, where a turn is trained once.
+    `shared` mean is a turn with the mean of its leaves' advantages once, so that those behind a fork count more often.
+    Section `branch` says where forks are.
+    """
+
+    trains_branches: ClassVar[bool] = True
+
+    normalize: str = "std"
+    """std (the paper's), or mean."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    shared: str = "sum"
+    """What a turn has of its leaves' advantages: sum or mean."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("shared", self.shared, SHARED)
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        trees = forest(group, rewards, "leaves")
+        scores = [score for tree in trees for score in tree.scores]
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        scale = deviation(scores, self.std) + EPSILON if self.normalize == "std" else 1.0
+        for each in (stretch for tree in trees for stretch in tree.stretches):
+            times = each.leaves if self.shared == "sum" else 1
+            advantage = times * (each.score - mean(scores)) / scale
+            found[each.member][each.start : each.stop] = [advantage] * (each.stop - each.start)
+        return found

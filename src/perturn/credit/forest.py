@@ -1,0 +1,123 @@
+"""Explored episodes and the branches that were played on from them, as trees: what each stretch of turns came to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+VALUES = ("tree", "leaves")
+"""Value of a stretch of turns: the mean over the children of the fork behind it, or over all leaves below it."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Turns of a trajectory from its first, or from a fork, to the next fork, or to its end."""
+
+    member: int
+    """Index of the trajectory in the group."""
+    start: int
+    stop: int
+    """One more than its last turn."""
+    value: float
+    """What it came to from its first turn on, in units of reward."""
+    before: float
+    """Rewards before it."""
+    leaves: int
+    """Ends of trajectories that share it."""
+    share: float
+    """1 before the first fork; behind one, that of what led to it, divided by the number of its children."""
+    siblings: tuple[float, ...] = ()
+    """Values of the other children of its fork; of a first stretch those of the other trees."""
+
+    @property
+    def score(self) -> float:
+        """Rewards before it and what it came to."""
+        return self.before + self.value
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An explored episode and its branches."""
+
+    stretches: tuple[Stretch, ...]
+    """The first turns' is the first."""
+    scores: tuple[float, ...]
+    """Of each leaf, from the first turn on, in units of reward."""
+
+    @property
+    def value(self) -> float:
+        """What it came to."""
+        return self.stretches[0].value
+
+
+Forks = dict[int, list[int]]
+"""Turn -> indices of the branches that begin there, by turn."""
+
+
+def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -> list[Tree]:
+    """The trajectories of a task as trees.
+
+        V(stretch) = its rewards + mean over the children of the fork behind it of V(child)      tree
+        V(stretch) = mean over the leaves below it of the rewards from its first turn on         leaves
+
+    Args:
+        group: Explored episodes, and branches of these.
+        rewards: Those that count `[trajectories][turns]`. Of a branch, turns that it shares are the explored one's.
+        value: One of VALUES.
+
+    Raises:
+        ValueError: If a branch does not begin with some turns, and not all, of an explored episode of the group.
+    """
+    trees = [_tree(i, forks, rewards, value) for i, forks in forks_of(group).items()]
+    values = [tree.value for tree in trees]
+    for index, tree in enumerate(trees):
+        first = replace(tree.stretches[0], siblings=(*values[:index], *values[index + 1 :]))
+        trees[index] = replace(tree, stretches=(first, *tree.stretches[1:]))
+    return trees
+
+
+def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
+    """Index of each explored episode -> its forks.
+
+    Raises:
+        ValueError: See `forest`.
+    """
+    explored = {one.sample: i for i, one in enumerate(group) if one.origin is None}
+    found: dict[int, Forks] = {i: {} for i in explored.values()}
+    for i, one in sorted(enumerate(group), key=lambda each: each[1].taken_over):
+        if one.origin is None:
+            continue
+        if one.origin not in explored:
+            raise ValueError(f"sample {one.sample} is a branch of {one.origin}, which is not in the group.")
+        turns = len(group[explored[one.origin]].turns)
+        if not 0 < one.taken_over < turns or len(one.turns) < one.taken_over:
+            raise ValueError(
+                f"sample {one.sample} must share some turns of sample {one.origin}, and not all of its {turns}, got "
+                f"{one.taken_over}."
+            )
+        found[explored[one.origin]].setdefault(one.taken_over, []).append(i)
+    return found
+
+
+def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
+    own, cuts = rewards[explored], [0, *forks, len(rewards[explored])]
+    ends = [[(i, fsum(rewards[i][turn:])) for i in branches] for turn, branches in forks.items()]
+    values, leaves = [fsum(own[cuts[-2] :])], [1]  # of the explored episode's stretches, the last one first
+    for number, found in reversed(list(enumerate(ends))):
+        copies = leaves[-1] if value == "leaves" else 1
+        after = fsum([copies * values[-1], *(end for _, end in found)]) / (copies + len(found))
+        values.append(fsum([*own[cuts[number] : cuts[number + 1]], after]))
+        leaves.append(leaves[-1] + len(found))
+    stretches, scores, share = [], [], 1.0
+    for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        before, theirs = fsum(own[:start]), ends[number - 1] if number else []
+        share /= 1 + len(theirs)
+        children = [(explored, values[-1 - number], stop, leaves[-1 - number])]
+        children += [(i, end, len(rewards[i]), 1) for i, end in theirs]
+        for at, (member, its, last, below) in enumerate(children):
+            siblings = tuple(each[1] for each in (*children[:at], *children[at + 1 :]))
+            stretches.append(Stretch(member, start, last, its, before, below, share, siblings))
+        scores += [before + end for _, end in theirs]
+    return Tree(tuple(stretches), (fsum(own), *scores))

@@ -1,0 +1,101 @@
+"""PORTool: what a stretch of turns came to against the other children of its fork, and against the other trees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.forest import VALUES, Stretch, forest
+from perturn.credit.group import EPSILON, GroupCredit, deviation, mean
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+BASELINES = ("others", "group")
+"""What a value is compared with: the mean of the others, or of all, its own among them."""
+
+COUNTS = ("even", "leaves", "once")
+"""How often a turn counts: 1 before the first fork, and behind a fork the children share what led to it evenly; once
+for every leaf below it, as where each leaf is a row of its own; or once."""
+
+
+@dataclass(frozen=True)
+class PORTool(GroupCredit):
+    """What a stretch of turns came to over the other children of its fork, blended with its score over other trees.
+
+        A = m ((1 - blend) (V - mean of V over the fork's other children)
+               + blend (R + V - mean of V over the other trees))
+
+    A stretch reaches from the first turn, or a fork, to the next fork, or the end; its turns have one number. V is the
+    value of a stretch, or of the first one of a tree (`perturn.credit.forest`), R what was earned before it. Trees are
+    children of one fork before the first turn, so that both parts are one there. m is the share of a stretch: 1 for
+    the first, and behind a fork that of what led to it, divided by the number of children, for each of them tells of
+    the same states. Nothing that shares a turn with the stretch is in its baselines.
+
+    Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
+    step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with
+    trajectory-relative ones.
+    Differs: three things are ours, and make the expected gradient the true one: means are of the others; children of a
+    fork count alike, where values are made of leaves; and shares. `value` leaves, `baseline` group, `normalize` std and
+    `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
+    `returns.invalid_penalty`. Section `branch` says where forks are. The weights of the blend were not at hand.
+    """
+
+    trains_branches: ClassVar[bool] = True
+
+    blend: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Weight of the comparison with other trees beside that with a fork's children, in [0, 1]."""
+
+    value: str = "tree"
+    """How leaves make a value: tree (children of a fork count alike), or leaves (all leaves below do, so that what goes
+    on longer, and is forked again, counts more)."""
+
+    baseline: str = "others"
+    """Mean that is taken off: others; or group, the own value among them."""
+
+    normalize: str = "mean"
+    """mean; or std, over the standard deviation of what is compared as well."""
+
+    count: str = "even"
+    """How often a turn counts: even, leaves or once."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("value", self.value, VALUES)
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("count", self.count, COUNTS)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one."""
+        how = (self.value, self.baseline, self.normalize, self.count)
+        return how == ("tree", "others", "mean", "even")
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        trees = forest(group, rewards, self.value)
+        scores = [list(tree.scores) if self.value == "leaves" else [tree.value] for tree in trees]
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for index, tree in enumerate(trees):
+            others = [score for of_one in (*scores[:index], *scores[index + 1 :]) for score in of_one]
+            for each in tree.stretches:
+                within = self._relative(each.value, each.siblings, (each.value,))
+                across = self._relative(each.score, others, scores[index])
+                advantage = self._times(each) * ((1 - self.blend) * within + self.blend * across)
+                found[each.member][each.start : each.stop] = [advantage] * (each.stop - each.start)
+        return found
+
+    def _relative(self, value: float, others: Sequence[float], own: Sequence[float]) -> float:
+        """A value less a mean, over a deviation if asked for; 0 where there is no other."""
+        if not others:
+            return 0.0
+        known = [*others, *own]
+        centred = value - mean(known if self.baseline == "group" else others)
+        if self.normalize == "mean":
+            return centred
+        spread = deviation(known)
+        return centred / (spread + EPSILON) if spread else 0.0
+
+    def _times(self, stretch: Stretch) -> float:
+        """How often its turns count."""
+        return {"even": stretch.share, "leaves": float(stretch.leaves), "once": 1.0}[self.count]
