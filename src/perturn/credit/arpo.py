@@ -24,10 +24,10 @@ class ARPO(GroupCredit):
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code.
-    Differs: a number per turn. There each leaf is a row, which has a copy of the turns that it shares, and a copy has
-    the mean of its leaves' advantages or its own leaf's; both sum up to `shared` sum here, where a turn is trained once.
-    `shared` mean is a turn with the mean of its leaves' advantages once, so that those behind a fork count more often.
-    Section `branch` says where forks are.
+    Differs: a number per turn. There each leaf is a row, with a copy of the turns that it shares, and a copy has the
+    mean of its leaves' advantages, or its own leaf's: both sum up to `shared` sum here, where a turn is trained once.
+    `shared` mean has the mean of its leaves' advantages once, so that turns behind a fork count more often. Section
+    `branch` says where forks are.
     """
 
     trains_branches: ClassVar[bool] = True
@@ -50,9 +50,12 @@ class ARPO(GroupCredit):
         trees = forest(group, rewards, "leaves")
         scores = [score for tree in trees for score in tree.scores]
         found = [[0.0] * len(of_one) for of_one in rewards]
+        if max(scores) == min(scores):
+            return found
+        centre = mean(scores)
         scale = deviation(scores, self.std) + EPSILON if self.normalize == "std" else 1.0
         for each in (stretch for tree in trees for stretch in tree.stretches):
             times = each.leaves if self.shared == "sum" else 1
-            advantage = times * (each.score - mean(scores)) / scale
+            advantage = times * (each.score - centre) / scale
             found[each.member][each.start : each.stop] = [advantage] * (each.stop - each.start)
         return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import fsum
 
 from perturn.credit.returns import Numbers
@@ -111,7 +112,7 @@ def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
         values.append(fsum([*own[cuts[number] : cuts[number + 1]], after]))
         leaves.append(leaves[-1] + len(found))
     stretches, scores, share = [], [], 1.0
-    for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for number, (start, stop) in enumerate(pairwise(cuts)):
         before, theirs = fsum(own[:start]), ends[number - 1] if number else []
         share /= 1 + len(theirs)
         children = [(explored, values[-1 - number], stop, leaves[-1 - number])]

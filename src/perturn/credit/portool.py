@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.forest import VALUES, Stretch, forest
-from perturn.credit.group import EPSILON, GroupCredit, deviation, mean
+from perturn.credit.group import EPSILON, GroupCredit, deviation, mean, means_of_others
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -74,28 +74,33 @@ class PORTool(GroupCredit):
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         trees = forest(group, rewards, self.value)
-        scores = [list(tree.scores) if self.value == "leaves" else [tree.value] for tree in trees]
+        compared = [
+            (index, score)
+            for index, tree in enumerate(trees)
+            for score in (tree.scores if self.value == "leaves" else (tree.value,))
+        ]
+        owners, scores = [list(side) for side in zip(*compared, strict=True)]
+        centres = dict.fromkeys(owners, mean(scores))
+        if self.baseline == "others" or len(trees) == 1:
+            centres = means_of_others(owners, scores)
+        scale = self._scale(scores)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for index, tree in enumerate(trees):
-            others = [score for of_one in (*scores[:index], *scores[index + 1 :]) for score in of_one]
             for each in tree.stretches:
-                within = self._relative(each.value, each.siblings, (each.value,))
-                across = self._relative(each.score, others, scores[index])
-                advantage = self._times(each) * ((1 - self.blend) * within + self.blend * across)
-                found[each.member][each.start : each.stop] = [advantage] * (each.stop - each.start)
+                across = (each.score - centres[index]) / scale if index in centres else 0.0
+                advantage = (1 - self.blend) * self._within(each) + self.blend * across
+                times = {"even": each.share, "leaves": each.leaves, "once": 1}[self.count]
+                found[each.member][each.start : each.stop] = [times * advantage] * (each.stop - each.start)
         return found
 
-    def _relative(self, value: float, others: Sequence[float], own: Sequence[float]) -> float:
-        """A value less a mean, over a deviation if asked for; 0 where there is no other."""
-        if not others:
+    def _within(self, each: Stretch) -> float:
+        """A stretch against the other children of its fork; 0 where there is none."""
+        if not each.siblings:
             return 0.0
-        known = [*others, *own]
-        centred = value - mean(known if self.baseline == "group" else others)
-        if self.normalize == "mean":
-            return centred
-        spread = deviation(known)
-        return centred / (spread + EPSILON) if spread else 0.0
+        children = [each.value, *each.siblings]
+        centre = mean(children if self.baseline == "group" else each.siblings)
+        return (each.value - centre) / self._scale(children)
 
-    def _times(self, stretch: Stretch) -> float:
-        """How often its turns count."""
-        return {"even": stretch.share, "leaves": float(stretch.leaves), "once": 1.0}[self.count]
+    def _scale(self, values: Sequence[float]) -> float:
+        """What differences between values are divided by; differences of equal ones are nothing whatever it is."""
+        return 1.0 if self.normalize == "mean" or max(values) == min(values) else deviation(values) + EPSILON
