@@ -54,12 +54,13 @@ def _check_greedy(recipe: Recipe, settings: Branch) -> None:
         ConfigError: Saying what to set.
     """
     explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
-    if settings.of != "expert" and (settings.policy is None or explorers == {settings.policy}):
+    alike = settings.search is not None or settings.policy is None or explorers == {settings.policy}
+    if settings.of != "expert" and alike:
         raise ConfigError(
             "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
             "set explore.sampling.temperature, such as 1.0."
         )
-    if settings.samples > 1 and settings.search is None:
+    if settings.samples > 1:
         raise ConfigError(
             f"branch.samples is {settings.samples}, and at temperature 0 all branches from a turn are alike; set "
             "branch.samples=1, or explore.sampling.temperature, such as 1.0."
