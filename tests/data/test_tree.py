@@ -15,7 +15,9 @@ from perturn.types import Action, Status, Task, Trajectory, Turn
 
 def episode(did, reward=0.0, sample=0, taken_over=0, **changes):
     """One whose actions are the letters of a text."""
-    turns = tuple(Turn(({"role": "user", "content": str(t)},), Action(letter)) for t, letter in enumerate(did))
+    turns = tuple(
+        Turn(({"role": "user", "content": str(t)},), Action(letter)) for t, letter in enumerate(did)
+    )
     origin = 0 if sample else None
     shown = {"origin": origin, "sample": sample, "taken_over": taken_over, "total_reward": reward} | changes
     return Trajectory(Task("t"), turns, **shown)
@@ -58,7 +60,10 @@ def test_a_node_is_left_when_so_many_actions_were_drawn():
 
 def test_what_was_tried_little_is_followed_if_it_counts_for_more():
     """a: mean 0.6 of 3; b: 0.4 of 1. The bonuses are sqrt(ln 4 / 3) = 0.680 and sqrt(ln 4) = 1.177 times c."""
-    played = [episode("byq", 0.4, 1), *(episode(did, 0.6, n, taken_over=1) for n, did in ((2, "ayq"), (3, "azq")))]
+    played = [
+        episode("byq", 0.4, 1),
+        *(episode(did, 0.6, n, taken_over=1) for n, did in ((2, "ayq"), (3, "azq"))),
+    ]
     root = grow(episode("axq", 0.6), played)
     turns_at = 0.2 / (sqrt(log(4)) - sqrt(log(4) / 3))
 
@@ -78,7 +83,7 @@ def test_ends_and_what_failed_are_not_played_on():
 
 
 def test_a_branch_whose_children_are_all_tried_is_left_for_another():
-    """a is the best and there is nothing left below it."""
+    """The best is a, and there is nothing left below it."""
     played = [episode("ay", 1.0, 1, taken_over=1), episode("bx", 0.0, 2)]
 
     node = next_node(grow(episode("ax", 1.0), played), width=2, exploration=0.0)
@@ -88,8 +93,10 @@ def test_a_branch_whose_children_are_all_tried_is_left_for_another():
 
 @given(seed=st.integers(0, 10_000), width=st.integers(2, 3), simulations=st.integers(0, 30))
 def test_trees_grow_as_they_say(seed, width, simulations):
-    """Of random worlds: no node has more actions drawn than the width, every simulation adds one at one node, and a
-    tree of three turns of two actions has nothing left to try in the end."""
+    """No node has more actions drawn than the width, and each episode draws one at every node from its own on.
+
+    A tree with nothing left to try has drawn as many everywhere.
+    """
     chance = random.Random(seed)
 
     def play(begun):
@@ -110,13 +117,17 @@ def test_trees_grow_as_they_say(seed, width, simulations):
     assert all(node.drawn <= width for node in root.walk())
     assert sum(node.drawn for node in root.walk()) == sum(3 - one.taken_over for one in (explored, *played))
     for node in root.walk():  # each by itself, from the episodes
-        begins = [one for one in (explored, *played) if said(one).startswith(said(node.passed[0])[: node.depth])]
+        begins = [
+            one for one in (explored, *played) if said(one).startswith(said(node.passed[0])[: node.depth])
+        ]
         assert node.passed == begins
 
 
 def test_search_finds_the_rare_success():
-    """One of 256 ways of eight turns succeeds, and each right turn earns a little: search mostly gets there, drawing
-    afresh seldom does in as many episodes (0.12 by 1 - (255/256)^32)."""
+    """One of 256 ways of eight turns succeeds, and each right turn earns a little.
+
+    Search gets there every second time; of 32 episodes that are drawn afresh, one does so with a chance of 0.12.
+    """
     chance = random.Random(0)
 
     def play(begun):
@@ -167,7 +178,9 @@ def test_equal_steps_make_no_pair_and_what_failed_is_in_none():
 def test_the_order_in_which_episodes_are_stored_changes_nothing():
     played = [episode("ac", 0.5, 1, taken_over=1), episode("dx", 0.0, 2), episode("dy", 0.9, 3, taken_over=1)]
 
-    assert pair_within_trees([episode("ab", 1.0)], played) == pair_within_trees([episode("ab", 1.0)], played[::-1])
+    assert pair_within_trees([episode("ab", 1.0)], played) == pair_within_trees(
+        [episode("ab", 1.0)], played[::-1]
+    )
 
 
 def test_a_threshold_must_be_a_number():

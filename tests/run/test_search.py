@@ -131,14 +131,21 @@ def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
 
     def trees(run):
         stored = read_trajectories(place / f"runs/{run}/trajectories/branch.jsonl")
-        return sorted((one.key, one.origin, one.taken_over, [t.action.text for t in one.turns]) for one in stored)
+        return sorted(
+            (one.key, one.origin, one.taken_over, [t.action.text for t in one.turns]) for one in stored
+        )
 
     assert trees("cut") == trees("whole")
 
 
 def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
     (place / "wandering.py").write_text(WANDERING)
-    own = ["name=wandering", "iterations=1", "worlds.max_failed=1", "environment={name: 'wandering:Wandering'}"]
+    own = [
+        "name=wandering",
+        "iterations=1",
+        "worlds.max_failed=1",
+        "environment={name: 'wandering:Wandering'}",
+    ]
     finish(begin(place, "wandering", *TREES, *own))
 
     counts = json.loads((place / "runs/wandering/manifest.json").read_text())["stages"]["branch"]["counts"]
