@@ -149,7 +149,6 @@ def test_the_choices_of_a_recipe_are_known():
         "outcomes.takeover",
         "branch.of",
         "branch.policy",
-        "branch.search",
         "pair.within",
         "pair.remaining",
     ]
