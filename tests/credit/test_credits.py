@@ -45,6 +45,7 @@ DEFAULTS = {
     "pav": {"alpha": 1.0},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
+    "hiper": {"switch": "", "by": "reply", "gamma": 1.0, "lam": 1.0, "high_level_lam": 1.0},
 }
 """Of the credits that read rewards, beside the return that they start from."""
 WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "process-score", "siop"}

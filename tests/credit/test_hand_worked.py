@@ -1,5 +1,7 @@
 """A value of every credit of a group, worked by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.credit.bi_level_gae import bi_level_advantages
 from perturn.credit.group import generalized_advantages
+from perturn.types import Action, Turn
 
 
 def assert_weights(found, expected, atol=2e-6):
@@ -197,12 +200,40 @@ def test_bi_level_gae(episode):
     )
 
 
+def test_hiper(episode):
+    """Segments of turns 0 and 1, and of 2 and 3; gamma 1/2, lambda 1/2, that of segments 1/4.
+
+    Turn 3: 4 - 1 = 3. Turn 2: 0 + 4/2 - 2 = 0. Turn 1: 1 + 2/2 - 1 = 1. Turn 0: 0 + 1/2 + (2 + 0/4)/4 - 1 = 0.
+    With V = 1 at turn 2 in place of 2: 0 + 2 - 1 = 1; 1 + 1/2 - 1 = 1/2; 0 + 1/2 + (1 + 1/4)/4 - 1 = -3/16.
+    """
+    turns = [
+        Turn(({"role": "user", "content": said},), Action("go")) for said in ("at a", "ok", "at b", "ok")
+    ]
+    rewards = (0.0, 1.0, 0.0, 4.0)
+    one = episode([None] * 4, list(rewards))
+    told = replace(one, turns=tuple(replace(t, reward=r) for t, r in zip(turns, rewards, strict=True)))
+    credit = CREDITS["hiper"](switch="^at", gamma=0.5, lam=0.5, high_level_lam=0.25)
+
+    assert_weights(credit([told], values=[[1.0, 1.0, 2.0, 1.0]]), [[0.0, 1.0, 0.0, 3.0]])
+    assert_weights(credit([told], values=[[1.0, 1.0, 1.0, 1.0]]), [[-3 / 16, 0.5, 1.0, 3.0]])
+    within = CREDITS["hiper"](switch="^at", gamma=1.0, lam=0.5)([told], values=[[0.0, 0.0, 0.0, 1.0]])
+    assert_weights(within, [[5.0, 1.0, 4.0, 3.0]])
+    assert CREDITS["hiper"]()([replace(one, turns=())], values=[[]])[0].tolist() == []
+
+
+def test_a_switch_that_is_no_expression_or_of_no_text_is_refused():
+    with pytest.raises(ValueError, match=r"switch must be a regular expression, got '\('"):
+        CREDITS["hiper"](switch="(")
+    with pytest.raises(ValueError, match="by must be one of reply, action"):
+        CREDITS["hiper"](by="thought")
+
+
 def test_generalized_advantages():
     """Gamma 1/2, lambda 1: returns less values."""
     assert generalized_advantages([0.0, 4.0], [1.0, 2.0], 0.5, 1.0) == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("name", ["turn-gae", "bi-level-gae"])
+@pytest.mark.parametrize("name", ["turn-gae", "bi-level-gae", "hiper"])
 @pytest.mark.parametrize(
     ("values", "message"),
     [(None, "needs values="), ([[0.0]], "one entry for each turn"), ([[[], []]], "at least one token")],

@@ -77,6 +77,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("pav", {"alpha": 0.0}),
         ("turn-gae", {}),
         ("bi-level-gae", {}),
+        ("hiper", {}),
     ],
 )
 def test_what_claims_to_be_unbiased_is(name, settings):
@@ -96,11 +97,22 @@ def test_what_claims_to_be_unbiased_is(name, settings):
 def test_no_other_credit_claims_it():
     """At its defaults."""
     assert {name for name, each in CREDITS.items() if claims(each())} == {
-        *("rloo", "trloo", "anchor-rloo", "dr-grpo", "spa", "spo", "turn-gae", "bi-level-gae"),
+        *("rloo", "trloo", "anchor-rloo", "dr-grpo", "spa", "spo", "turn-gae", "bi-level-gae", "hiper"),
     }
     assert not claims(CREDITS["rloo"](statistics="steps"))
     assert not claims(CREDITS["trloo"](lam=0.9))
     assert not claims(CREDITS["turn-gae"](gamma=0.9))
+    for settings in ({"gamma": 0.9}, {"high_level_lam": 0.9}, {"switch": "x"}):
+        assert not claims(CREDITS["hiper"](**settings))
+
+
+def test_segments_that_begin_with_a_reply_bend_nothing_with_exact_values_and_those_of_an_action_do():
+    """Whatever the lambdas, with gamma 1; at lambda 1 as well, if the action decides."""
+    words = {"lam": 0.7, "high_level_lam": 0.4}
+    for one in check_credit(CREDITS["hiper"](switch="^[13]", **words)):
+        assert one.relative_bias <= 1e-9
+    by_action = check_credit(CREDITS["hiper"](switch="^[fnt]", by="action"))
+    assert {one.process for one in by_action if one.relative_bias > 0.05} == {"loop", "fork", "shared end"}
 
 
 def test_a_discounted_credit_is_about_the_discounted_return():

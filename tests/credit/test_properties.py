@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.types import Status, Task
+from perturn.types import Action, Status, Task
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 GROUP_CREDITS = [name for name, each in CREDITS.items() if getattr(each, "needs_group", False)]
@@ -194,6 +194,62 @@ def test_values_of_nothing_leave_the_return(episode, rows):
 
     assert_all_close(CREDITS["turn-gae"]()(group, values=values), returns)
     assert_all_close(CREDITS["bi-level-gae"]()(group, values=values), returns)
+
+
+@QUICK
+@given(rows=GROUPS, numbers=st.data())
+def test_hiper_is_a_sum_of_differences(episode, rows, numbers):
+    """Of each turn that counts, times gamma lam for a turn within the segment, or the other lambda for a new one."""
+    floats = st.floats(-2, 2)
+    gamma, lam, high = (numbers.draw(st.floats(0, 1)) for _ in range(3))
+    group = build(episode, rows)
+    values = [[numbers.draw(floats) for _ in row] for row in rows]
+    credit = CREDITS["hiper"](switch="a", by="action", gamma=gamma, lam=lam, high_level_lam=high)
+    named = [
+        dataclasses.replace(
+            one,
+            turns=tuple(
+                dataclasses.replace(turn, action=Action(f"go {turn.state_key}")) for turn in one.turns
+            ),
+        )
+        for one in group
+    ]
+
+    expected = []
+    for one, own in zip(named, values, strict=True):
+        begins = [t == 0 or turn.state_key == "a" for t, turn in enumerate(one.turns)]
+        after = [*own[1:], 0.0]
+        deltas = [turn.reward + gamma * after[t] - own[t] for t, turn in enumerate(one.turns)]
+        found = []
+        for t in range(len(own)):
+            total, weight = 0.0, 1.0
+            for k in range(t, len(own)):
+                if k > t:
+                    weight *= gamma * (
+                        (high if begins[t] else 0.0) if begins[k] else (1.0 if begins[t] else lam)
+                    )
+                total += weight * deltas[k]
+            found.append(total)
+        expected.append(torch.tensor(found, dtype=torch.float64))
+
+    assert_all_close(credit(named, values=values), expected)
+
+
+@QUICK
+@given(rows=GROUPS)
+def test_hiper_with_a_turn_a_segment_and_with_one_segment_is_turn_gae(episode, rows):
+    """By the lambda of segments; or by that of turns, but for the first one, whose advantage is the return less V."""
+    group, values = build(episode, rows), [[0.25 * (t + 1) for t in range(len(row))] for row in rows]
+
+    assert_all_close(
+        CREDITS["hiper"](gamma=0.9, lam=0.1, high_level_lam=0.5)(group, values=values),
+        CREDITS["turn-gae"](gamma=0.9, lam=0.5)(group, values=values),
+    )
+    whole = CREDITS["hiper"](switch="nowhere", gamma=0.9, lam=0.5)(group, values=values)
+    gae = CREDITS["turn-gae"](gamma=0.9, lam=0.5)(group, values=values)
+    returns = CREDITS["turn-gae"](gamma=0.9)(group, values=values)
+    assert_all_close([one[1:] for one in whole], [one[1:] for one in gae])
+    assert_all_close([one[:1] for one in whole], [one[:1] for one in returns])
 
 
 def test_credits_do_not_touch_what_they_are_given(episode, weigh):

@@ -244,6 +244,11 @@ def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def hiper(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return that of a segment of one turn: turn by turn by the lambda of segments."""
+    return turn_gae(rows, row, settings | {"lam": settings.get("high_level_lam", 1)})
+
+
 def igpo(rows: list, row: dict, settings: dict) -> Fraction:
     """Return IGPO's: likelihoods around a turn, its reward among those of its pool, and the sum from there on."""
     gamma = F(str(settings.get("gamma", 1)))
@@ -494,6 +499,7 @@ CREDITS = {
     "pav": (pav, [{}, {"alpha": 0.25}, {"alpha": 3.0}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
+    "hiper": (hiper, [{}, {"gamma": 0.9, "lam": 0.3, "high_level_lam": 0.8}]),
 }
 """Credit -> its formula, and the settings it is computed with."""
 GAMMA = {"gigpo": F(19, 20), "hgpo": F(19, 20)}

@@ -60,6 +60,13 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
     assert one["branch"].seconds == pytest.approx(one["explore"].seconds)
 
 
+def test_searched_trees_have_so_many_episodes_each(recipe):
+    words = ["pair.within=tree", "branch={search: {simulations: 6}}"]
+    found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
+
+    assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
+
+
 def test_branches_of_the_expert_are_of_his_turns(recipe):
     """He has one episode of each of the 4 explored tasks, of one turn, so that there is no other to play on from."""
     words = ["pair.within=step", "branch={of: expert, every: 1, samples: 3}"]

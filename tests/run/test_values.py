@@ -57,8 +57,14 @@ def test_stored_episodes_are_valued_again_alike(online, monkeypatch):
     monkeypatch.chdir(online.parents[1])
     again = credit_run(online, ["credit.name=turn-gae"])
     other = credit_run(online, ["credit.name=bi-level-gae", "credit.lam=0.9"], against="turn-gae")
+    cut = credit_run(online, ["credit.name=hiper", "credit.switch=^Task"], against="turn-gae")
 
     assert [one["iteration"] for one in again["iterations"]] == [1, 2]
+    assert all(
+        one["explained_variance"] == cut_one["explained_variance"]
+        for one, cut_one in zip(again["iterations"], cut["iterations"], strict=True)
+    )
+    assert all(one["against"]["turns"] > 0 for one in cut["iterations"])
     for one in (*again["iterations"], *other["iterations"]):
         assert one["explained_variance"] < 1
     assert other["iterations"][0]["against"]["turns"] > 0

@@ -24,6 +24,7 @@ from perturn.credit.gigpo import GiGPO
 from perturn.credit.graphgpo import GraphGPO
 from perturn.credit.grpo import GRPO
 from perturn.credit.hgpo import HGPO
+from perturn.credit.hiper import HiPER
 from perturn.credit.igpo import IGPO
 from perturn.credit.infopo import InfoPO
 from perturn.credit.matchtir import MatchTIR
@@ -75,6 +76,7 @@ CREDITS: Table[type[Credit]] = Table(
         "arpo": ARPO,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
+        "hiper": HiPER,
     },
 )
 """Credit by name: the frozen dataclass that holds its settings and weighs turns."""

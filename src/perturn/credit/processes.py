@@ -221,7 +221,12 @@ class Episodes:
         """Return an episode as it would be recorded."""
         names = {state: list(actions) for state, actions in self.process.actions.items()}
         turns = tuple(
-            Turn((), Action(names[step.state][step.action]), step.reward, state_key=str(step.state))
+            Turn(
+                ({"role": "user", "content": str(step.state)},),
+                Action(names[step.state][step.action]),
+                step.reward,
+                state_key=str(step.state),
+            )
             for step in self.steps[episode]
         )
         end = self.ends[episode]

@@ -60,7 +60,7 @@ def pair_with_expert(
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `OUTCOMES`,
         and beside these, under `cut`, how many of the kept ones were cut.
     """
-    _check_threshold(threshold)
+    check_threshold(threshold)
     _check_extra_turns(max_extra_turns)
     best = best_by_task(experts)
     pairs: list[PreferencePair] = []
@@ -164,7 +164,7 @@ def _pair_ranked(
     groups: Iterable[Sequence[Trajectory]], threshold: float, per_group: int | None
 ) -> tuple[list[PreferencePair], Counter[str]]:
     """Best over worst of each group; of equal rewards the first comes first."""
-    _check_threshold(threshold)
+    check_threshold(threshold)
     if per_group is not None and per_group < 1:
         raise ConfigError(f"per_group must be >= 1 or None, got {per_group}.")
     counts = Counter(dict.fromkeys(IN_GROUP, 0))
@@ -228,7 +228,7 @@ def pair_with_corrected(
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
         these, under `cut`, how many of the kept ones were cut.
     """
-    _check_threshold(threshold)
+    check_threshold(threshold)
     _check_extra_turns(max_extra_turns)
     mended = {one.key: one for one in corrections if succeeded(one)}
     pairs: list[PreferencePair] = []
@@ -268,12 +268,22 @@ def exceeds(gap: float, threshold: float) -> bool:
     return gap - threshold > _ROUNDING
 
 
+def is_tie(gap: float) -> bool:
+    """Whether a gap is nothing but rounding."""
+    return abs(gap) <= _ROUNDING
+
+
 def _check_extra_turns(max_extra_turns: int | None) -> None:
     if max_extra_turns is not None and max_extra_turns < 0:
         raise ConfigError(f"max_extra_turns must be >= 0 or None, got {max_extra_turns}.")
 
 
-def _check_threshold(threshold: float) -> None:
+def check_threshold(threshold: float) -> None:
+    """Refuse a threshold that is no finite number >= 0.
+
+    Raises:
+        ConfigError: Saying so.
+    """
     if not math.isfinite(threshold) or threshold < 0:
         raise ConfigError(f"threshold must be a finite number >= 0, got {threshold}.")
 
@@ -310,7 +320,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
     if actions_of(expert) == actions_of(rejected):
         return "identical"
     gap = expert.total_reward - rejected.total_reward
-    if abs(gap) <= _ROUNDING:
+    if is_tie(gap):
         return "tie"
     if gap < 0:
         return "better_than_expert"

@@ -209,6 +209,8 @@ def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         "episodes": "Every episode that was asked for is in one bin; those of the lowest bin are what was trained.",
         "memberships": "An episode is in a group for each turn that it was played on from. Every membership is in one "
         "bin; those of the lowest bin are what was trained.",
+        "nodes": "Every state of a tree in which different steps were taken is in one bin; those of the lowest bin "
+        "gave a pair.",
     }
     return [
         each

@@ -17,6 +17,7 @@ from perturn.run.session import Session, make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Branch
 from perturn.settings.stages import Stage, policy_of
+from perturn.table import locate
 from perturn.types import Task, Trajectory, failed, succeeded
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
     assert recipe.explore is not None
     protocol, every = make_protocol(recipe.protocol), recipe.branch.every
     longest = max(map(protocol.limit, tasks), default=0)
-    if tasks and every >= longest:
+    if tasks and recipe.branch.search is None and every >= longest:
         raise ConfigError(
             f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
             f"take less than {longest}."
@@ -55,7 +56,8 @@ def _check_greedy(recipe: Recipe, settings: Branch) -> None:
         ConfigError: Saying what to set.
     """
     explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
-    if settings.of != "expert" and (settings.policy is None or explorers == {settings.policy}):
+    alike = settings.search is not None or settings.policy is None or explorers == {settings.policy}
+    if settings.of != "expert" and alike:
         raise ConfigError(
             "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
             "set explore.sampling.temperature, such as 1.0."
@@ -68,28 +70,39 @@ def _check_greedy(recipe: Recipe, settings: Branch) -> None:
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy play explored episodes, or the expert's of their tasks, on from every so many turns."""
+    """Let the stage's policy play explored episodes, or the expert's of their tasks, on from some turns."""
     run, recipe = session.run, session.recipe
     assert recipe.branch is not None
     assert recipe.explore is not None
     begun = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
-    if recipe.branch.of == "expert":
-        begun = walked(session, {one.task.id for one in begun})
-    jobs = branch_jobs(begun, recipe.branch, recipe.seed, recipe.explore.samples, stage.iteration)
     file = run.paths.trajectories(stage.name)
     with run.stage(stage.name, file) as counts:
-        how = recipe.explore
-        counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
+        if recipe.branch.search is not None:
+            counts |= locate("perturn.run.search:search")(session, stage, begun)
+        else:
+            counts |= _play_on(session, stage, begun)
         counts["played_by"] = stage.policy
-        counts["not_come_back"] = sum(map(_is_elsewhere, read_trajectories(file)))
+        counts["not_come_back"] = sum(map(came_elsewhere, read_trajectories(file)))
         if counts["not_come_back"]:
             _logger.warning(
                 "%s: the world did not come back to where %d of %d branches were to begin; they FAILED, and nothing "
                 "reads them.",
                 stage.name,
                 counts["not_come_back"],
-                len(jobs),
+                counts["episodes"],
             )
+
+
+def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dict[str, int]:
+    """Play explored episodes, or the expert's of their tasks, on from every so many turns; counts of it."""
+    recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
+    assert recipe.branch is not None
+    assert recipe.explore is not None
+    if recipe.branch.of == "expert":
+        begun = walked(session, {one.task.id for one in begun})
+    how = recipe.explore
+    jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration)
+    return session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
@@ -174,9 +187,9 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
 
 def came_back(branch: Trajectory) -> bool:
     """Whether the world came back to where the branch was to begin; one that did not says nothing of any turn."""
-    return len(branch.turns) >= branch.taken_over and not _is_elsewhere(branch)
+    return len(branch.turns) >= branch.taken_over and not came_elsewhere(branch)
 
 
-def _is_elsewhere(branch: Trajectory) -> bool:
+def came_elsewhere(branch: Trajectory) -> bool:
     """Whether the world did not come back to where the branch was to begin."""
     return failed(branch) and (branch.error or "").startswith(NotComeBack.__name__)

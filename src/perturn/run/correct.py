@@ -31,7 +31,7 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
     if outcomes is not None and outcomes.way.corrected:
         key, other = "outcomes.name", "take another way"
     elif pair is not None and pair.file is None and pair.within == "correction":
-        key, other = "pair.within", "pair within expert, step, group or branch"
+        key, other = "pair.within", "pair within expert, step, group, branch or tree"
     else:
         return
     if not hasattr(env, "correct"):

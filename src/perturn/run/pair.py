@@ -14,9 +14,10 @@ from perturn.data.pairs import (
 )
 from perturn.data.steps import pair_with_expert_steps
 from perturn.data.store import read_trajectories, write_pairs
+from perturn.data.tree import pair_within_trees
 from perturn.errors import RunError
 from perturn.io.reading import user_path
-from perturn.run.branch import walked
+from perturn.run.branch import came_elsewhere, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
@@ -104,6 +105,16 @@ def _within_branches(session: Session, stage: Stage, settings: Pair, played: Seq
     return measured_pairs(session.recipe, pairs), reasons
 
 
+def _within_trees(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
+    fitting, _ = _fitting(session, played)
+    kept = {one.key for one in fitting}
+    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
+    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept and not came_elsewhere(one)]
+    pairs, reasons = pair_within_trees(fitting, of_fitting, settings.threshold)
+    reasons["too_long"], reasons["nodes"] = 0, reasons.total()
+    return measured_pairs(session.recipe, pairs), reasons
+
+
 def _fitting(session: Session, played: Sequence[Trajectory]) -> tuple[list[Trajectory], int]:
     """The trajectories whose first turn fits the length limit of training, and how many do not."""
     cut = locate("perturn.run.groups:too_long")(session.recipe, played)
@@ -142,13 +153,14 @@ _PAIRED = {
     "step": _with_expert_steps,
     "group": _within_groups,
     "branch": _within_branches,
+    "tree": _within_trees,
     "correction": _with_corrected,
 }
 """`pair.within` -> how explored trajectories become pairs, measured if the recipe says so, and counts of them."""
 
 
-_SHARE_TURNS = {"branch": 2, "correction": 1}
-"""`pair.within` whose sides begin with the same turns -> trajectories that a pair counts for."""
+_SHARE_TURNS = {"branch": 2, "tree": 1, "correction": 1}
+"""`pair.within` whose sides begin with the same turns -> trajectories, or nodes, that a pair counts for."""
 
 
 def bring_pairs(session: Session, stage: Stage) -> None:

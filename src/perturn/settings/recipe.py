@@ -26,6 +26,7 @@ from perturn.settings.sections import (
     ModelSettings,
     Pair,
     ProtocolSettings,
+    Search,
     Section,
     Sft,
     Worlds,
@@ -35,7 +36,11 @@ from perturn.settings.shipped import shipped, shipped_recipe
 
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
-_BRANCHED = {"branch": Branch(), "step": Branch(every=1, samples=5, of="expert")}
+_BRANCHED = {
+    "branch": Branch(),
+    "step": Branch(every=1, samples=5, of="expert"),
+    "tree": Branch(search=Search()),
+}
 """`pair.within` that reads branches -> how they are played where the recipe does not say; for step as IPR has it."""
 
 
@@ -208,7 +213,18 @@ class Recipe:
             return
         require(
             paired or self.groups is not None,
-            "branch is read by credits of groups and with pair.within=branch or step alone; set one, or leave it out.",
+            "branch is read by credits of groups and with pair.within=branch, step or tree alone; set one, or leave it "
+            "out.",
+        )
+        require(
+            (self.branch.search is not None) == (within == "tree"),
+            "branch.search must be set with pair.within=tree, which compares the steps of a tree, and with nothing "
+            f"else; got {within or 'no pairs'}.",
+        )
+        require(
+            self.branch.search is None
+            or (self.branch.every, self.branch.samples) == (Branch.every, Branch.samples),
+            "branch.every and branch.samples are not read with branch.search; leave them out.",
         )
         require(
             self.groups is None or self.branch.of == "all",

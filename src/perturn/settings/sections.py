@@ -123,6 +123,19 @@ class Explore:
 
 @dataclass(frozen=True)
 @bounded
+class Search:
+    """Search the tree of an explored episode (MCTS): each next episode is played on from where the last ones say."""
+
+    simulations: Annotated[int, COUNT] = 8
+    """Episodes of a tree, one after another, beside the explored one; the trees of all tasks grow at the same time."""
+    width: Annotated[int, SEVERAL] = 3
+    """Actions to draw from a state, before the best of them so far is followed to the next one."""
+    exploration: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of what was tried little beside the mean score, in units of reward (UCT's constant)."""
+
+
+@dataclass(frozen=True)
+@bounded
 class Branch:
     """Play explored episodes on from some of their turns, to see what these turns were worth."""
 
@@ -136,6 +149,8 @@ class Branch:
     policy: Literal["base", "sft"] | None = None
     """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
     explored."""
+    search: Search | None = None
+    """Choose the turns by tree search, and play on from branches too. None: every so many turns."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +160,11 @@ class Pair:
 
     file: str | None = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
-    within: Literal["expert", "step", "group", "branch", "correction"] = "expert"
+    within: Literal["expert", "step", "group", "branch", "tree", "correction"] = "expert"
     """Whose trajectory is chosen: the expert's over the explored one, and with `step` also over the policy's own turns
     from where his step is worth more; the best of the policy's own of the same task, or of those that share their
-    first turns (`branch`); or the failed one itself up to its first wrong turn, which `remaining` tells, with the
-    expert's turns from there on."""
+    first turns (`branch`); the best next step in each state of a tree (`tree`); or the failed one itself up to its
+    first wrong turn, which `remaining` tells, with the expert's turns from there on."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
     as many as there are. Read where pairs are made within groups or branches."""

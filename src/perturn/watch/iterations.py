@@ -32,9 +32,9 @@ class Iteration:
     clip_share: float | None = None
     """Tokens whose gradient the clip took away."""
     asked: int | None = None
-    """Episodes, or memberships, that were asked for."""
+    """Episodes, memberships or nodes that were asked for."""
     unit: str = "episodes"
-    """The unit of these: `memberships` where pairs share their first turns, as `ledger_of` has it."""
+    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as `ledger_of` has it."""
     bins: Mapping[str, int] = field(default_factory=dict)
     """How many of these ended in each bin."""
     without_spread: tuple[int, int] | None = None

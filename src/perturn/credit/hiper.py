@@ -1,0 +1,143 @@
+"""HiPER: generalized advantages on two levels, over the turns of a segment and over segments."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
+from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.returns import Return
+from perturn.credit.turn_gae import Lengths, Values, token_values
+from perturn.types import Trajectory, Turn
+
+SWITCHES = ("reply", "action")
+"""Texts that can say that a segment begins: what the policy was told before the turn, or what it then did."""
+
+
+def hierarchical_advantages(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    begins: Sequence[bool],
+    *,
+    gamma: float,
+    lam: float,
+    high_level_lam: float,
+) -> list[float]:
+    """Advantage of each turn of a trajectory, by the level that it acts on.
+
+        at the first turn c of a segment [c, d):
+            A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
+        at its other turns, of which the last has nothing after it:
+            A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
+
+    The first is the generalized advantage of a process whose steps are segments, the second that of an episode which
+    ends with the segment and is worth V_d there.
+
+    Args:
+        rewards: Of each turn [turns].
+        values: V before each turn, in units of reward [turns]; after the end it is 0.
+        begins: Whether a segment begins with the turn; the first one of the trajectory does in any case [turns].
+        gamma: Discount from one turn to the next.
+        lam: Lambda from one turn of a segment to the next.
+        high_level_lam: Lambda from one segment to the next.
+
+    Returns:
+        In units of reward [turns].
+    """
+    found = [0.0] * len(rewards)
+    starts = [turn for turn in range(len(rewards)) if turn == 0 or begins[turn]]
+    ends = [*starts[1:], len(rewards)][: len(starts)]
+    high = 0.0
+    for start, end in reversed(list(zip(starts, ends, strict=True))):
+        after = values[end] if end < len(rewards) else 0.0
+        # The value behind the segment, as a reward of its last turn, is discounted as it should be.
+        earned = [*rewards[start : end - 1], rewards[end - 1] + gamma * after]
+        over = gamma ** (end - start)
+        high = returns_to_go(earned, gamma)[0] - values[start] + over * high_level_lam * high
+        found[start:end] = generalized_advantages(earned, values[start:end], gamma, lam)
+        found[start] = high
+    return found
+
+
+@dataclass(frozen=True)
+class HiPER:
+    """Advantage of each turn by `hierarchical_advantages`: of its segment where one begins, else of its own within it.
+
+    Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
+    Agents", by its abstract and its code (hierarchical advantage estimation).
+    Differs: there the policy writes whether it keeps its subgoal, the subgoal and the action, and each of these
+    parts of a turn has an advantage; here a turn has one number, and the first turn of a segment has that of the choice
+    it makes for all of it. There are a value of the state and one that has seen the subgoal; here it is one, V before
+    the turn, which has seen the subgoal in force wherever that stands in the history. Penalties for keeping a subgoal
+    are not here. By default a segment begins with what the policy was told (`by: reply`). If the action itself decides
+    (`by: action`), what it earns counts for the turn before unless it switches, and that bends the gradient with any V.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    switch: str = ""
+    """A segment begins where this regular expression of Python is found, such as `^You arrive`; empty: everywhere."""
+
+    by: str = "reply"
+    """In which text: the newest observation before the turn (`reply`), or the turn's own action (`action`)."""
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """Discount from one turn to the next, in [0, 1]."""
+
+    lam: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """How far rewards are followed within a segment before V stands for the rest, in [0, 1]; 1: to its end."""
+
+    high_level_lam: Annotated[float, Bound(least=0, most=1)] = 1.0
+    """How far they are followed from segment to segment, in [0, 1]; 1: to the end of the episode."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range, and what is no regular expression."""
+        check_bounds(self)
+        check_choice("by", self.by, SWITCHES)
+        try:
+            re.compile(self.switch)
+        except re.error as error:
+            raise ValueError(
+                f"switch must be a regular expression, got {self.switch!r:.80}: {error}."
+            ) from None
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whatever the values."""
+        return self.switch == "" and self.gamma == self.high_level_lam == 1
+
+    def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
+        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
+        return [[[each] for each in returns_to_go(rewards, self.gamma)] for rewards in self.returns(group)]
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        levels = {"gamma": self.gamma, "lam": self.lam, "high_level_lam": self.high_level_lam}
+        known = token_values(group, values)
+        return as_tensors(
+            [
+                hierarchical_advantages(
+                    rewards,
+                    [turn[0] for turn in value],
+                    [self._begins(turn) for turn in one.turns],
+                    **levels,
+                )
+                for one, rewards, value in zip(group, self.returns(group), known, strict=True)
+            ]
+        )
+
+    def _begins(self, turn: Turn) -> bool:
+        """Whether a segment begins with a turn."""
+        return (
+            re.search(self.switch, turn.observation_text if self.by == "reply" else turn.action.text)
+            is not None
+        )

@@ -1,0 +1,160 @@
+"""The tree of an explored episode and those played on from its turns, and from theirs; and pairs of its steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import log, sqrt
+from statistics import fmean
+
+from perturn.data.pairs import branches_of, check_threshold, exceeds, is_tie
+from perturn.types import PreferencePair, Trajectory, failed, score
+
+IN_TREE = ("tie", "gap", "kept")
+"""Outcomes of a node whose episodes went on in different ways: the first that holds."""
+
+
+@dataclass
+class Node:
+    """The first turns that some episodes of a tree have in common, by their actions."""
+
+    depth: int
+    """How many turns."""
+    passed: list[Trajectory] = field(default_factory=list)
+    """The episodes that begin with them, in the order in which they were played."""
+    children: dict[object, Node] = field(default_factory=dict)
+    """Next action -> node, in the order in which they were first tried."""
+
+    @property
+    def drawn(self) -> int:
+        """How many actions the policy has drawn here; those of episodes that took the turn over are none."""
+        return sum(len(one.turns) > self.depth >= one.taken_over for one in self.passed)
+
+    @property
+    def value(self) -> float:
+        """Mean score of its episodes, in units of reward; a FAILED one counts with 0."""
+        return fmean(map(score, self.passed))
+
+    @property
+    def example(self) -> Trajectory | None:
+        """The first episode that can be played on from here; None where all ended, or FAILED."""
+        return next((one for one in self.passed if len(one.turns) > self.depth and not failed(one)), None)
+
+    def walk(self) -> Iterator[Node]:
+        """It and all nodes below, each before its children."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+
+def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
+    """The tree of an explored episode: its root, where nothing is done yet.
+
+    Args:
+        explored: The episode.
+        played_on: Those of its tree that were played on, in any order.
+    """
+    root = Node(0)
+    for one in (explored, *sorted(played_on, key=lambda one: one.sample)):
+        node = root
+        node.passed.append(one)
+        for turn in one.turns:
+            did = turn.action.text, repr(turn.action.tool_calls)
+            node = node.children.setdefault(did, Node(node.depth + 1))
+            node.passed.append(one)
+    return root
+
+
+def next_node(root: Node, width: int, exploration: float) -> Node | None:
+    """Where the next episode of a tree is to be played on from; None if there is nothing left to try.
+
+    From the root on, as long as `width` actions were drawn at a node, the child is followed with the largest
+
+        mean score + exploration * sqrt(ln(episodes of the node) / episodes of the child)
+
+    and of equal ones the first that was tried.
+
+    Source: Kocsis and Szepesvári 2006, "Bandit based Monte-Carlo Planning", ECML (UCT).
+    Differs: actions are drawn from the policy, so a node is left for its children when so many were drawn, whether they
+    are different or not. Every turn of an episode gets a node, not the first new one alone. Nodes below which all is
+    tried are left out.
+
+    Args:
+        root: Of the tree.
+        width: Actions to draw at a node.
+        exploration: Weight of what was tried little, in units of reward.
+    """
+    node = root
+    while node.drawn >= width:
+        ahead = [child for child in node.children.values() if _can_grow(child, width)]
+        if not ahead:
+            return None
+        tried = log(len(node.passed))
+        node = max(ahead, key=lambda child: child.value + exploration * sqrt(tried / len(child.passed)))
+    return node if node.example else None
+
+
+def _can_grow(node: Node, width: int) -> bool:
+    """Whether an episode can be played on from a node or one below."""
+    if node.example is None:
+        return False
+    return node.drawn < width or any(_can_grow(child, width) for child in node.children.values())
+
+
+def pair_within_trees(
+    explored: Sequence[Trajectory], played_on: Iterable[Trajectory], threshold: float = 0.4
+) -> tuple[list[PreferencePair], Counter[str]]:
+    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
+
+    A step is worth the mean score of the episodes that took it. A pair is kept if the two differ by more than the
+    threshold; the sides end with the step, and their total reward is what it is worth.
+
+    Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
+    arXiv:2405.00451.
+    Differs: a step is worth the mean outcome of its episodes, and no judgment of the policy on itself is mixed in. All
+    nodes give pairs, not those of the best path alone. Pairs are not smoothed by how often a step was taken.
+
+    Args:
+        explored: Trajectories of the policy.
+        played_on: Those of their trees. A step that only FAILED episodes took is in no pair.
+        threshold: tau, in units of total reward; finite and >= 0.
+
+    Returns:
+        The pairs, by explored episode and then by node, each before those below it; and counts: each node that was left
+        by different steps under one of `IN_TREE`.
+    """
+    check_threshold(threshold)
+    pairs: list[PreferencePair] = []
+    counts = Counter(dict.fromkeys(IN_TREE, 0))
+    for one, by_turn in zip(explored, branches_of(explored, played_on), strict=True):
+        root = grow(one, (each for found in by_turn.values() for each in found))
+        for node in root.walk():
+            steps = [child for child in node.children.values() if not all(map(failed, child.passed))]
+            if len(steps) < 2:
+                continue
+            best, worst = max(steps, key=lambda step: step.value), min(steps, key=lambda step: step.value)
+            outcome = _outcome(best.value - worst.value, threshold)
+            counts[outcome] += 1
+            if outcome == "kept":
+                pairs.append(PreferencePair(_ended(best), _ended(worst)))
+    return pairs, counts
+
+
+def _outcome(gap: float, threshold: float) -> str:
+    if is_tie(gap):
+        return "tie"
+    return "kept" if exceeds(gap, threshold) else "gap"
+
+
+def _ended(step: Node) -> Trajectory:
+    """An episode that took a step, up to it, with what it is worth."""
+    one = next(one for one in step.passed if not failed(one))
+    return replace(
+        one,
+        turns=one.turns[: step.depth],
+        total_reward=step.value,
+        success=False,
+        terminated=False,
+        truncated=True,
+    )

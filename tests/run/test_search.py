@@ -1,0 +1,180 @@
+"""Trees of explored episodes: searched turn by turn, resumed to the same trees, and made into pairs of steps."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.tree import IN_TREE, grow
+from perturn.errors import ConfigError
+from perturn.run.loop import check
+from perturn.run.search import search_jobs, trees_of
+from perturn.settings.sections import Branch, Search
+from perturn.types import Action, Status, Task, Trajectory, Turn
+
+from .online import begin, recipe_of
+from .test_branch import WANDERING, of
+from .test_loop import finish, place  # noqa: F401  a fixture
+
+TREES = [
+    "pair={within: tree, threshold: 0.0}",
+    "branch={search: {simulations: 5, width: 2}}",
+    "explore.samples=2",
+    "align.shared_prefix=mask",
+    "iterations=2",
+    "evaluate=null",
+]
+SEARCH = Branch(search=Search(simulations=3, width=2, exploration=1.0))
+
+
+def explored(did, sample=0, **changes):
+    steps = tuple(Turn((), Action(letter)) for letter in did)
+    return Trajectory(Task("t"), steps, sample=sample, seed=5 + sample, **changes)
+
+
+def test_hand_worked_jobs():
+    """The first simulation draws a second action at the root; the next follows the better of the two."""
+    roots = [explored("ax", total_reward=1.0), explored("b", 1)]
+    first = search_jobs(roots, [], SEARCH, seed=0, samples=2)
+
+    assert [(job.begun.sample, job.kept, job.sample) for job in first] == [(0, 0, 2), (1, 0, 3)]
+    assert [job.begun.seed for job in first] == [5, 6]
+    played = [explored("cz", 2, origin=0), explored("b", 3, origin=1)]
+    second = search_jobs(roots, played, SEARCH, seed=0, samples=2, number=1)
+    assert [(job.begun.sample, job.kept, job.sample) for job in second] == [(0, 1, 4)]  # of b nothing is left
+    assert len({job.seed for job in (*first, *second)}) == 3
+
+
+def test_a_node_of_a_branch_is_played_on_from_with_the_tree_for_origin():
+    played = [explored("cz", 1, origin=0, total_reward=1.0), explored("az", 2, origin=0, taken_over=1)]
+
+    (job,) = search_jobs([explored("ax")], played, SEARCH, seed=0, number=2)
+
+    assert [turn.action.text for turn in job.begun.turns] == ["c", "z"]
+    assert (job.begun.sample, job.kept) == (0, 1)
+
+
+def test_later_episodes_of_an_interrupted_round_change_nothing():
+    """Another tree is ahead by one: the job of this one is what it was."""
+    played = [explored("cz", 1, origin=0)]
+    ahead = [*played, explored("cy", 2, origin=0, taken_over=1, total_reward=1.0)]
+
+    assert search_jobs([explored("ax")], ahead, SEARCH, 0, number=1) == search_jobs(
+        [explored("ax")], played, SEARCH, 0, number=1
+    )
+
+
+def test_a_tree_whose_world_did_not_come_back_grows_no_more():
+    lost = {"status": Status.FAILED, "origin": 0, "taken_over": 1}
+    elsewhere = explored("a", 1, error="NotComeBack: the world did not come back to turn 1", **lost)
+
+    assert search_jobs([explored("axx")], [replace(elsewhere, error="Crash: lost")], SEARCH, 0, number=1)
+    assert not search_jobs([explored("axx")], [elsewhere], SEARCH, 0, number=1)
+
+
+def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
+    episodes = [explored("a", 2, success=True), explored("a", 1), explored("a", 0, status=Status.FAILED)]
+
+    assert [one.sample for one in trees_of(episodes, Branch(search=Search()))] == [1, 2]
+    assert [one.sample for one in trees_of(episodes, Branch(of="failures", search=Search()))] == [1]
+
+
+def test_the_loop_with_trees(place):  # noqa: F811
+    """Two turns, of which each is rewarded or not: steps are preferred by what came of them, and the policy learns."""
+    finish(begin(place, "searched", *TREES))
+
+    folder = place / "runs" / "searched"
+    stages = json.loads((folder / "manifest.json").read_text())["stages"]
+    kept = 0
+    for mark in ("001", "002"):
+        counts = stages[f"pair-{mark}"]["counts"]
+        trees = of(folder, f"explore-{mark}")
+        played = of(folder, f"branch-{mark}")
+        assert len(trees) * 5 >= len(played) > len(trees)
+        assert counts["nodes"] == sum(counts[name] for name in (*IN_TREE, "too_long"))
+        for tree in trees:
+            root = grow(tree, (one for one in played if (one.task.id, one.origin) == tree.key))
+            assert all(node.drawn <= 2 for node in root.walk())
+            assert len({one.seed for one in root.passed}) == 1
+        pairs = list(read_pairs(folder / f"pairs-{mark}.jsonl"))
+        assert len(pairs) == counts["kept"]
+        for pair in pairs:
+            *before, step = pair.chosen.turns
+            *shared, other = pair.rejected.turns
+            assert [turn.action.text for turn in before] == [turn.action.text for turn in shared]
+            assert step.action.text != other.action.text
+            assert pair.chosen.total_reward > pair.rejected.total_reward
+        kept += len(pairs)
+    assert kept > 0
+
+
+def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
+    """Interrupted in the middle of a round: the rest is played as it would have been."""
+    finish(begin(place, "whole", *TREES, "iterations=1", "deterministic=true"))
+    finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
+    file = place / "runs/cut/trajectories/branch.jsonl"
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    file.write_text("".join(lines[:9]) + lines[9][:40])
+    manifest = json.loads((place / "runs/cut/manifest.json").read_text())
+    for name in list(manifest["stages"]):
+        if name.startswith(("branch", "pair", "align")):
+            del manifest["stages"][name]
+    manifest["files"] = {
+        name: note for name, note in manifest["files"].items() if note.get("stage") in manifest["stages"]
+    }
+    (place / "runs/cut/manifest.json").write_text(json.dumps(manifest))
+    (place / "runs/cut/pairs.jsonl").unlink()
+
+    finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
+
+    def trees(run):
+        stored = read_trajectories(place / f"runs/{run}/trajectories/branch.jsonl")
+        return sorted(
+            (one.key, one.origin, one.taken_over, [t.action.text for t in one.turns]) for one in stored
+        )
+
+    assert trees("cut") == trees("whole")
+
+
+def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
+    (place / "wandering.py").write_text(WANDERING)
+    own = [
+        "name=wandering",
+        "iterations=1",
+        "worlds.max_failed=1",
+        "environment={name: 'wandering:Wandering'}",
+    ]
+    finish(begin(place, "wandering", *TREES, *own))
+
+    counts = json.loads((place / "runs/wandering/manifest.json").read_text())["stages"]["branch"]["counts"]
+    trees = len(of(place / "runs/wandering", "explore"))
+    assert 0 < counts["not_come_back"] <= trees
+    assert counts["exhausted"] >= counts["not_come_back"] - 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["branch={search: {}}", "pair={within: branch}"], "branch.search must be set with pair.within=tree"),
+        (["branch={every: 3}", "pair={within: tree}"], "branch.search must be set with pair.within=tree"),
+        (["branch={every: 3, search: {}}", "pair={within: tree}"], "are not read with branch.search"),
+        (["branch={search: {width: 1}}", "pair={within: tree}"], "branch.search.width must be >= 2"),
+    ],
+)
+def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        recipe_of(place, *words)
+
+
+@pytest.mark.parametrize("words", [[], ["branch.policy=base"]])
+def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    with pytest.raises(ConfigError, match="branch plays episodes on with the sampling of explore"):
+        check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))
+
+
+def test_a_tree_is_searched_if_nothing_is_said(place):  # noqa: F811
+    assert recipe_of(place, "pair={within: tree}").branch == Branch(search=Search())
