@@ -7,7 +7,7 @@ expectation over all groups is compared with the true gradient of the expected r
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement
-from math import factorial, inf, prod, sqrt
+from math import inf, sqrt
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perturn.credit.processes import PROCESSES, Episodes, Process
 from perturn.credit.protocol import Credit
+from perturn.credit.trees import list_groups, list_trees, orders
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative bias that is called none, by the dtype of a credit's numbers; far above rounding here."""
@@ -58,7 +59,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
         credit: A credit; it may need `values`, `branches`, `answer`, `answers` with `clusters`, and `feedback`, for
             which it is given the exact ones, `contributions`, of which it is given half-learned ones, and `matches`, of
             which it is given none: no turn calls a tool, so that its way with the rewards of the processes is measured.
-            To one with `takes_prover`, `branches` are of a prover that takes all actions of a state alike.
+            To one with `takes_prover`, `branches` are of a prover that takes all actions of a state alike. A group of
+            one that trains on branches is of so many trees: episodes, each played on once from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
 
     Returns:
@@ -75,15 +77,70 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
     """
     episodes = process.episodes
     discount = objective_discount(credit) if gamma is None else gamma
-    groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
-    found, dtypes = zip(*_advantages(credit, episodes, groups, discount), strict=True)
-    advantages, tolerance = torch.stack(found), max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
-    members = torch.tensor(groups)
-    estimates = torch.einsum("gnt,gntp->gp", advantages, episodes.score[members]) / size
-    chances = torch.tensor([_orders(group) for group in groups], dtype=torch.float64)
-    chances = chances * episodes.probability[members].prod(1)
+    if getattr(credit, "trains_branches", False):
+        estimates, chances, tolerance = tree_estimates(credit, episodes, size)
+    else:
+        estimates, chances, tolerance = _estimates(credit, episodes, size, discount)
     figures = _compare(estimates, chances, episodes.gradient(discount))
     return Measurement(process.name, size, *figures, tolerance)
+
+
+def tree_estimates(
+    credit: Credit, episodes: Episodes, size: int, every: int = 2, samples: int = 1
+) -> tuple[Tensor, Tensor, float]:
+    """Gradient that each group of trees gives, its chance, and the tolerance of the credit's numbers.
+
+    Args:
+        credit: One that trains on branches.
+        episodes: All of the process.
+        size: Trees of a group.
+        every: Turns from one that is played on from to the next.
+        samples: Branches from each.
+
+    Raises:
+        ValueError: If the credit needs anything, or does not give one number a turn.
+    """
+    if credit.needs:
+        raise ValueError(
+            f"{type(credit).__name__} trains on branches and needs {', '.join(sorted(credit.needs))}."
+        )
+    estimates, chances, dtypes = [], [], set()
+    for group, members, chance in list_groups(episodes, list_trees(episodes, every, samples), size):
+        found = credit(group)
+        advantages = _padded(credit, found, [len(one.turns) for one in group], episodes.process.horizon)
+        estimates.append(torch.einsum("nt,ntp->p", advantages, episodes.score[members]) / size)
+        chances.append(chance)
+        dtypes.add(found[0].dtype)
+    tolerance = max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
+    return torch.stack(estimates), torch.tensor(chances, dtype=torch.float64), tolerance
+
+
+def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> tuple[Tensor, Tensor, float]:
+    """Gradient that each group of episodes gives, its chance, and the tolerance of the credit's numbers."""
+    groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
+    found, dtypes = zip(*_advantages(credit, episodes, groups, gamma), strict=True)
+    members = torch.tensor(groups)
+    estimates = torch.einsum("gnt,gntp->gp", torch.stack(found), episodes.score[members]) / size
+    chances = torch.tensor([orders(group) for group in groups], dtype=torch.float64)
+    chances = chances * episodes.probability[members].prod(1)
+    return estimates, chances, max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
+
+
+def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], horizon: int) -> Tensor:
+    """Numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
+
+    Raises:
+        ValueError: If they are not one a turn.
+    """
+    if [len(one) for one in found] != list(lengths):
+        raise ValueError(
+            f"{type(credit).__name__} must return one number a turn, {list(lengths)} by trajectory, "
+            f"got {[len(one) for one in found]}."
+        )
+    padded = torch.zeros(len(found), horizon, dtype=torch.float64)
+    for row, one in zip(padded, found, strict=True):
+        row[: len(one)] = one
+    return padded
 
 
 def objective_discount(credit: Credit) -> float:
@@ -149,20 +206,7 @@ def _advantages(
         needed = {name: [exact[name][episode] for episode in group] for name in credit.needs}
         found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
         lengths = [len(episodes.steps[episode]) for episode in group]
-        if [len(one) for one in found] != lengths:
-            raise ValueError(
-                f"{type(credit).__name__} must return one number a turn, {lengths} by trajectory, "
-                f"got {[len(one) for one in found]}."
-            )
-        padded = torch.zeros(size, episodes.process.horizon, dtype=torch.float64)
-        for row, one in zip(padded, found, strict=True):
-            row[: len(one)] = one
-        yield padded, found[0].dtype
-
-
-def _orders(group: tuple[int, ...]) -> int:
-    """In how many orders the episodes of a group can come."""
-    return factorial(len(group)) // prod(factorial(group.count(each)) for each in set(group))
+        yield _padded(credit, found, lengths, episodes.process.horizon), found[0].dtype
 
 
 def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:
