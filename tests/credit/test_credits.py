@@ -43,6 +43,8 @@ DEFAULTS = {
     "spa": {"grounding": 0.0, "residual": True},
     "spo": {},
     "pav": {"alpha": 1.0},
+    "portool": {"blend": 0.5, "value": "tree", "baseline": "others", "normalize": "mean", "count": "even"},
+    "arpo": {"normalize": "std", "std": "sample", "shared": "sum"},
     "turn-gae": {"gamma": 1.0, "lam": 1.0},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},
     "hiper": {"switch": "", "by": "reply", "gamma": 1.0, "lam": 1.0, "high_level_lam": 1.0},

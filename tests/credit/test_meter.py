@@ -75,6 +75,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("spa", {}),
         ("spo", {}),
         ("pav", {"alpha": 0.0}),
+        ("portool", {}),
         ("turn-gae", {}),
         ("bi-level-gae", {}),
         ("hiper", {}),
@@ -97,7 +98,18 @@ def test_what_claims_to_be_unbiased_is(name, settings):
 def test_no_other_credit_claims_it():
     """At its defaults."""
     assert {name for name, each in CREDITS.items() if claims(each())} == {
-        *("rloo", "trloo", "anchor-rloo", "dr-grpo", "spa", "spo", "turn-gae", "bi-level-gae", "hiper"),
+        *(
+            "rloo",
+            "trloo",
+            "anchor-rloo",
+            "dr-grpo",
+            "spa",
+            "spo",
+            "portool",
+            "turn-gae",
+            "bi-level-gae",
+            "hiper",
+        ),
     }
     assert not claims(CREDITS["rloo"](statistics="steps"))
     assert not claims(CREDITS["trloo"](lam=0.9))

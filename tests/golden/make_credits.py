@@ -497,6 +497,8 @@ CREDITS = {
     "spa": (spa, [{}, {"grounding": 0.5}, {"residual": False}, {"residual": False, "grounding": 0.5}]),
     "spo": (spo, [{}]),
     "pav": (pav, [{}, {"alpha": 0.25}, {"alpha": 3.0}]),
+    "portool": (rloo, [{}, {"blend": 0.25, "value": "leaves"}]),
+    "arpo": (grpo, [{}, {"normalize": "mean"}, {"std": "population"}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
     "hiper": (hiper, [{}, {"gamma": 0.9, "lam": 0.3, "high_level_lam": 0.8}]),

@@ -321,6 +321,44 @@ def proved(place):  # noqa: F811
     return place / "runs" / "proved"
 
 
+@pytest.fixture(scope="module")
+def forked(place):  # noqa: F811
+    """Two iterations that train on branches too."""
+    finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
+    return place / "runs" / "forked"
+
+
+def test_branches_are_weighed_and_trained_beside_the_explored_episodes(forked):
+    stages = json.loads((forked / "manifest.json").read_text())["stages"]
+    for mark in ("-001", "-002"):
+        explored, branches = of(forked, f"explore{mark}"), of(forked, f"branch{mark}")
+        counts = stages[f"credit{mark}"]["counts"]
+        assert counts["asked"] == len(explored) + len(branches) > len(explored)
+        rows = read_credits(forked / f"credits/portool{mark}.jsonl")
+        found = {row.key: row for row in rows}
+        for group in groups_of([*explored, *branches]):
+            for one, weight in zip(group, CREDITS["portool"]()(group), strict=True):
+                assert found[one.key].weight == pytest.approx(weight.tolist())
+        trained = {row.key for row in rows if row.bin == "trained"}
+        assert trained & {one.key for one in branches}
+        assert counts["trained"] == len(trained)
+
+
+def test_stored_trees_are_weighed_again(forked, online, monkeypatch):
+    """By the other credit of trees, and beside one that sees the explored episodes alone; and those of another run."""
+    monkeypatch.chdir(forked.parents[1])
+
+    again = credit_run(forked, ["credit.name=arpo"], against="portool")
+    other = credit_run(online, ["credit.name=portool"])
+
+    assert [one["counts"]["asked"] if "counts" in one else None for one in again["iterations"]] != []
+    assert len(read_credits(forked / "credits/arpo-001.jsonl")) == len(
+        read_credits(forked / "credits/portool-001.jsonl")
+    )
+    assert len(read_credits(online / "credits/portool-001.jsonl")) > len(of(online, "explore-001"))
+    assert len(other["iterations"]) == 2
+
+
 def test_a_prover_plays_on_in_all_iterations(proved):
     """SFT's policy, where the aligned one explored; and its branches are what the turns are weighed by."""
     manifest = json.loads((proved / "manifest.json").read_text())["stages"]
@@ -493,6 +531,11 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ),
         ([*GREEDY, "branch.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
         (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
+        (
+            [*SPO, "credit.name=portool", "branch.policy=sft"],
+            "trains on branches, which must be of the policy that",
+        ),
+        ([*GROUPS, "credit.name=arpo"], "credit arpo reads episodes that are played on"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
