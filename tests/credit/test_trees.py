@@ -67,8 +67,9 @@ def test_hand_worked_forest(group):
 
 
 def test_hand_worked_portool(group):
-    """Blend 1/2, others: the first turn 7/12 - 1/4 by both. Behind the forks halves and sixths of
+    """Blend 1/2, others: the first turn 7/12 - 1/4 by both.
 
+    Behind the forks halves and sixths of
     2/3 - 1/2 and 2/3 - 1/4; 1/2 - 2/3 and 1/2 - 1/4; 1 - 1/2 and 1 - 1/4; 0 - 1 and 0 - 1/4. The other: 1/4 - 7/12.
     """
     found = weights(CREDITS["portool"](), group)
@@ -86,7 +87,7 @@ def test_hand_worked_portool(group):
 
 
 def test_hand_worked_portool_as_in_its_paper(group):
-    """Scores of leaves 1, 1/2, 0, 1 and 1/4: mean 11/20; values of the last fork 1, 0 and 1, with deviation 1/sqrt 3."""
+    """Leaves 1, 1/2, 0, 1 and 1/4: mean 11/20; values of the last fork 1, 0 and 1, with deviation 1 / sqrt 3."""
     found = weights(CREDITS["portool"](**TREES), group)
     scores = [1.0, 0.5, 0.0, 1.0, 0.25]
     spread = math.sqrt(sum((one - 0.55) ** 2 for one in scores) / 4) + 1e-6
@@ -161,7 +162,7 @@ def test_nested_forks_bend_nothing(process, samples):
         estimates, chances, _ = tree_estimates(
             CREDITS["portool"](blend=blend), process.episodes, 2, 1, samples
         )
-        cosine, scale, bias, _ = _compare(estimates, chances, process.episodes.gradient(1.0))
+        _, scale, bias, _ = _compare(estimates, chances, process.episodes.gradient(1.0))
         assert bias <= 1e-9
         assert scale == pytest.approx(1)
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,6 +74,23 @@ def test_a_turn_that_begins_alike_is_not_shared(renderer):
 
     assert loss_turns_of(example.chosen) == [0]
     assert example.chosen == renderer.encode(trajectory("go north"))
+
+
+def test_a_branch_carries_loss_on_its_own_turns_alone_if_asked(renderer):
+    """The explored episode has those before; of a branch without any that fits nothing can be learned."""
+    branch = replace(trajectory("a", "b", "c"), origin=0, sample=4, taken_over=1)
+
+    assert loss_turns_of(encode_example(branch, renderer, None).chosen) == [0, 1, 2]
+    own = encode_example(branch, renderer, None, own_turns=True)
+    assert loss_turns_of(own.chosen) == [1, 2]
+    assert own.chosen.ids == renderer.encode(branch).ids
+    explored = replace(branch, origin=None)
+    assert loss_turns_of(encode_example(explored, renderer, None, own_turns=True).chosen) == [0, 1, 2]
+    limit = len(renderer.encode(trajectory("a")).ids) + 2
+    with pytest.raises(
+        DataError, match=r"sample 4: none of the turns .* from turn 1 on, fits the length limit"
+    ):
+        encode_example(branch, renderer, limit, own_turns=True)
 
 
 def test_masking_leaves_the_tokens_alone(renderer):

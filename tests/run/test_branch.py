@@ -351,7 +351,7 @@ def test_stored_trees_are_weighed_again(forked, online, monkeypatch):
     again = credit_run(forked, ["credit.name=arpo"], against="portool")
     other = credit_run(online, ["credit.name=portool"])
 
-    assert [one["counts"]["asked"] if "counts" in one else None for one in again["iterations"]] != []
+    assert all(one["against"]["turns"] > 0 for one in again["iterations"])
     assert len(read_credits(forked / "credits/arpo-001.jsonl")) == len(
         read_credits(forked / "credits/portool-001.jsonl")
     )
@@ -500,7 +500,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             "branch.policy is sft, and credit spo reads what the policy that explored",
         ),
         ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
-        (["branch={}"], "branch is read by credits of groups and with pair.within=branch or step alone"),
+        (["branch={}"], "branch is read by credits of groups and with pair.within=branch, step or tree"),
         ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
         (
             [*STEPS, "branch.samples=2"],
