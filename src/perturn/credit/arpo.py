@@ -11,7 +11,7 @@ from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 SHARED = ("sum", "mean")
-"""What a turn has of the advantages of the leaves that share it."""
+"""Number of a turn, from the advantages of the leaves that share it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ARPO(GroupCredit):
     """Standard deviation: sample (over n - 1), or population."""
 
     shared: str = "sum"
-    """What a turn has of its leaves' advantages: sum or mean."""
+    """Number of a turn: the sum of its leaves' advantages, or their mean."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -22,7 +22,7 @@ class Stretch:
     stop: int
     """One more than its last turn."""
     value: float
-    """What it came to from its first turn on, in units of reward."""
+    """Reward that it came to from its first turn on, in the mean."""
     before: float
     """Rewards before it."""
     leaves: int
@@ -49,7 +49,7 @@ class Tree:
 
     @property
     def value(self) -> float:
-        """What it came to."""
+        """Reward that it came to in the mean."""
         return self.stretches[0].value
 
 

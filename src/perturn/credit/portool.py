@@ -12,7 +12,7 @@ from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 BASELINES = ("others", "group")
-"""What a value is compared with: the mean of the others, or of all, its own among them."""
+"""Mean that a value is compared with: of the others, or of all, its own among them."""
 
 COUNTS = ("even", "leaves", "once")
 """How often a turn counts: 1 before the first fork, and behind a fork the children share what led to it evenly; once
@@ -21,7 +21,7 @@ for every leaf below it, as where each leaf is a row of its own; or once."""
 
 @dataclass(frozen=True)
 class PORTool(GroupCredit):
-    """What a stretch of turns came to over the other children of its fork, blended with its score over other trees.
+    """Value of a stretch of turns over that of other children of its fork, blended with its score over other trees.
 
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))
@@ -102,5 +102,5 @@ class PORTool(GroupCredit):
         return (each.value - centre) / self._scale(children)
 
     def _scale(self, values: Sequence[float]) -> float:
-        """What differences between values are divided by; differences of equal ones are nothing whatever it is."""
+        """The divisor of differences between values; differences of equal ones are nothing whatever it is."""
         return 1.0 if self.normalize == "mean" or max(values) == min(values) else deviation(values) + EPSILON
