@@ -33,7 +33,6 @@ class Matched:
         """Take calls in; returns what F1 rose by, which is below 0 where it fell."""
         before = self.f1
         self._similarity += [[call_similarity(call, wanted) for wanted in self._gold] for call in calls]
-        if calls:
-            matched = fsum(hard_matches(self._similarity))
-            self.f1 = 2 * matched / (len(self._similarity) + len(self._gold))
+        matched = fsum(hard_matches(self._similarity))
+        self.f1 = 2 * matched / (len(self._similarity) + len(self._gold))
         return self.f1 - before
