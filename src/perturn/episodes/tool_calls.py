@@ -29,7 +29,7 @@ class ToolCall:
 
 
 NO_CALL = ToolCall("")
-"""What a malformed action counts as where calls are compared; no tool has its name."""
+"""The call of a malformed action, where calls are compared; no tool has its name."""
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,10 @@ class Bfcl:
             raise EnvironmentFailure(NO_EPISODE)
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
-            calls, seen = (NO_CALL,), self._seen(_NO_ACTION, valid=False)
+            said, seen = ToolAction("", (NO_CALL,)), self._seen(_NO_ACTION, valid=False)
         else:
-            calls, seen = said.calls, self._call(said) if said.calls else self._end_turn(self._entry)
-        return replace(seen, reward=self._matched.add(calls)) if self.reward == "f1" else seen
+            seen = self._call(said) if said.calls else self._end_turn(self._entry)
+        return replace(seen, reward=self._matched.add(said.calls)) if self.reward == "f1" else seen
 
     def _call(self, said: ToolAction) -> Observation:
         """Execute calls."""
