@@ -14,12 +14,20 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
-from perturn.episodes.tool_calls import ToolAction, ToolCall, chat_call, read_action, write_action, write_text
+from perturn.episodes.tool_calls import (
+    ToolAction,
+    ToolCall,
+    call_similarity,
+    chat_call,
+    read_action,
+    write_action,
+    write_text,
+)
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure
 from perturn.policy.credits import make_credit
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.run.matches import call_similarity, calls_of, check_gold_calls, gold_calls, match, matches_of
+from perturn.run.matches import calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 

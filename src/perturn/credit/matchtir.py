@@ -41,8 +41,8 @@ class MatchTIR(GroupCredit):
         A_i = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
         A'_it = (G_it - mean_t(G)) / (std_t(G) + 1e-6),   G_it = sum_k lam^(k - t) r_ik
 
-    mean_t and std_t are over the trajectories of the group that have a turn t. `perturn.run.matches` says how similar
-    two calls are.
+    mean_t and std_t are over the trajectories of the group that have a turn t. `call_similarity` of
+    `perturn.episodes.tool_calls` says how similar two calls are.
 
     Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
     arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and

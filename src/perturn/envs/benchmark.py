@@ -30,15 +30,29 @@ def check_known(what: str, name: str, known: Collection[str], environment: str) 
     return name
 
 
-def choose_kinds(kinds: Sequence[str], known: Sequence[str], environment: str) -> tuple[str, ...]:
+def choose_kinds(
+    kinds: Sequence[str],
+    known: Sequence[str],
+    environment: str,
+    *,
+    what: str = "kind",
+    setting: str = "kinds",
+) -> tuple[str, ...]:
     """The kinds asked for, each once and in alphabetical order; all known ones if none is named.
+
+    Args:
+        kinds: Their names.
+        known: The names there are.
+        environment: Who knows them.
+        what: The kind of thing a name stands for.
+        setting: Which setting names them.
 
     Raises:
         ConfigError: If there is no such kind.
     """
     if isinstance(kinds, str):
-        raise ConfigError(f"kinds must be a list of names, got the text {kinds!r}: write [{kinds}].")
-    return tuple(sorted({check_known("kind", kind, known, environment) for kind in kinds})) or tuple(known)
+        raise ConfigError(f"{setting} must be a list of names, got the text {kinds!r}: write [{kinds}].")
+    return tuple(sorted({check_known(what, kind, known, environment) for kind in kinds})) or tuple(known)
 
 
 def check_installed(environment: str, extra: str, modules: Sequence[str], *, remark: str = "") -> None:

@@ -28,6 +28,10 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+NO_CALL = ToolCall("")
+"""The call of a malformed action, where calls are compared; no tool has its name."""
+
+
 @dataclass(frozen=True)
 class ToolAction:
     """One turn of a policy that has tools: calls, or a message to the user where there are none."""
@@ -160,3 +164,23 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
             return None
         calls.append(ToolCall(name, dict(arguments)))
     return tuple(calls)
+
+
+def call_similarity(call: ToolCall, gold: ToolCall) -> float:
+    """Similarity of a call to a gold call, in [0, 1]: of its name, of its parameters' names and of their values.
+
+        s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
+
+    K and K' are the parameters that are given in the call and in the gold call; values are equal as Python has it, so
+    that 1 is 1.0, and True is 1. Without any parameters |K & K'| / |K | K'| is 1.
+
+    Source: MatchTIR's code, `tool_similarity`.
+    Differs: names must be equal as written, for so a world calls them; the code ignores case.
+    """
+    if call.name != gold.name:
+        return 0.0
+    given, wanted = call.arguments, gold.arguments
+    every = given.keys() | wanted.keys()
+    names = len(given.keys() & wanted.keys()) / len(every) if every else 1.0
+    values = sum(bool(name in given and given[name] == value) for name, value in wanted.items())
+    return (1 + names + values) / (2 + len(wanted))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from perturn.episodes.tool_calls import ToolCall, read_action, understand
+from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, read_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
 from perturn.faults import closing_world
 from perturn.io.plain import told
@@ -14,9 +14,6 @@ from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
 from perturn.types import Task, Trajectory, Turn, failed
-
-_NOTHING = ToolCall("")
-"""The call of a malformed action; no tool has its name."""
 
 
 def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
@@ -108,24 +105,4 @@ def calls_of(turn: Turn) -> list[ToolCall]:
     said = understand(turn.action)[1]
     if said is not None and said.calls:
         return list(said.calls)
-    return [] if said is not None and turn.valid else [_NOTHING]
-
-
-def call_similarity(call: ToolCall, gold: ToolCall) -> float:
-    """Similarity of a call to a gold call, in [0, 1]: of its name, of its parameters' names and of their values.
-
-        s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
-
-    K and K' are the parameters that are given in the call and in the gold call; values are equal as Python has it, so
-    that 1 is 1.0, and True is 1. Without any parameters |K & K'| / |K | K'| is 1.
-
-    Source: MatchTIR's code, `tool_similarity`.
-    Differs: names must be equal as written, for so a world calls them; the code ignores case.
-    """
-    if call.name != gold.name:
-        return 0.0
-    given, wanted = call.arguments, gold.arguments
-    every = given.keys() | wanted.keys()
-    names = len(given.keys() & wanted.keys()) / len(every) if every else 1.0
-    values = sum(bool(name in given and given[name] == value) for name, value in wanted.items())
-    return (1 + names + values) / (2 + len(wanted))
+    return [] if said is not None and turn.valid else [NO_CALL]

@@ -32,6 +32,8 @@ _DOCS = {
     "VehicleControlAPI": "vehicle_control",
 }
 """Simulator -> the name of its module and of its file of tool descriptions."""
+CLASSES = tuple(sorted(_DOCS))
+"""Simulators, in alphabetical order."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
 _LONGEST_CALL = 20_000
 _REMEDY = (

@@ -11,14 +11,16 @@ import importlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from math import ceil
 from typing import Any, ClassVar
 
-from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
+from perturn.envs.benchmark import NO_EPISODE, check_known, choose_kinds, short_hash
 from perturn.envs.bfcl.data import (
     CATEGORIES,
+    CLASSES,
     Entry,
     module_of,
     package_data,
@@ -26,13 +28,16 @@ from perturn.envs.bfcl.data import (
     read_entries,
     schemas,
 )
-from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.envs.bfcl.matched import Matched
+from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
+from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
 from perturn.types import Observation, Task
 
 STEP_LIMIT = 20
 """Actions with calls that one request may take; BFCL ends the task at the next one."""
+REWARDS = ("success", "f1")
+"""1 if every request was met, else 0; or how well the calls match the gold calls."""
 _SPLITS = ("all", "train", "test")
 _STATELESS = frozenset({"MathAPI"})
 _NO_ACTION = "That is no action: call tools, or write a message to the user."
@@ -49,6 +54,11 @@ class Bfcl:
     among all that was returned so far, in any order. A request without gold calls is not checked, one with them must
     be answered by some call. More than `STEP_LIMIT` actions with calls for one request end the task with reward 0.
 
+    The reward `f1` is not BFCL's. At each turn it is what F1 rose by, so that an episode has, however it ends, that of
+    all its calls: F1 = 2 S / (P + G), with P calls, G gold calls and S the largest sum of similarities
+    (`call_similarity`) of calls and gold calls that are matched one to one. An action that is none counts as a call.
+    Success is the same under both.
+
     Differs from BFCL: calls are executed by name with JSON arguments, never evaluated as Python; only offered tools
     can be called; what a tool returns is not described in its schema; and a malformed call is answered with a reminder,
     where BFCL takes it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth of them
@@ -58,12 +68,21 @@ class Bfcl:
     protocol: ClassVar[str] = "bfcl-multi-turn"
     distributions: ClassVar[tuple[str, ...]] = ("bfcl-eval",)
 
-    def __init__(self, category: str = "base", data: str | None = None) -> None:
+    def __init__(
+        self,
+        category: str = "base",
+        data: str | None = None,
+        classes: tuple[str, ...] = (),
+        reward: str = "success",
+    ) -> None:
         """Read the tasks.
 
         Args:
             category: `base`, `miss_param` or `long_context`.
             data: Folder in the layout of `bfcl_eval/data`. None: that of the installed package.
+            classes: Simulators, such as `TradingBot`, of tasks that involve no other, whose prompts are shorter. Empty
+                is all 8.
+            reward: `success` or `f1`.
         """
         if category not in CATEGORIES:
             why = " (its tools change in the middle of a task)" if category == "miss_func" else ""
@@ -72,17 +91,29 @@ class Bfcl:
         installed = package_data()
         self._folder = user_path(data, "environment.data") if data is not None else installed
         self._entries = read_entries(self._folder, category)
-        self.name = f"bfcl-multi-turn-{category}-{metadata.version('bfcl-eval')}"
+        self.classes = choose_kinds(classes, CLASSES, "bfcl", what="class", setting="classes")
+        self.reward = check_known("reward", reward, REWARDS, "bfcl")
+        if reward == "f1":
+            _check_gold(self._entries.values())
+        marked = "" if reward == "success" else f"-{reward}"
+        self.name = f"bfcl-multi-turn-{category}{marked}-{metadata.version('bfcl-eval')}"
         self._entry: Entry | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split, in BFCL's order; the kind is the first service involved."""
+        """The tasks of a split within `classes`, in BFCL's order; the kind is the first service involved."""
         check_known("split", split, _SPLITS, "bfcl")
-        return [
+        found = [
             Task(id=entry.id, kind=min(entry.classes), split=split)
             for number, entry in enumerate(self._entries.values())
-            if split == "all" or (number % 5 == 0) is (split == "test")
+            if (split == "all" or (number % 5 == 0) is (split == "test"))
+            and set(self.classes).issuperset(entry.classes)
         ]
+        if not found:
+            raise ConfigError(
+                f"Split {split!r} has no task that involves {', '.join(self.classes)} alone. Name more in "
+                "environment.classes."
+            )
+        return found
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start the services anew and hear the first request; chance plays no part."""
@@ -90,6 +121,7 @@ class Bfcl:
         self._model, self._gold = (_Services(entry, self._long_context) for _ in range(2))
         self._turn, self._steps, self._failed = 0, 0, False
         self._returned: Counter[str] = Counter()
+        self._matched = Matched(_gold_calls(entry, self._gold.methods))
         return self._seen(entry.requests[0], tools=schemas(self._folder, entry))
 
     def step(self, action: str) -> Observation:
@@ -98,9 +130,13 @@ class Bfcl:
             raise EnvironmentFailure(NO_EPISODE)
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
-            return self._seen(_NO_ACTION, valid=False)
-        if not said.calls:
-            return self._end_turn(self._entry)
+            said, seen = ToolAction("", (NO_CALL,)), self._seen(_NO_ACTION, valid=False)
+        else:
+            seen = self._call(said) if said.calls else self._end_turn(self._entry)
+        return replace(seen, reward=self._matched.add(said.calls)) if self.reward == "f1" else seen
+
+    def _call(self, said: ToolAction) -> Observation:
+        """Execute calls."""
         self._steps += 1
         results, valid = zip(*map(self._model.call, said.calls), strict=True)
         self._returned.update(results)
@@ -156,6 +192,24 @@ class Bfcl:
     def _seen(self, text: str, **rest: Any) -> Observation:
         key = repr([self._turn, {name: repr(value) for name, value in self._model.state().items()}])
         return Observation(text, state_key=short_hash(key), **rest)
+
+
+def _check_gold(entries: Iterable[Entry]) -> None:
+    """Refuse tasks without gold calls, which no call can match.
+
+    Raises:
+        DataError: If there is one.
+    """
+    for entry in entries:
+        if not any(entry.gold):
+            raise DataError(
+                f"task {entry.id!r:.80} has no gold calls; leave it out, or set environment.reward=success."
+            )
+
+
+def _gold_calls(entry: Entry, methods: Mapping[str, Any]) -> list[ToolCall]:
+    """The gold calls of all requests, in their order."""
+    return [read_call(call, methods) for calls in entry.gold for call in calls]
 
 
 class _Services:
