@@ -67,6 +67,20 @@ def test_searched_trees_have_so_many_episodes_each(recipe):
     assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
 
 
+def test_branches_that_are_trained_on_count(recipe):
+    """8 explored ones, played on 3 times before turns 1 and 2, which `spo` reads and `portool` trains on too."""
+    words = ["pair=null", "groups={}", "branch={every: 1, samples: 3}", "align.loss={name: ppo-clip}"]
+    spo, portool = (
+        {step.name: step for step in make_plan(recipe, [*words, f"credit={{name: {name}}}"], None).steps}
+        for name in ("spo", "portool")
+    )
+
+    assert spo["credit"].work == "groups of 8 explored episodes"
+    assert portool["credit"].work == "groups of 8 explored episodes and 48 branches"
+    assert spo["align"].work.startswith("8 episodes")
+    assert portool["align"].work.startswith("56 episodes")
+
+
 def test_branches_of_the_expert_are_of_his_turns(recipe):
     """He has one episode of each of the 4 explored tasks, of one turn, so that there is no other to play on from."""
     words = ["pair.within=step", "branch={of: expert, every: 1, samples: 3}"]

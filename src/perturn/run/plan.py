@@ -174,12 +174,24 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
     read = sorted(needs & (locate("perturn.run.readings:OF_ACTED") | {"reference"}) - {"clusters"})
-    work = f"groups of {found.explore} explored episodes" + (f", read for {', '.join(read)}" if read else "")
+    members = _members(recipe, found)
+    with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
+    work = f"groups of {found.explore} explored episodes{with_branches}" + (
+        f", read for {', '.join(read)}" if read else ""
+    )
     if machine is None or not read:
         return work, 1.0, found.memory_gb
-    tokens = trained_tokens(found, found.explore, on_pairs=False)
+    tokens = trained_tokens(found, members, on_pairs=False)
     seconds = 1.0 + _passing_seconds(machine, 2 * len(read) * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
+
+
+def _members(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
+    credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
+    if recipe.groups is None or not getattr(credit, "trains_branches", False):
+        return found.explore
+    return found.explore + _branches(recipe, found, found.policy_turns(True))[1]
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
@@ -206,7 +218,7 @@ def _training_cost(
     once = stage.name if stage.name in ("base", "sft") else None
     settings = getattr(recipe, once or "align")
     on_pairs = once is None and recipe.pair is not None
-    rows, what = getattr(found, once or "explore"), "episodes"
+    rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
     if once is None and recipe.outcomes:
         rows = stage.iteration * _corrections(recipe, found) if recipe.outcomes.way.corrected else rows
         rows += (found.sft or found.expert) if recipe.outcomes.way.anew else found.explore
