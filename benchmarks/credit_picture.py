@@ -24,6 +24,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
 from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
+from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
 from perturn.types import Trajectory, succeeded, wrong_turns
 
@@ -46,8 +47,9 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
         credit = kind(**SETTINGS.get(name, {}))
         if credit.needs & LEFT_OUT:
             continue
-        needed = compute_needed(credit, episodes, paths, recipe, reference="sft", acted="sft", mark=MARK)
-        rows = {row.key: row.weight for row in credit_groups(episodes, credit, needed)}
+        members = members_of(credit, episodes, paths, recipe, MARK)
+        needed = compute_needed(credit, members, paths, recipe, reference="sft", acted="sft", mark=MARK)
+        rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])
     return found
 
