@@ -52,7 +52,7 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
     assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
     assert data["branch"].pop("search") == dataclasses.asdict(Search())  # it would choose the turns
-    assert data.pop("branch") == dataclasses.asdict(Branch()) | {"search": None}  # which nothing reads here
+    assert data.pop("branch") | {"search": None} == dataclasses.asdict(Branch())  # which nothing reads here
     assert data["evaluate"].pop("rerank") == dataclasses.asdict(
         Rerank()
     )  # it would take the place of best_of
