@@ -285,7 +285,9 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
     losses = perturn("list", "losses", "--json")
     checked = perturn("check-env", "own_environment:GuessNumber", "--json")
 
-    assert json.loads(losses[1])["tlm-dre"].startswith("Density-ratio loss")
+    tlm_dre = json.loads(losses[1])["tlm-dre"]
+    assert tlm_dre["says"].startswith("Density-ratio loss")
+    assert tlm_dre["reads"] == ["pairs", "reference"]
     assert json.loads(checked[1]) == {"environment": "own_environment:GuessNumber", "problems": []}
 
 
@@ -320,6 +322,28 @@ def test_list_names_every_entry_with_a_sentence(perturn, what, names):
     assert code == 0
     assert set(names) <= rows.keys()
     assert all(rows[name] for name in names)
+
+
+@pytest.mark.parametrize("what", ["losses", "credits"])
+def test_every_method_says_its_source_and_what_it_reads_costs(perturn, what):
+    """Whatever must be computed for it has its price."""
+    listed = json.loads(perturn("list", what, "--json")[1])
+
+    assert all(one["source"] for one in listed.values())
+    free = {"groups", "pairs", "behavior"}
+    assert all(bool(one["cost"]) == bool(set(one["reads"]) - free) for one in listed.values())
+
+
+def test_what_a_credit_reads_is_listed_with_it(perturn):
+    """Of `spo` and `first-error`; settings may change it, so it is that of their defaults."""
+    code, output, _ = perturn("list", "credits")
+    listed = json.loads(perturn("list", "credits", "--json")[1])
+
+    assert code == 0
+    assert "Costs: episodes that are played on." in output
+    assert listed["spo"]["reads"] == ["branches", "groups"]
+    assert listed["first-error"]["reads"] == ["remaining"]
+    assert "arXiv:2505.23564" in listed["spo"]["source"]
 
 
 def test_list_alone_lists_what_can_be_listed(perturn):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perturn.table import locate
@@ -41,6 +43,51 @@ def table(kind: str) -> Mapping[str, Any]:
 def describe(kind: str) -> dict[str, str]:
     """Each entry of a table and a line on it: how its own documentation begins, what it says, or its system text."""
     return {name: _first_line(entry) for name, entry in table(kind).items()}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss or a credit, as its class tells of it."""
+
+    says: str
+    source: str
+    """Paper or code that it is from."""
+    reads: tuple[str, ...]
+    """Kinds of rows and quantities that must be there or are computed for it, at its defaults, if it has any."""
+    cost: str
+    """Work that these take beside playing and training."""
+
+
+def methods(kind: str) -> dict[str, Method]:
+    """Each entry of the table of losses or of credits."""
+    return {name: _method(entry) for name, entry in table(kind).items()}
+
+
+def _method(entry: Any) -> Method:
+    settings, costs = inspect.signature(entry).parameters.values(), locate("perturn.policy.credits:COSTS")
+    one = entry if any(each.default is each.empty for each in settings) else entry()
+    reads = [
+        *sorted(getattr(one, "needs", ())),
+        *(name for name in _NEEDS if getattr(one, name, None) is True),
+    ]
+    work = {name: costs.get(name) or _NEEDS.get(name, ("", ""))[1] for name in reads}
+    named = tuple(_NEEDS[name][0] if name in _NEEDS else name for name in reads)
+    found = re.search(r"Source: (.*?)(?:\nDiffers:|\n\n|\Z)", inspect.getdoc(entry) or "", re.DOTALL)
+    source = " ".join(found[1].split()) if found else ""
+    return Method(_first_line(entry), source, named, "; ".join(dict.fromkeys(filter(None, work.values()))))
+
+
+_NEEDS = {
+    "needs_group": ("groups", ""),
+    "trains_branches": ("branches", "episodes that are played on"),
+    "needs_remaining": ("remaining", "each episode played again, beside a solver of the world"),
+    "needs_rejected": ("pairs", ""),
+    "needs_reference": ("reference", "a pass of the reference over the rows, kept"),
+    "needs_mismatched": ("labels", "a pass of the policy over rows with others' actions"),
+    "needs_behavior": ("behavior", ""),
+    "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
+}
+"""What a class says of itself -> what it reads, and what that costs."""
 
 
 def _first_line(entry: Any) -> str:

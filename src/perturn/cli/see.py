@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.errors import ConfigError, did_you_mean
 from perturn.settings.shipped import describe_shipped
-from perturn.tables import LISTED, describe
+from perturn.tables import LISTED, describe, methods
 
 
 @command(
@@ -143,11 +146,22 @@ def list_table(
     """List what a recipe can name, and the recipes that come with the package; without TABLE, what can be listed."""
     if what not in (None, *LISTED):
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
-    entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
+    entries: Mapping[str, Any]
+    if what in ("losses", "credits"):
+        entries = {name: asdict(one) for name, one in methods(what).items()}
+    else:
+        entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
     if as_json:
         say_json(entries)
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, says in entries.items():
-        table.add_row(name, says)
+    for name, one in entries.items():
+        table.add_row(name, one if isinstance(one, str) else _told(**one))
     results.print(table if entries else f"no {what} here")
+
+
+def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
+    """A loss or a credit in a few lines."""
+    lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
+    told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
+    return "\n".join([says, *told])

@@ -42,7 +42,11 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 
 @dataclass(frozen=True)
 class FirstError:
-    """A low weight for the turns before the true first error, a high one from there on: `first_error_weights`."""
+    """A low weight for the turns before the true first error, a high one from there on: `first_error_weights`.
+
+    Source: ours, an oracle for tlm-DRE's Eq. 10.
+    Differs: the paper has no such knowledge.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     needs_remaining: ClassVar[bool] = True

@@ -95,7 +95,11 @@ def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: fl
 
 @dataclass(frozen=True)
 class Confidence:
-    """A low weight for turns of which the reference is confident, a high one for the others: `confidence_weights`."""
+    """A low weight for turns of which the reference is confident, a high one for the others: `confidence_weights`.
+
+    Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 9-10.
+    Differs: nothing.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})
 
@@ -176,7 +180,11 @@ DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "pri
 
 @dataclass(frozen=True)
 class Discount:
-    """The discount phi(t, T) of DMPO: `derived_discount`, or `printed_discount`."""
+    """The discount phi(t, T) of DMPO: `derived_discount`, or `printed_discount`.
+
+    Source: DMPO (Shi et al. 2024), Eqs. 14-15; as printed, Eq. 16.
+    Differs: see `derived_discount`.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 

@@ -13,11 +13,22 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
 from perturn.settings.parsing import build
 
+COSTS = {
+    "reference": "a pass of the reference over the rows, kept",
+    "values": "a pass of the policy that acted over the episodes, and ridge fits",
+    "contributions": "a pass of the policy that acted over the episodes, and ridge fits",
+    "matches": "the expert's calls, and an assignment an episode",
+    "answer": "passes of the policy that acted over the episodes, and over an answer at each turn",
+    "answers": "passes of the policy that acted over the episodes, and over some answers at each turn",
+    "clusters": "a comparison of the answers of each group",
+    "feedback": "passes of the policy that acted over the episodes, and over each turn once more",
+    "branches": "episodes that are played on",
+}
+"""Quantity that a credit may need -> what it costs."""
+
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
-OF_GROUPS = frozenset(
-    {"values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions"}
-)
+OF_GROUPS = frozenset(COSTS) - _COMPUTED
 """Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
 
