@@ -116,8 +116,8 @@ def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
     if did[0] != did[1]:
         at = next(t for t, (one, other) in enumerate(zip(*did, strict=True)) if one != other)
         raise ValueError(
-            f"sample {branch.sample} must share its first {shared} turns with sample {branch.origin}, and did otherwise "
-            f"at turn {at}."
+            f"sample {branch.sample} must share its first {shared} turns with sample {branch.origin}, and did "
+            f"otherwise at turn {at}."
         )
 
 

@@ -65,8 +65,8 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
         return
     if recipe.branch.of != "all":
         raise ConfigError(
-            f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would tell "
-            "how these ended, and the expert's are not of what was explored; explore with branch.of=all."
+            f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
+            "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
         )
     if recipe.branch.search is not None:
         raise ConfigError(
