@@ -10,8 +10,8 @@ from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
-from perturn.run import pair
 from perturn.run.loop import check
+from perturn.run.pair import _within_trees
 from perturn.run.search import search_jobs, trees_of
 from perturn.settings.sections import Branch, Pair, Search
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -88,8 +88,8 @@ def test_a_world_that_was_lost_on_the_way_back_says_nothing_of_the_way():
 
 
 def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_path, monkeypatch):
-    """a is worth 1, not 1/2, which would be a tie with c."""
-    monkeypatch.setattr(pair, "_fitting", lambda session, played: (list(played), 0))
+    """That of a is worth 1, not 1/2, which would be a tie with c."""
+    monkeypatch.setattr("perturn.run.pair._fitting", lambda session, played: (list(played), 0))
     paths = RunPaths(tmp_path)
     with TrajectoryStore(paths.trajectories("branch")) as store:
         store.append(explored("cz", 1, origin=0, total_reward=0.5))
@@ -98,7 +98,7 @@ def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_p
         run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(pair=None, groups=None)
     )
 
-    pairs, counts = pair._within_trees(
+    pairs, counts = _within_trees(
         session, SimpleNamespace(mark=""), Pair(within="tree"), [explored("axx", total_reward=1.0)]
     )
 
