@@ -11,7 +11,7 @@ from perturn.credit.forest import forest
 from perturn.credit.meter import _compare, tree_estimates
 from perturn.credit.processes import PROCESSES
 from perturn.credit.trees import list_groups, list_trees
-from perturn.types import Status
+from perturn.types import Action, Status
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
 TREES = {"value": "leaves", "baseline": "group", "normalize": "std", "count": "leaves"}
@@ -115,6 +115,47 @@ def test_branches_of_nobody_or_of_no_turn_are_refused(group):
     ]:
         with pytest.raises(ValueError, match=said):
             CREDITS["portool"]()([*group[:2], changed])
+
+
+def test_a_branch_of_a_branch_is_refused(group, episode):
+    """Sample 5 did otherwise at turn 1 than sample 0, with which it says to share two turns."""
+    other = branch(episode([None] * 3, [0.0, 0.0, 1.0], sample=5), 0, 2)
+    turns = (other.turns[0], replace(other.turns[1], action=Action("otherwise")), other.turns[2])
+
+    for name in ("portool", "arpo"):
+        with pytest.raises(ValueError, match="its first 2 turns with sample 0, and did otherwise at turn 1"):
+            CREDITS[name]()([*group, replace(other, turns=turns)])
+
+
+def test_episodes_that_have_no_number_are_all_weighed(episode):
+    """As rows of training that were made by hand; a branch of one of them would be nobody's."""
+    group = [episode([None], [reward]) for reward in (1.0, 0.0, 0.5)]
+
+    assert weights(CREDITS["portool"](), group) == weights(CREDITS["rloo"](), group)
+    with pytest.raises(ValueError, match="branch of 0, which is 2 times in the group"):
+        CREDITS["portool"]()([*group[:2], branch(episode([None] * 2, [0.0, 0.0], sample=3), 0, 1)])
+
+
+def test_leaves_of_equal_rewards_are_equal(episode):
+    """0.1 + 0.2 and then 0.3 are no more than 0.1 + 0.2 + 0.3 at once, nor a million times as much."""
+    for unit in (1.0, 1e6):
+        rewards = [0.1 * unit, 0.2 * unit, 0.3 * unit]
+        one = episode([None] * 3, rewards)
+
+        assert weights(CREDITS["arpo"](), [one, branch(replace(one, sample=1), 0, 2)]) == [[0.0] * 3] * 2
+
+
+def test_trees_that_are_worth_nearly_the_same_blow_nothing_up(episode):
+    """Both are worth 1/2 but for 1e-7, by leaves of about 0 and 1: over a deviation of 0.577, 0.5 is 0.866."""
+
+    def tree(sample, end):
+        one = episode([None] * 2, [0.0, end], sample=sample)
+        return [one, branch(episode([None] * 2, [0.0, 0.0], sample=sample + 2), sample, 1)]
+
+    group = [*tree(0, 1.0), *tree(1, 1.0 + 2e-7)]
+    found = weights(CREDITS["portool"](blend=1.0, normalize="std"), group)
+
+    assert found[0] == pytest.approx([0.0, 0.5 / math.sqrt(1 / 3) / 2], abs=1e-5)
 
 
 def test_the_order_of_trees_changes_no_bit(group):

@@ -1,6 +1,7 @@
 """Two credits on the same episodes: correlation by rank, signs, and where they disagree."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.stats import spearmanr
 from perturn.data.groups import CreditRow, write_credits
 from perturn.data.paths import RunPaths
 from perturn.data.seals import seal
+from perturn.data.store import TrajectoryStore
 from perturn.errors import DataError
 from perturn.report import write_report
 from perturn.report.credits import compare_credits, credit_summary, sentences
@@ -136,6 +138,43 @@ def test_the_page_compares_two_credits_of_one_run(run):
     assert "&lt;b&gt;mine against rloo" in page
     assert "<b>mine" not in page
     assert "credits/old.jsonl is not of the explored episodes and is left out." in page
+
+
+def test_of_a_branch_the_turns_are_compared_that_are_its_own():
+    """Branch 2 of a 1 shares two turns, which have no weight of their own; by turn, the third are 0 and 4."""
+    branch = replace(episode("a", 2, 4), origin=1, taken_over=2)
+    sides = [
+        rows({**each, ("a", 2): [0.0, 0.0, *own]}) for each, own in ((ONE, [4.0, 5.0]), (OTHER, [1.0, 0.0]))
+    ]
+
+    found = compare_credits([*EPISODES, branch], *sides)
+    by_turn = credit_summary([*EPISODES, branch], sides[0])["by_turn"]
+
+    assert (found.episodes, found.turns) == (5, 10)
+    assert ("a", 2, 4) in {(one.task, one.sample, one.turn) for one in found.disagreements}
+    assert [(one["n"], one["mean"]) for one in by_turn] == [
+        (4, pytest.approx(-2.5 / 4)),
+        (3, pytest.approx(0.5 / 3)),
+        (2, 2.0),
+        (1, 5.0),
+    ]
+
+
+def test_a_credit_of_branches_too_is_shown_of_the_explored_episodes(run):
+    """And not one that is of a branch of another run."""
+    paths, episodes = RunPaths(run), read_run(run).explored
+    branch = replace(episodes[0], sample=99, origin=episodes[0].sample, taken_over=1)
+    with TrajectoryStore(paths.trajectories("branch")) as store:
+        store.append(branch)
+    weights = {one.key: [1.0] * len(one.turns) for one in episodes}
+    write_credits(paths.credit("portool"), rows(weights | {branch.key: [1.0] * len(branch.turns)}))
+    write_credits(paths.credit("arpo"), rows(weights | {(branch.key[0], 98): [1.0] * len(branch.turns)}))
+
+    found = read_run(run)
+
+    assert list(found.credits) == ["portool"]
+    assert {row.key for row in found.credits["portool"]} == weights.keys()
+    assert any("credits/arpo.jsonl is not of the explored episodes" in note for note in found.notes)
 
 
 def test_the_runs_own_credit_is_the_first(run):

@@ -15,7 +15,8 @@ from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.pairs import IN_GROUP
-from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.run_folder import Run
+from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
@@ -24,6 +25,7 @@ from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
+from perturn.settings.recipe import read_recipe
 from perturn.settings.sections import Branch
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
@@ -357,6 +359,57 @@ def test_stored_trees_are_weighed_again(forked, online, monkeypatch):
     )
     assert len(read_credits(online / "credits/portool-001.jsonl")) > len(of(online, "explore-001"))
     assert len(other["iterations"]) == 2
+
+
+STORED = ["iterations=2", "pair=null", "groups={}", "credit.name=portool", "align.loss={name: ppo-clip}"]
+
+
+def stored(recipe, *words):
+    """Folder of a run that explored three episodes of a task, and played the first on from its turn 1, with 1 and 0."""
+    episodes = [
+        branched(None, 0, rewards, sample) for sample, rewards in enumerate([[0.0, 1.0], [0.0], [0.5]])
+    ]
+    branches = [branched(0, 1, [0.0, end], 3 + sample) for sample, end in enumerate([1.0, 0.0])]
+    with Run(read_recipe(recipe, words)) as run:
+        for name, found in (("explore-001", episodes), ("branch-001", branches)):
+            file = run.paths.trajectories(name)
+            with run.stage(name, file), TrajectoryStore(file) as store:
+                for one in found:
+                    store.append(one)
+        return run.folder
+
+
+def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
+    """With one of explored episodes on these: RLOO of 1, 0 and 0.5 alone, whichever comes first.
+
+    With another of trees on the branches' own turns too: 2, 1 and 1 of the explored ones, and 1 of each branch.
+    """
+    folder = stored(recipe, *STORED, "branch={every: 1, samples: 2}")
+
+    (one,) = credit_run(folder, ["credit.name=portool"], against="rloo")["iterations"]
+    (other,) = credit_run(folder, ["credit.name=rloo"], against="portool")["iterations"]
+    (trees,) = credit_run(folder, ["credit.name=arpo"], against="portool")["iterations"]
+
+    assert [each["against"]["turns"] for each in (one, other, trees)] == [4, 4, 6]
+    shown = {(each["sample"], each["turn"]): each["weights"][1] for each in one["against"]["disagreements"]}
+    assert shown == {(0, 1): 0.75, (0, 2): 0.75, (1, 1): -0.75, (2, 1): 0.0}
+
+
+@pytest.mark.parametrize("name", ["portool", "arpo", "spo", "pav"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pair={within: tree}"], r"branch\.search .* explore without"),
+        (["pair={within: branch}", "branch={of: failures}"], r"branch\.of is failures.*with branch\.of=all"),
+        (["pair={within: step}"], r"branch\.of is expert"),
+    ],
+)
+def test_branches_that_tell_how_episodes_ended_are_not_weighed_by(recipe, name, words, said):
+    """Searched for, of failures, or the expert's: stored episodes of such a run."""
+    folder = stored(recipe, "iterations=2", "align.loss={name: dpo}", *words)
+
+    with pytest.raises(ConfigError, match=said):
+        credit_run(folder, [f"credit.name={name}"])
 
 
 def test_a_prover_plays_on_in_all_iterations(proved):

@@ -17,15 +17,18 @@ from torch.testing import assert_close
 
 from perturn.audit import inspect, model_of
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.groups import groups_of, read_credits, write_credits
 from perturn.data.paths import OPTIMIZER
-from perturn.data.store import read_trajectories
+from perturn.data.run_folder import Run
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
+from perturn.run.credit import credit_groups
 from perturn.run.export import export_policy
-from perturn.run.groups import alike_within_limit, too_long
+from perturn.run.groups import alike_within_limit, read_groups, too_long
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.pair import _that_part
 from perturn.run.verify import verify
+from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 from .online import GROUPS, begin, recipe_of
@@ -201,6 +204,38 @@ def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place
 
     assert too_long(recipe_of(place, "model.max_length=100"), episodes) == {("long", 0)}
     assert too_long(recipe_of(place), episodes) == set()
+
+
+def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypatch):  # noqa: F811
+    """A branch of which no turn of its own fits, and an episode whose first does not; all scores are 0."""
+    monkeypatch.chdir(place)
+    heard = [{"role": "user", "content": text} for text in ("Begin.", "a long story " * 50)]
+    short, long = (
+        Turn((message,), Action("Action: left", token_ids=(1, 2, 3), logprobs=(-1.0,) * 3))
+        for message in heard
+    )
+    episodes = [
+        Trajectory(Task("t"), (short, long)),
+        Trajectory(Task("t"), (long,), sample=1),
+        Trajectory(Task("t"), (short, long), sample=2, origin=0, taken_over=1),
+    ]
+    words = [*GROUPS, "credit.name=portool", "branch={every: 1, samples: 1}", "model.max_length=100"]
+    recipe = recipe_of(place, *words, "name=unfitting")
+    with Run(recipe) as run:
+        for name, found in (("explore-001", episodes[:2]), ("branch-001", episodes[2:])):
+            file = run.paths.trajectories(name)
+            with run.stage(name, file), TrajectoryStore(file) as store:
+                for one in found:
+                    store.append(one)
+        rows = credit_groups(episodes, CREDITS["portool"](), too_long=too_long(recipe, episodes))
+        write_credits(run.paths.credit("portool", "-001"), rows)
+        stage = next(stage for stage in stages(recipe) if stage.name == "align-001")
+
+        trained, asked = read_groups(run, stage)
+
+    assert {row.bin for row in rows} == {"no_spread"}
+    assert [one.trajectory.key for one in trained] == [("t", 0)]
+    assert asked == 3
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.paths import RunPaths
+from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
 from perturn.run.loop import check
+from perturn.run.pair import _within_trees
 from perturn.run.search import search_jobs, trees_of
-from perturn.settings.sections import Branch, Search
+from perturn.settings.sections import Branch, Pair, Search
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import begin, recipe_of
@@ -71,6 +74,36 @@ def test_a_tree_whose_world_did_not_come_back_grows_no_more():
 
     assert search_jobs([explored("axx")], [replace(elsewhere, error="Crash: lost")], SEARCH, 0, number=1)
     assert not search_jobs([explored("axx")], [elsewhere], SEARCH, 0, number=1)
+
+
+def test_a_world_that_was_lost_on_the_way_back_says_nothing_of_the_way():
+    """It failed at the second of two turns to take over: a is worth 1 and not 1/2, so it is followed, and not c."""
+    played = [explored("cz", 1, origin=0, total_reward=0.9)]
+    lost = explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost")
+
+    found = search_jobs([explored("axx", total_reward=1.0)], [*played, lost], SEARCH, 0, number=2)
+
+    assert found == search_jobs([explored("axx", total_reward=1.0)], played, SEARCH, 0, number=2)
+    assert [turn.action.text for turn in found[0].begun.turns[: found[0].kept]] == ["a"]
+
+
+def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_path, monkeypatch):
+    """That of a is worth 1, not 1/2, which would be a tie with c."""
+    monkeypatch.setattr("perturn.run.pair._fitting", lambda session, played: (list(played), 0))
+    paths = RunPaths(tmp_path)
+    with TrajectoryStore(paths.trajectories("branch")) as store:
+        store.append(explored("cz", 1, origin=0, total_reward=0.5))
+        store.append(explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"))
+    session = SimpleNamespace(
+        run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(pair=None, groups=None)
+    )
+
+    pairs, counts = _within_trees(
+        session, SimpleNamespace(mark=""), Pair(within="tree"), [explored("axx", total_reward=1.0)]
+    )
+
+    assert [(one.chosen.total_reward, one.rejected.total_reward) for one in pairs] == [(1.0, 0.5)]
+    assert counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
 
 
 def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():

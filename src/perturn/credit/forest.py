@@ -69,7 +69,7 @@ def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -
         value: One of VALUES.
 
     Raises:
-        ValueError: If a branch does not begin with some turns, and not all, of an explored episode of the group.
+        ValueError: If a branch does not begin with some turns, and not all, of one explored episode of the group.
     """
     trees = [_tree(i, forks, rewards, value) for i, forks in forks_of(group).items()]
     values = [tree.value for tree in trees]
@@ -85,21 +85,40 @@ def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
     Raises:
         ValueError: See `forest`.
     """
-    explored = {one.sample: i for i, one in enumerate(group) if one.origin is None}
-    found: dict[int, Forks] = {i: {} for i in explored.values()}
+    found: dict[int, Forks] = {i: {} for i, one in enumerate(group) if one.origin is None}
     for i, one in sorted(enumerate(group), key=lambda each: each[1].taken_over):
         if one.origin is None:
             continue
-        if one.origin not in explored:
-            raise ValueError(f"sample {one.sample} is a branch of {one.origin}, which is not in the group.")
-        turns = len(group[explored[one.origin]].turns)
-        if not 0 < one.taken_over < turns or len(one.turns) < one.taken_over:
+        explored = [j for j in found if group[j].sample == one.origin]
+        if len(explored) != 1:
             raise ValueError(
-                f"sample {one.sample} must share some turns of sample {one.origin}, and not all of its {turns}, got "
-                f"{one.taken_over}."
+                f"sample {one.sample} is a branch of {one.origin}, which is {len(explored) or 'not'} "
+                f"{'times ' if explored else ''}in the group."
             )
-        found[explored[one.origin]].setdefault(one.taken_over, []).append(i)
+        _check_shared(one, group[explored[0]])
+        found[explored[0]].setdefault(one.taken_over, []).append(i)
     return found
+
+
+def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
+    """Refuse a branch that does not begin as the explored episode does, as one that was played on from a branch.
+
+    Raises:
+        ValueError: Saying where it differs.
+    """
+    shared, turns = branch.taken_over, len(explored.turns)
+    if not 0 < shared < turns or len(branch.turns) < shared:
+        raise ValueError(
+            f"sample {branch.sample} must share some turns of sample {branch.origin}, and not all of its {turns}, got "
+            f"{shared}."
+        )
+    did = [[turn.action.text for turn in one.turns[:shared]] for one in (branch, explored)]
+    if did[0] != did[1]:
+        at = next(t for t, (one, other) in enumerate(zip(*did, strict=True)) if one != other)
+        raise ValueError(
+            f"sample {branch.sample} must share its first {shared} turns with sample {branch.origin}, and did "
+            f"otherwise at turn {at}."
+        )
 
 
 def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
@@ -120,5 +139,6 @@ def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
         for at, (member, its, last, below) in enumerate(children):
             siblings = tuple(each[1] for each in (*children[:at], *children[at + 1 :]))
             stretches.append(Stretch(member, start, last, its, before, below, share, siblings))
-        scores += [before + end for _, end in theirs]
+        # Exact sums, so that leaves with equal rewards are equal.
+        scores += [fsum([*own[:start], *rewards[i][start:]]) for i, _ in theirs]
     return Tree(tuple(stretches), (fsum(own), *scores))

@@ -54,7 +54,8 @@ class PORTool(GroupCredit):
     """Mean that is taken off: others; or group, the own value among them."""
 
     normalize: str = "mean"
-    """mean; or std, over the standard deviation of what is compared as well."""
+    """mean; or std, over the standard deviation as well: of the values of a fork's children, of the scores of all
+    leaves."""
 
     count: str = "even"
     """How often a turn counts: even, leaves or once."""
@@ -83,7 +84,8 @@ class PORTool(GroupCredit):
         centres = dict.fromkeys(owners, mean(scores))
         if self.baseline == "others" or len(trees) == 1:
             centres = means_of_others(owners, scores)
-        scale = self._scale(scores)
+        # Of leaves: values of trees may lie close together where stretches within them do not.
+        scale = self._scale([score for tree in trees for score in tree.scores])
         found = [[0.0] * len(of_one) for of_one in rewards]
         for index, tree in enumerate(trees):
             for each in tree.stretches:

@@ -31,16 +31,23 @@ def credit_summary(episodes: Sequence[Trajectory], rows: Sequence[CreditRow]) ->
 
     Returns:
         JSON data: `counts` as `counts_of` has it; `mean` and `spread` (standard deviation) of the weights of trained
-        turns, None where there is none; and `by_turn`, the same for each turn number from 1 on, with `n` turns.
+        turns, None where there is none; and `by_turn`, the same for each turn number from 1 on, with `n` turns. Those
+        that a branch shares are the explored episode's alone.
     """
-    weights = [row.weight for row in rows if row.bin == "trained"]
-    longest = max(map(len, weights), default=0)
-    columns = [[weight[t] for weight in weights if len(weight) > t] for t in range(longest)]
+    trained = {row.key: row.weight for row in rows if row.bin == "trained"}
+    own = [(trained[each.key], _own_turns(each)) for each in episodes if each.key in trained]
+    longest = max((turns.stop for _, turns in own), default=0)
+    columns = [[weight[t] for weight, turns in own if t in turns] for t in range(longest)]
     return {
         "counts": counts_of(groups_of(episodes), rows),
-        **_spread([each for weight in weights for each in weight]),
+        **_spread([weight[t] for weight, turns in own for t in turns]),
         "by_turn": [{"turn": t, **_spread(values)} for t, values in enumerate(columns, start=1)],
     }
+
+
+def _own_turns(episode: Trajectory) -> range:
+    """The turns of an episode; of a branch those that it does not share with the explored one."""
+    return range(0 if episode.origin is None else episode.taken_over, len(episode.turns))
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def compare_credits(
     """Compare two credits turn by turn on the episodes that at least one of them trains.
 
     Args:
-        episodes: The episodes that both have weighed, in any order.
+        episodes: The episodes that both have weighed, in any order; of branches, turns of their own are compared.
         one: Rows of a credit.
         other: Rows of another, for the same episodes.
         shown: How many disagreements to list.
@@ -113,9 +120,12 @@ def compare_credits(
     """
     sides = [{row.key: row for row in rows} for rows in (one, other)]
     compared = [each for each in sorted(episodes, key=lambda each: each.key) if _is_trained(each, sides)]
-    pairs = [[_rounded(side[each.key].weight) for side in sides] for each in compared]
+    pairs = [
+        [_rounded([side[each.key].weight[t] for t in _own_turns(each)]) for side in sides]
+        for each in compared
+    ]
     a, b = ([value for pair in pairs for value in pair[side]] for side in (0, 1))
-    tasks = [each.task.id for each in compared for _ in each.turns]
+    tasks = [each.task.id for each in compared for _ in _own_turns(each)]
     return CreditComparison(
         episodes=len(compared),
         turns=len(a),
@@ -206,7 +216,7 @@ def _disagreements(
         return []
     ranks = [(stats.rankdata(values) - 0.5) / len(values) for values in (a, b)]
     furthest = np.argsort(-np.abs(ranks[0] - ranks[1]), kind="stable")[:shown].tolist()
-    turns = [(each, t) for each in episodes for t in range(len(each.turns))]
+    turns = [(each, t) for each in episodes for t in _own_turns(each)]
     return [
         _disagreement(*turns[int(i)], (a[i], b[i]), (float(ranks[0][i]), float(ranks[1][i])))
         for i in furthest

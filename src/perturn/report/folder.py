@@ -172,17 +172,25 @@ def _shown(paths: RunPaths) -> str:
 def _credits(
     paths: RunPaths, mark: str, explored: Sequence[Trajectory], sealed: Mapping[str, Any]
 ) -> tuple[dict[str, list[CreditRow]], list[str]]:
-    """The credits of the explored episodes, the run's own first, and a note on each that is of others."""
+    """The credits of the explored episodes, the run's own first, and a note on each that is of others.
+
+    One that is of branches of these as well is shown without them.
+    """
     turns = {one.key: len(one.turns) for one in explored}
     found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
-    fitting = {name: {row.key: len(row.weight) for row in rows} == turns for name, (_, rows) in found.items()}
+    branches = _trajectories(paths.trajectories(f"branch{mark}")) if found else []
+    most = turns | {one.key: len(one.turns) for one in branches}
+    weighed = {name: {row.key: len(row.weight) for row in rows} for name, (_, rows) in found.items()}
+    fitting = {name: turns.items() <= its.items() <= most.items() for name, its in weighed.items()}
     notes = [
         f"{paths.name(file)} is not of the explored episodes and is left out. Give the credit again: perturn credit."
         for name, (file, _) in found.items()
         if not fitting[name]
     ]
     own_first = sorted(found, key=lambda name: paths.name(found[name][0]) not in sealed)
-    return {name: found[name][1] for name in own_first if fitting[name]}, notes
+    return {
+        name: [row for row in found[name][1] if row.key in turns] for name in own_first if fitting[name]
+    }, notes
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:

@@ -15,7 +15,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import OF_GROUPS, make_credit
+from perturn.policy.credits import OF_GROUPS, make_credit, trains_branches
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
@@ -133,7 +133,9 @@ def credit_run(
         one |= explained(credit, episodes, needed)
         if against is not None:
             theirs = _other(paths, recipe, policy, stage.mark, against, other, episodes)
-            one["against"] = compare_credits(episodes, rows, theirs).to_dict()
+            keys = {row.key for row in theirs}
+            both = [each for each in episodes if each.origin is None or each.key in keys]
+            one["against"] = compare_credits(both, rows, theirs).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
 
@@ -220,11 +222,14 @@ def _other(
     mark: str,
     name: str,
     credit: Credit | None,
-    episodes: Sequence[Trajectory],
+    weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Rows of the credit to compare with: those that are there, else as the credit gives them."""
+    """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them."""
     file = paths.credit(_label({"name": name}), mark)
     if credit is None or file.is_file():
         return read_credits(file)
+    episodes = [one for one in weighed if one.origin is None]
+    if trains_branches(credit):
+        episodes = measured(recipe, members_of(credit, episodes, paths, recipe, mark))
     needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
     return credit_groups(episodes, credit, needed)

@@ -113,7 +113,8 @@ def _limit(recipe: Recipe) -> int | None:
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for.
 
-    Where the loss keeps the policy near a reference, those without spread take part in that, with weights of 0.
+    Where the loss keeps the policy near a reference, those without spread take part in that, with weights of 0, if they
+    fit the length limit.
     """
     name, credit = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
@@ -122,5 +123,6 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     assert run.recipe.align is not None
     if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
-        trained += [WeightedTrajectory(one, (0.0,) * len(one.turns)) for one in still]
+        cut = too_long(run.recipe, still)
+        trained += [WeightedTrajectory(one, (0.0,) * len(one.turns)) for one in still if one.key not in cut]
     return trained, len(credited)

@@ -51,7 +51,7 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse branches by another policy than the one that explored, or of some episodes alone, where a credit minds.
+    """Refuse branches that a credit cannot read: of some episodes alone, searched for, or by another policy.
 
     Args:
         recipe: Of the run, which may have branches.
@@ -61,18 +61,25 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.branch and trains_branches(credit) and recipe.branch.of != "all":
+    if recipe.branch is None or not ("branches" in credit.needs or trains_branches(credit)):
+        return
+    if recipe.branch.of != "all":
         raise ConfigError(
-            f"branch.of is {recipe.branch.of}, and credit {name} trains on branches: those of some episodes alone "
-            "would tell how these ended; explore with branch.of=all."
+            f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
+            "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
         )
-    prover = recipe.branch.policy if recipe.branch else None
+    if recipe.branch.search is not None:
+        raise ConfigError(
+            f"branch.search is set, and credit {name} reads branches: where a search has them begin is chosen by how "
+            "earlier ones ended; explore without branch.search."
+        )
+    prover = recipe.branch.policy
     if prover is not None and trains_branches(credit):
         raise ConfigError(
             f"branch.policy is {prover}, and credit {name} trains on branches, which must be of the policy that "
             "explored; explore without branch.policy."
         )
-    if prover is not None and "branches" in credit.needs and not getattr(credit, "takes_prover", False):
+    if prover is not None and not getattr(credit, "takes_prover", False):
         raise ConfigError(
             f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "
             "without branch.policy, or take credit.name=pav."

@@ -17,7 +17,7 @@ from perturn.data.store import read_trajectories, write_pairs
 from perturn.data.tree import pair_within_trees
 from perturn.errors import RunError
 from perturn.io.reading import user_path
-from perturn.run.branch import came_elsewhere, walked
+from perturn.run.branch import came_back, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
@@ -109,7 +109,7 @@ def _within_trees(session: Session, stage: Stage, settings: Pair, played: Sequen
     fitting, _ = _fitting(session, played)
     kept = {one.key for one in fitting}
     branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
-    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept and not came_elsewhere(one)]
+    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept and came_back(one)]
     pairs, reasons = pair_within_trees(fitting, of_fitting, settings.threshold)
     reasons["too_long"], reasons["nodes"] = 0, reasons.total()
     return measured_pairs(session.recipe, pairs), reasons

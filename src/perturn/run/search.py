@@ -9,7 +9,7 @@ from perturn.data.pairs import branches_of
 from perturn.data.store import read_trajectories
 from perturn.data.tree import grow, next_node
 from perturn.episodes.play import Job
-from perturn.run.branch import came_elsewhere
+from perturn.run.branch import came_back, came_elsewhere
 from perturn.run.panels import seed_of
 from perturn.run.session import Session
 from perturn.settings.sections import Branch
@@ -81,7 +81,8 @@ def search_jobs(
         before = [each for found in by_turn.values() for each in found if each.sample < sample]
         if any(map(came_elsewhere, before)):
             continue
-        node = next_node(grow(one, before), settings.search.width, settings.search.exploration)
+        root = grow(one, filter(came_back, before))
+        node = next_node(root, settings.search.width, settings.search.exploration)
         if node is not None and node.example is not None:
             begun = replace(node.example, sample=one.sample)
             drawn = seed_of(seed, one.task.id, sample, iteration)
