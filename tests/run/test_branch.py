@@ -24,6 +24,7 @@ from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
+from perturn.run.needed import check_prover
 from perturn.settings.sections import Branch
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
@@ -543,6 +544,23 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
+
+
+@pytest.mark.parametrize("name", ["spo", "pav", "portool", "arpo"])
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["pair.within=tree"], "search"),
+        (["pair.within=step"], "of"),
+        (["pair.within=branch", "branch={every: 1, of: failures}"], "of"),
+    ],
+)
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):  # noqa: F811
+    """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
+    recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
+
+    with pytest.raises(ConfigError, match=rf"branch\.{setting} of the run chose .* credit {name} reads"):
+        check_prover(recipe, name, CREDITS[name]())
 
 
 @pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])

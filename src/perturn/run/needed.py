@@ -61,11 +61,13 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.branch and trains_branches(credit) and recipe.branch.of != "all":
-        raise ConfigError(
-            f"branch.of is {recipe.branch.of}, and credit {name} trains on branches: those of some episodes alone "
-            "would tell how these ended; explore with branch.of=all."
-        )
+    if recipe.branch and (trains_branches(credit) or "branches" in credit.needs):
+        for setting, chosen in (("search", recipe.branch.search), ("of", recipe.branch.of)):
+            if chosen not in (None, "all"):
+                raise ConfigError(
+                    f"branch.{setting} of the run chose what was played on, and credit {name} reads branches from "
+                    f"every so many turns of all explored episodes; explore without branch.{setting}."
+                )
     prover = recipe.branch.policy if recipe.branch else None
     if prover is not None and trains_branches(credit):
         raise ConfigError(
