@@ -175,7 +175,17 @@ def _credits(
     """The credits of the explored episodes, the run's own first, and a note on each that is of others."""
     turns = {one.key: len(one.turns) for one in explored}
     found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
-    fitting = {name: {row.key: len(row.weight) for row in rows} == turns for name, (_, rows) in found.items()}
+    weighed = {name: {row.key: len(row.weight) for row in rows} for name, (_, rows) in found.items()}
+    if any(
+        of_one.keys() - turns.keys() for of_one in weighed.values()
+    ):  # of those that train on branches too
+        branches = {one.key: len(one.turns) for one in _trajectories(paths.trajectories(f"branch{mark}"))}
+    else:
+        branches = {}
+    fitting = {
+        name: turns.items() <= of_one.items() <= (branches | turns).items()
+        for name, of_one in weighed.items()
+    }
     notes = [
         f"{paths.name(file)} is not of the explored episodes and is left out. Give the credit again: perturn credit."
         for name, (file, _) in found.items()

@@ -132,8 +132,10 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
         one |= explained(credit, episodes, needed)
         if against is not None:
-            theirs = _other(paths, recipe, policy, stage.mark, against, other, episodes)
-            one["against"] = compare_credits(episodes, rows, theirs).to_dict()
+            theirs = _other(paths, recipe, policy, stage.mark, against, other, played)
+            weighed = {row.key for row in theirs}  # branches by both, or by neither
+            both = episodes if all(each.key in weighed for each in episodes) else measured(recipe, played)
+            one["against"] = compare_credits(both, rows, theirs).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
 
@@ -220,11 +222,12 @@ def _other(
     mark: str,
     name: str,
     credit: Credit | None,
-    episodes: Sequence[Trajectory],
+    played: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Rows of the credit to compare with: those that are there, else as the credit gives them."""
+    """Rows of the credit to compare with: those that are there, else as the credit gives them to its own members."""
     file = paths.credit(_label({"name": name}), mark)
     if credit is None or file.is_file():
         return read_credits(file)
+    episodes = measured(recipe, members_of(credit, played, paths, recipe, mark))
     needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
     return credit_groups(episodes, credit, needed)
