@@ -58,7 +58,7 @@ def test_long_episodes_make_deep_trees():
     depths = [node.depth for node in root.walk()]
 
     assert depths == [0, *range(1, 3001), 2, *range(1, 3001)]
-    assert next_node(root, width=2, exploration=1.0).depth == 1
+    assert next_node(root, width=2, exploration=1.0).depth == 2  # two actions were drawn after a
 
 
 def test_calls_of_tools_tell_actions_apart():
