@@ -40,6 +40,27 @@ def test_hand_worked_tree():
     assert after_d.example is None
 
 
+def test_a_branch_that_failed_on_the_way_to_its_state_says_nothing():
+    """The world crashed when the first of two turns was given again: a is worth 1 as before, not 0.5."""
+    crashed = episode("a", 0.0, 1, taken_over=2, status=Status.FAILED, error="RuntimeError: crashed")
+
+    (after_a,) = grow(episode("abc", 1.0), [crashed]).children.values()
+
+    assert after_a.value == 1.0
+    assert pair_within_trees([episode("abc", 0.4)], [crashed, episode("x", 0.3, 2)], 0.0)[1]["kept"] == 1
+
+
+def test_long_episodes_make_deep_trees():
+    """Deeper than Python nests calls; each node comes before its children, and these in the order they were tried."""
+    played = [episode("b" * 3000, 0.0, 1), episode("ab", 0.0, 2, taken_over=1)]
+    root = grow(episode("a" * 3000, 1.0), played)
+
+    depths = [node.depth for node in root.walk()]
+
+    assert depths == [0, *range(1, 3001), 2, *range(1, 3001)]
+    assert next_node(root, width=2, exploration=1.0).depth == 2  # two actions were drawn after a
+
+
 def test_calls_of_tools_tell_actions_apart():
     one, other = ([{"function": {"name": name}}] for name in ("ls", "cd"))
     turns = [Turn((), Action("", tool_calls=tuple(calls))) for calls in (one, other, one)]

@@ -156,6 +156,9 @@ def test_classes_leave_out_tasks_that_involve_another():
             {"classes": ["Tradingbot"]},
             r"Unknown class 'Tradingbot' of bfcl\. Did you mean 'TradingBot'\? Known: Gor",
         ),
+        ({"classes": [1]}, r"classes must be a list of names, got \[1\]\."),
+        ({"classes": None}, r"classes must be a list of names, got None\."),
+        ({"classes": {"MathAPI": True}}, r"classes must be a list of names, got \{'MathAPI'"),
         (
             {"classes": "MathAPI"},
             r"classes must be a list of names, got the text 'MathAPI': write \[MathAPI\]",

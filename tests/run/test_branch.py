@@ -11,20 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.pairs import IN_GROUP
-from perturn.data.run_folder import Run
+from perturn.data.paths import RunPaths
+from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
+from perturn.report.credits import compare_credits
+from perturn.report.folder import read_run
+from perturn.report.groups import credited
 from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
-from perturn.run.credit import credit_run
+from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
+from perturn.run.members import members_of
+from perturn.run.needed import check_prover
 from perturn.settings.recipe import read_recipe
 from perturn.settings.sections import Branch
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
@@ -412,6 +419,44 @@ def test_branches_that_tell_how_episodes_ended_are_not_weighed_by(recipe, name, 
         credit_run(folder, [f"credit.name={name}"])
 
 
+def test_credits_are_compared_on_episodes_that_both_weigh(forked, monkeypatch):
+    """Branches are no samples of their task to a credit that does not train them."""
+    monkeypatch.chdir(forked.parents[1])
+    explored = of(forked, "explore-001")
+    rows = credit_groups(explored, CREDITS["rloo"]())
+    weighed = members_of(CREDITS["arpo"](), explored, RunPaths(forked), resolve_recipe(forked), "-001")
+    theirs = credit_groups(weighed, CREDITS["arpo"]())
+    expected = compare_credits(explored, rows, theirs).to_dict()
+
+    for against in ("arpo", "portool"):
+        found = credit_run(forked, ["credit.name=rloo"], against=against, name="again")["iterations"][0]
+        assert found["against"]["turns"] > 0
+        assert against == "portool" or found["against"]["across"] == expected["across"]
+    back = credit_run(forked, ["credit.name=arpo"], against="rloo", name="back")["iterations"][0]
+    assert back["against"]["across"] == expected["across"]
+    assert credit_run(forked, ["credit.name=portool"], against="again", name="third")
+
+
+def test_the_report_has_the_credit_of_those_that_train_on_branches(forked):
+    run = read_run(forked)
+
+    assert next(iter(run.credits)) == "portool"
+    assert not [note for note in run.notes if "left out" in note]
+    assert credited(run).keys() == {one.key for one in run.explored}
+
+
+def test_branches_are_inspected_with_loss_on_their_own_turns(forked):
+    model = str(forked / "checkpoints" / "sft")
+    rows = [json.loads(line)["chosen"] for line in inspect_json(forked, model)]
+    branches = of(forked, "branch-002")
+    found = audit(forked, model)["parts"]
+
+    own = [set(range(one.taken_over, len(one.turns))) for one in branches]
+    assert [{token["turn"] for token in row if token["loss"]} for row in rows[-len(branches) :]] == own
+    assert len(rows) == len(of(forked, "explore-002")) + len(branches)
+    assert found["branches"]["turns"] == sum(map(len, own))
+
+
 def test_a_prover_plays_on_in_all_iterations(proved):
     """SFT's policy, where the aligned one explored; and its branches are what the turns are weighed by."""
     manifest = json.loads((proved / "manifest.json").read_text())["stages"]
@@ -596,6 +641,23 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
+
+
+@pytest.mark.parametrize("name", ["spo", "pav", "portool", "arpo"])
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["pair.within=tree"], "search"),
+        (["pair.within=step"], "of"),
+        (["pair.within=branch", "branch={every: 1, of: failures}"], "of"),
+    ],
+)
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):  # noqa: F811
+    """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
+    recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
+
+    with pytest.raises(ConfigError, match=rf"branch\.{setting} of the run chose .* credit {name} reads"):
+        check_prover(recipe, name, CREDITS[name]())
 
 
 @pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])

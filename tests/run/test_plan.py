@@ -65,6 +65,18 @@ def test_searched_trees_have_so_many_episodes_each(recipe):
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
+    assert found["align"].startswith(
+        "18 pairs (assumed)"
+    )  # three of four, where 3 - 1 more actions were drawn
+
+
+def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
+    """8 explored ones, each played on before turns 1 and 2, so 16 groups, of which three of four give a pair."""
+    words = ["pair.within=branch", "branch={every: 1, samples: 3}"]
+    found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
+
+    assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
+    assert found["align"].startswith("12 pairs (assumed)")
 
 
 def test_branches_that_are_trained_on_count(recipe):

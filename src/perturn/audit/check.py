@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perturn.audit.rows import Row, read_each
+from perturn.audit.rows import Row, read_branches, read_each
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
@@ -69,9 +69,11 @@ def audit(
     except ModelError as error:
         template["problems"].append(str(error))
         return found
+    if view.branches:
+        parts["branches"] = view.branches
     for name, file in parts.items():
         part = _Part(name, view, view.max_length or context or None)
-        for number, row in read_each(file):
+        for number, row in (read_branches if name == "branches" else read_each)(file):
             part.add(number, row)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
@@ -101,7 +103,12 @@ class _Part:
             if isinstance(row, WeightedTrajectory):
                 row = row.trajectory
             self._check_text(number, row)
-            self.examples.append(encode_example(row, self.view.renderer, self.limit, self.view.shared_prefix))
+            own_turns = self.name == "branches"
+            self.examples.append(
+                encode_example(
+                    row, self.view.renderer, self.limit, self.view.shared_prefix, own_turns=own_turns
+                )
+            )
             self.numbers.append(number)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})

@@ -12,7 +12,7 @@ from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.trl import from_trl
 from perturn.errors import DataError
 from perturn.io.reading import parse_object, read_lines
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
 _REMEDY = "Give a JSONL file or a run folder."
 _CONVERSATIONS = "trajectories, or of TRL's messages"
@@ -86,6 +86,11 @@ def read_each(data: Path) -> Iterator[tuple[int, Row | DataError]]:
             yield number, row
         except DataError as error:
             yield number, error
+
+
+def read_branches(data: Path) -> Iterator[tuple[int, Row | DataError]]:
+    """As `read_each`, but for branches that FAILED, which nobody trains on: they may have no turn of their own."""
+    return (each for each in read_each(data) if not (isinstance(each[1], Trajectory) and failed(each[1])))
 
 
 def _parse(record: dict[str, Any], number: int) -> Row:

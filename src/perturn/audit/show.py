@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perturn.audit.print import named
-from perturn.audit.rows import read_each
+from perturn.audit.rows import Row, read_branches, read_each
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.groups import CreditRow, read_credits
 from perturn.data.paths import RunPaths
@@ -65,7 +65,7 @@ def inspect_json(
 def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnError]]:
     """Each row's line, and the row as tokens with the weights it has, or why training would refuse it."""
     given = _given(data, view)
-    for number, row in read_each(_file(data)):
+    for number, row in _numbered(data, view):
         try:
             if isinstance(row, DataError):
                 raise row
@@ -74,13 +74,26 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
                 own, row = row, row.trajectory
             elif isinstance(row, Trajectory):
                 own = given.get(row.key)
-            example = encode_example(row, view.renderer, view.max_length, view.shared_prefix)
+            example = encode_example(
+                row, view.renderer, view.max_length, view.shared_prefix, own_turns=view.branches is not None
+            )
             yield (
                 number,
                 locate("perturn.policy.sampled:with_weight")(example, own.weight) if own else example,
             )
         except (DataError, ModelError) as error:
             yield number, error
+
+
+def _numbered(data: Path, view: View) -> Iterator[tuple[int, Row | DataError]]:
+    """Rows with their lines; those of branches, where they are trained on too, are counted on."""
+    number = 0
+    for number, row in read_each(_file(data)):
+        yield number, row
+    if file := view.branches:
+        for line, row in read_branches(file):
+            named_row = DataError(f"{file.name}:{line}: {row}") if isinstance(row, DataError) else row
+            yield number + line, named_row
 
 
 def _file(data: Path) -> Path:

@@ -15,6 +15,7 @@ from perturn.policy.templates import chat_template as template_of
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.stages import stages
+from perturn.table import locate
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class View:
     """Name and settings of the loss whose weights are shown."""
     credit: dict[str, Any] | None
     """Name and settings of what weighs; None: the loss's own."""
+    branches: Path | None = None
+    """Branches of a run that are rows too, with loss on the turns that they do not share with explored episodes."""
 
     @property
     def tokenizer(self) -> Any:
@@ -59,13 +62,23 @@ def view_of(
     named = align is not None and loss_name in (None, align.loss["name"])
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
     template = chat_template or (template_of(recipe.model) if recipe else None)
+    credit = recipe.credit if recipe and named else None
     return View(
         renderer=Renderer(load_tokenizer(model), template),
         max_length=max_length or (recipe.model.max_length if recipe else None),
         shared_prefix=align.shared_prefix if align else "keep",
         loss=section,
-        credit=recipe.credit if recipe and named else None,
+        credit=credit,
+        branches=_branches(RunPaths(data), section, credit) if recipe and recipe.groups else None,
     )
+
+
+def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
+    """The newest branches of a run with groups, if its credit trains on them."""
+    file = run.trajectories(f"branch{run.mark}")
+    _, credit = locate("perturn.policy.credits:named_credit")(loss, section)
+    trained = locate("perturn.policy.credits:trains_branches")(credit)
+    return file if trained and file.is_file() else None
 
 
 def recipe_of(data: Path) -> Recipe | None:

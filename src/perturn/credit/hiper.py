@@ -83,7 +83,8 @@ class HiPER:
     """A segment begins where this regular expression of Python is found, such as `^You arrive`; empty: everywhere."""
 
     by: str = "reply"
-    """In which text: the newest observation before the turn (`reply`), or the turn's own action (`action`)."""
+    """In which text: the newest observation before the turn (`reply`), or the turn's own action (`action`), without its
+    native tool calls."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""

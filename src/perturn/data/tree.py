@@ -43,9 +43,11 @@ class Node:
 
     def walk(self) -> Iterator[Node]:
         """It and all nodes below, each before its children."""
-        yield self
-        for child in self.children.values():
-            yield from child.walk()
+        left = [self]
+        while left:
+            node = left.pop()
+            yield node
+            left += reversed(node.children.values())
 
 
 def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
@@ -53,10 +55,13 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
 
     Args:
         explored: The episode.
-        played_on: Those of its tree that were played on, in any order.
+        played_on: Those of its tree that were played on, in any order. One that FAILED on the turns that it was to take
+            over says nothing of any state, and is left out.
     """
     root = Node(0)
     for one in (explored, *sorted(played_on, key=lambda one: one.sample)):
+        if len(one.turns) < one.taken_over:
+            continue
         node = root
         node.passed.append(one)
         for turn in one.turns:

@@ -48,10 +48,12 @@ def choose_kinds(
         setting: Which setting names them.
 
     Raises:
-        ConfigError: If there is no such kind.
+        ConfigError: If there is no such kind, or it is no list of names.
     """
     if isinstance(kinds, str):
         raise ConfigError(f"{setting} must be a list of names, got the text {kinds!r}: write [{kinds}].")
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise ConfigError(f"{setting} must be a list of names, got {kinds!r:.80}.")
     return tuple(sorted({check_known(what, kind, known, environment) for kind in kinds})) or tuple(known)
 
 

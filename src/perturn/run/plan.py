@@ -225,11 +225,21 @@ def _training_cost(
     if on_pairs:
         own = recipe.pair and recipe.pair.file
         file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)
-        rows = sum(1 for _ in read_rows(file)) if file.is_file() else round(KEPT * found.explore)
+        rows = sum(1 for _ in read_rows(file)) if file.is_file() else _pairs(recipe, found)
         what = "pairs" if file.is_file() else "pairs (assumed)"
     tokens = trained_tokens(found, rows, on_pairs)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     return work, training_seconds(machine, settings, tokens, on_pairs), training_gb(machine, settings)
+
+
+def _pairs(recipe: Recipe, found: Episodes) -> int:
+    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
+    groups = found.explore
+    if recipe.branch and recipe.pair and recipe.pair.within in ("branch", "tree"):
+        _, branches = _branches(recipe, found, found.policy_turns(True))
+        search = recipe.branch.search
+        groups = branches // (search.width - 1 if search else recipe.branch.samples)
+    return round(KEPT * groups)
 
 
 def _corrections(recipe: Recipe, found: Episodes) -> int:
