@@ -24,7 +24,7 @@ from perturn.report.stages import by_stem
 from perturn.run.branch import branch_jobs, branch_values
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.settings.sections import Branch
+from perturn.settings.branch import Branch
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
 from .online import GROUPS, begin, recipe_of

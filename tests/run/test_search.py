@@ -10,7 +10,7 @@ from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
 from perturn.run.loop import check
 from perturn.run.search import search_jobs, trees_of
-from perturn.settings.sections import Branch, Search
+from perturn.settings.branch import Branch, Search
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import begin, recipe_of

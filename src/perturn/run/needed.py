@@ -66,6 +66,12 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
             f"branch.of is {recipe.branch.of}, and credit {name} trains on branches: those of some episodes alone "
             "would tell how these ended; explore with branch.of=all."
         )
+    own_task = recipe.branch is not None and recipe.branch.others == "episodes"
+    if own_task and trains_branches(credit) and getattr(credit, "unbiased", False):
+        raise ConfigError(
+            f"branch.others is episodes, and credit {name} trains on branches: where these are would then depend on "
+            "what it compares them with; explore with branch.others=tasks."
+        )
     prover = recipe.branch.policy if recipe.branch else None
     if prover is not None and trains_branches(credit):
         raise ConfigError(
