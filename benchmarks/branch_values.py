@@ -70,8 +70,12 @@ class Game:
     def after(self, key: str, command: str) -> str:
         """Key of the state that a command leads to from another."""
         if (key, command) not in self._after:
-            self._after[key, command] = self._state([*self._worlds[key][0], command])
+            self._after[key, command] = self._state([*self.commands(key), command])
         return self._after[key, command]
+
+    def commands(self, key: str) -> list[str]:
+        """Commands that lead to a state."""
+        return self._worlds[key][0]
 
     def options(self, key: str) -> tuple[str, ...]:
         """What can be said in a state, of the list."""
