@@ -27,7 +27,7 @@ COINS = Process(
         state: {"heads": (Outcome(reward=1.0, to=state + 1),), "tails": (Outcome(to=state + 1),)}
         for state in range(3)
     },
-    {state: (0.3, 0.0) for state in range(3)},
+    dict.fromkeys(range(3), (0.3, 0.0)),
     horizon=3,
 )
 
