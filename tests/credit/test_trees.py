@@ -215,3 +215,74 @@ def test_values_of_leaves_do_where_forks_are_nested():
         assert _compare(estimates, chances, SHARED.episodes.gradient(1.0))[2] == pytest.approx(
             expected, abs=5e-4
         )
+
+
+def by_state(episodes):
+    """Turns in states of odd number, which are known when they are reached."""
+    return lambda episode, turn: episodes.steps[episode][turn].state % 2 == 1
+
+
+def by_end(episodes):
+    """Turns of episodes that end with a success, which is known when they end."""
+    return lambda episode, turn: episodes.ends[episode].success
+
+
+def compared(credit, process, groups):
+    """Scale and relative bias by so listed groups of trees."""
+    estimates, chances = [], []
+    for group, members, chance in groups:
+        found = torch.zeros(process.episodes.parameters, dtype=torch.float64)
+        for member, weight in zip(members, credit(group), strict=True):
+            found += weight @ process.episodes.score[member, : len(weight)]
+        explored = sum(one.origin is None for one in group)
+        estimates.append(found / explored)
+        chances.append(chance)
+    assert sum(chances) == pytest.approx(1)
+    figures = _compare(
+        torch.stack(estimates), torch.tensor(chances, dtype=torch.float64), process.episodes.gradient(1.0)
+    )
+    return figures[1:3]
+
+
+@pytest.mark.parametrize(("rule", "holds"), [(by_state, True), (by_end, False)])
+def test_forks_that_are_chosen_by_what_is_known_bend_nothing(rule, holds):
+    """And those that are chosen by how the episode ends do, though no child of a fork is left out."""
+    episodes = SHARED.episodes
+    trees = list_trees(episodes, 1, 1, rule(episodes))
+    assert 0 < sum(bool(tree.branches) for tree in trees) < len(trees)
+
+    scale, bias = compared(CREDITS["portool"](), SHARED, list_groups(episodes, trees, 2))
+
+    assert (bias <= 1e-9 and scale == pytest.approx(1)) is holds
+    assert holds or bias > 0.005 or abs(scale - 1) > 0.005
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_forks_that_two_trees_choose_for_each_other_bend_their_comparison(mutual):
+    """So a predictor learns from other tasks where branches are trained on: one way alone it bends nothing.
+
+    The first tree is forked where the other explored episode succeeded; and the other one where the first did, or not.
+    """
+    episodes = SHARED.episodes
+    whole, none = list_trees(episodes, 1, 1), list_trees(episodes, 1, 1, lambda *_: False)
+
+    def trees(explored, forked):
+        return [tree for tree in (whole if forked else none) if tree.explored == explored]
+
+    def groups():
+        for one in range(len(episodes.steps)):
+            for other in range(len(episodes.steps)):
+                other_forked = mutual and episodes.ends[one].success
+                for first in trees(one, episodes.ends[other].success):
+                    for second in trees(other, other_forked):
+                        own, others = first.trajectories(episodes, 0, 2), second.trajectories(episodes, 1, 20)
+                        members = [
+                            each
+                            for tree in (first, second)
+                            for each in (tree.explored, *(e for _, e in tree.branches))
+                        ]
+                        yield [*own, *others], members, first.probability * second.probability
+
+    scale, bias = compared(CREDITS["portool"](), SHARED, groups())
+
+    assert (bias <= 1e-9 and scale == pytest.approx(1)) is not mutual

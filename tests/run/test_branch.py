@@ -32,8 +32,8 @@ from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
+from perturn.settings.branch import Branch
 from perturn.settings.recipe import read_recipe
-from perturn.settings.sections import Branch
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
 from .online import GROUPS, begin, recipe_of

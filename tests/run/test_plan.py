@@ -60,6 +60,23 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
     assert one["branch"].seconds == pytest.approx(one["explore"].seconds)
 
 
+@pytest.mark.parametrize(
+    ("branch", "branches"),
+    [
+        ("{at: entropy, samples: 2, chance: 0.25, gain: 0}", 8),
+        ("{at: entropy, samples: 2}", 16),
+        ("{at: mixed, samples: 1, others: episodes}", 8),
+        ("{at: mixed, samples: 3, forks: 5, others: episodes}", 48),
+    ],
+)
+def test_branches_of_a_choice_are_within_its_budget(recipe, branch, branches):
+    """8 episodes of about 3 turns: at a chance of 1/4 half of them have one, else each has; of 2 turns at most."""
+    words = ["pair.within=branch", f"branch={branch}"]
+    found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
+
+    assert found["branch"] == f"{branches} episodes played on from turns of 8 (assumed)"
+
+
 def test_searched_trees_have_so_many_episodes_each(recipe):
     words = ["pair.within=tree", "branch={search: {simulations: 6}}"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}

@@ -13,7 +13,8 @@ from perturn.errors import ConfigError
 from perturn.run.loop import check
 from perturn.run.pair import _within_trees
 from perturn.run.search import search_jobs, trees_of
-from perturn.settings.sections import Branch, Pair, Search
+from perturn.settings.branch import Branch, Search
+from perturn.settings.sections import Pair
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import begin, recipe_of

@@ -11,10 +11,11 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
+from perturn.settings.branch import Branch, Search
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Branch, Groups, Rerank, Search, Sft
+from perturn.settings.sections import Base, Groups, Rerank, Sft
 
 GUESS = "own_environment:GuessNumber"
 

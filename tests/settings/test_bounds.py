@@ -149,6 +149,8 @@ def test_the_choices_of_a_recipe_are_known():
         "outcomes.takeover",
         "branch.of",
         "branch.policy",
+        "branch.at",
+        "branch.others",
         "pair.within",
         "pair.remaining",
     ]

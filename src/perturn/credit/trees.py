@@ -3,7 +3,7 @@
 The ground on which `meter` measures a credit that trains on branches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, groupby, product
 from math import factorial, prod
@@ -38,17 +38,24 @@ class ListedTree:
         ]
 
 
-def list_trees(episodes: Episodes, every: int, samples: int) -> list[ListedTree]:
+def list_trees(
+    episodes: Episodes,
+    every: int,
+    samples: int,
+    forked: Callable[[int, int], bool] = lambda episode, turn: True,
+) -> list[ListedTree]:
     """All trees of a process.
 
     Args:
         episodes: All of the process.
         every: Turns from one that is played on from to the next.
         samples: Branches from each.
+        forked: Whether such a turn of an episode, by its index, is played on from.
     """
     found = []
     for explored, steps in enumerate(episodes.steps):
-        forks = [_played_on(episodes, explored, turn, samples) for turn in range(every, len(steps), every)]
+        turns = [turn for turn in range(every, len(steps), every) if forked(explored, turn)]
+        forks = [_played_on(episodes, explored, turn, samples) for turn in turns]
         for chosen in product(*forks):
             branches = tuple(branch for own, _ in chosen for branch in own)
             chance = prod((chance for _, chance in chosen), start=float(episodes.probability[explored]))

@@ -84,6 +84,10 @@ class RunPaths:
         """Folder in which a policy is trained."""
         return self.folder / "checkpoints" / f"{policy}.partial"
 
+    def forks(self, mark: str = "") -> Path:
+        """Turns that an iteration's episodes are played on from, where a policy chose them."""
+        return self.metrics(f"forks{mark}")
+
     def metrics(self, stage: str) -> Path:
         """A line for each time that a training stage, such as `align`, logged."""
         return self.folder / "metrics" / f"{stage}.jsonl"

@@ -74,12 +74,12 @@ def turn_features(
     Returns:
         One tensor an episode, float32 on the CPU [wanted tokens, features].
     """
-    carrying = [_first_tokens(one, counts) for one, counts in zip(sequences, wanted, strict=True)]
+    carrying = [first_tokens(one, counts) for one, counts in zip(sequences, wanted, strict=True)]
     with torch.no_grad():
         return pack_by_pack(hidden_states, model, carrying, token_budget)
 
 
-def _first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
+def first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
     """The episode with loss on the first tokens of each turn alone."""
     seen: Counter[int] = Counter()
     kept = []
@@ -89,7 +89,9 @@ def _first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
     return Encoded(encoded.ids, tuple(kept), encoded.role, starts=encoded.starts)
 
 
-def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+def cross_fit(
+    features: Sequence[Tensor], targets: Sequence[Tensor], folds: Sequence[int] | None = None
+) -> list[Tensor]:
     """Predictions for each episode by ridge regression on the episodes of the other folds.
 
     Every statistic is of these others alone: the mean and deviation that standardize features, and the penalty, which
@@ -103,18 +105,20 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
     Args:
         features: Of each episode, at least one row [rows, features].
         targets: Of each episode, float64 [rows].
+        folds: The fold of each episode, from 0 without a gap; None: its index modulo their number.
 
     Returns:
-        One tensor an episode, float64 [rows]; 0 where there is one episode alone.
+        One tensor an episode, float64 [rows]; 0 where there is one episode, or fold, alone.
     """
-    if len(features) < 2:
+    folds = _dealt(len(features)) if folds is None else folds
+    if len(set(folds)) < 2:
         return [torch.zeros_like(target) for target in targets]
     rows = [
         _rows(own, torch.ones_like(target), target)
         for own, target in zip(_centered(features), targets, strict=True)
     ]
-    heads = _heads(rows)
-    return [own[:, :-1] @ heads[index % len(heads)][:-1] for index, own in enumerate(rows)]
+    heads = _heads(rows, folds)
+    return [own[:, :-1] @ heads[fold][:-1] for own, fold in zip(rows, folds, strict=True)]
 
 
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
@@ -140,7 +144,7 @@ def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list
         _rows(own.sum(0)[None], torch.tensor([float(len(own))]), torch.tensor([target], dtype=torch.float64))
         for own, target in zip(centered, targets, strict=True)
     ]
-    heads = torch.stack(_heads(rows))
+    heads = torch.stack(_heads(rows, _dealt(len(rows))))
     return [heads[:, :-2] @ own.T + heads[:, -2:-1] for own in centered]
 
 
@@ -181,12 +185,19 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([features, constant.double()[:, None], targets[:, None]], 1)
 
 
-def _heads(rows: Sequence[Tensor]) -> list[Tensor]:
-    """For each fold of at least two episodes, the head that is fitted on the other folds [features + 2]."""
-    count = min(FOLDS, len(rows))
-    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+def _dealt(episodes: int) -> list[int]:
+    """Folds of so many episodes, each by its index."""
+    return [index % min(FOLDS, episodes) for index in range(episodes)]
+
+
+def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
+    """For each of at least two folds, the head that is fitted on the other folds [features + 2]."""
+    moments = [
+        _sum([own.T @ own for own, its in zip(rows, folds, strict=True) if its == fold])
+        for fold in range(max(folds) + 1)
+    ]
     heads = []
-    for fold in range(count):
+    for fold in range(len(moments)):
         others = moments[:fold] + moments[fold + 1 :]
         heads.append(_fit(_sum(others), _penalty(others)))
     return heads

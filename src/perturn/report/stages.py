@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import mean
 from typing import Any
 
 from perturn.data.iterations import is_number
@@ -16,8 +17,9 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         stages: As the manifest has them.
 
     Returns:
-        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. A
-        text among the counts stands where it is the same in all.
+        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. Of
+        shares and means among the counts, which are no whole numbers, it is the mean over those that have one. A text
+        stands where it is the same in all.
     """
     together: dict[str, list[str]] = {}
     for name in stages:
@@ -37,9 +39,13 @@ def _sum(notes: list[Mapping[str, Any]]) -> dict[str, Any]:
             "counts": notes[0].get("counts") or {},
         }
     counts: dict[str, Any] = {}
+    means: dict[str, list[float]] = {}
     for note in notes:
         for key, value in (note.get("counts") or {}).items():
-            if is_number(value):
+            if isinstance(value, float) and is_number(value):
+                means.setdefault(key, []).append(value)
+                counts[key] = mean(means[key])
+            elif is_number(value):
                 counts[key] = counts.get(key, 0) + value
             elif all((each.get("counts") or {}).get(key) == value for each in notes):
                 counts[key] = value

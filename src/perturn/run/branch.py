@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import fsum, nan
 
 from perturn.data.pairs import best_by_task, branches_of
@@ -14,8 +14,8 @@ from perturn.episodes.play import Job
 from perturn.errors import ConfigError, NotComeBack, RunError
 from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
+from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Branch
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
 from perturn.types import Task, Trajectory, failed, succeeded
@@ -38,13 +38,15 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
     """
     assert recipe.branch is not None
     assert recipe.explore is not None
-    protocol, every = make_protocol(recipe.protocol), recipe.branch.every
+    protocol = make_protocol(recipe.protocol)
+    every = recipe.branch.every if recipe.branch.at == "every" else 1
     longest = max(map(protocol.limit, tasks), default=0)
     if tasks and recipe.branch.search is None and every >= longest:
         raise ConfigError(
             f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
             f"take less than {longest}."
         )
+    locate("perturn.run.forks:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
     if not recipe.explore.sampling.temperature:
         _check_greedy(recipe, recipe.branch)
 
@@ -76,7 +78,8 @@ def branch(session: Session, stage: Stage) -> None:
     assert recipe.explore is not None
     begun = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
     file = run.paths.trajectories(stage.name)
-    with run.stage(stage.name, file) as counts:
+    chosen = () if recipe.branch.at == "every" else (run.paths.forks(stage.mark),)
+    with run.stage(stage.name, file, *chosen) as counts:
         if recipe.branch.search is not None:
             counts |= locate("perturn.run.search:search")(session, stage, begun)
         else:
@@ -93,16 +96,24 @@ def branch(session: Session, stage: Stage) -> None:
             )
 
 
-def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dict[str, int]:
-    """Play explored episodes, or the expert's of their tasks, on from every so many turns; counts of it."""
+def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dict[str, float]:
+    """Play explored episodes, or the expert's of their tasks, on from some turns; counts of it."""
     recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
     assert recipe.branch is not None
     assert recipe.explore is not None
     if recipe.branch.of == "expert":
         begun = walked(session, {one.task.id for one in begun})
-    how = recipe.explore
-    jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration)
-    return session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
+    how, found = recipe.explore, []
+    if recipe.branch.at != "every":
+        found = locate("perturn.run.forks:forks_of")(session, stage, begun)
+    turns = {each.key: each.turns for each in found} if recipe.branch.at != "every" else None
+    jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration, turns)
+    counts: dict[str, float] = {}
+    counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
+    if turns is not None:
+        count = locate("perturn.run.forks:fork_counts")
+        counts |= count(found, recipe.branch, begun, read_trajectories(file))
+    return counts
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
@@ -112,7 +123,12 @@ def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
 
 
 def branch_jobs(
-    explored: Iterable[Trajectory], settings: Branch, seed: int, samples: int = 1, iteration: int = 1
+    explored: Iterable[Trajectory],
+    settings: Branch,
+    seed: int,
+    samples: int = 1,
+    iteration: int = 1,
+    turns: Mapping[tuple[str, int], Sequence[int]] | None = None,
 ) -> list[Job]:
     """Episodes to play on: each begins with the first turns of an explored one.
 
@@ -125,6 +141,7 @@ def branch_jobs(
         seed: Of the run.
         samples: Explored episodes of a task, whose numbers the new ones do not take.
         iteration: From 1.
+        turns: Which are played on from, by the key of the explored episode; None: every so many, as `settings` says.
 
     Returns:
         One job an episode, in the order of the keys of `explored`, of turns and of samples; the seed of each depends
@@ -134,8 +151,8 @@ def branch_jobs(
     for one in sorted(explored, key=lambda one: one.key):
         if failed(one) or (settings.of == "failures" and succeeded(one)):
             continue
-        turns = range(settings.every, len(one.turns), settings.every)
-        for number, kept in enumerate(kept for kept in turns for _ in range(settings.samples)):
+        own = range(settings.every, len(one.turns), settings.every) if turns is None else turns[one.key]
+        for number, kept in enumerate(kept for kept in own for _ in range(settings.samples)):
             sample = one.sample + samples * (1 + number)
             drawn = seed_of(seed, one.task.id, sample, iteration)
             jobs.append(Job(one.task, drawn, sample, one, kept))

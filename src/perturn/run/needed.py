@@ -73,6 +73,11 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
             f"branch.search is set, and credit {name} reads branches: where a search has them begin is chosen by how "
             "earlier ones ended; explore without branch.search."
         )
+    if recipe.branch.others == "episodes" and trains_branches(credit) and getattr(credit, "unbiased", False):
+        raise ConfigError(
+            f"branch.others is episodes, and credit {name} trains on branches: where these are would then depend on "
+            "what it compares them with; explore with branch.others=tasks."
+        )
     prover = recipe.branch.policy
     if prover is not None and trains_branches(credit):
         raise ConfigError(

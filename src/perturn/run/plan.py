@@ -25,6 +25,7 @@ from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
 )
+from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, stages
@@ -209,7 +210,15 @@ def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
         return begun, begun * recipe.branch.search.simulations
     if recipe.branch.of == "expert":
         begun, turns = found.explore // recipe.explore.samples, found.turns
-    return begun, begun * recipe.branch.samples * int((turns - 1) // recipe.branch.every)
+    return begun, round(begun * recipe.branch.samples * _forks(recipe.branch, turns))
+
+
+def _forks(settings: Branch, turns: float) -> float:
+    """Turns of an episode of so many that are played on from, in the mean; of those behind a budget, none."""
+    if settings.at == "every":
+        return int((turns - 1) // settings.every)
+    chance = settings.chance if settings.at == "entropy" else 1.0
+    return min(settings.forks, chance * (turns - 1))
 
 
 def _training_cost(

@@ -48,12 +48,12 @@ def compute_needed(
     """
     found: dict[str, Sequence[Any]] = {}
     if "reference" in credit.needs:
-        found["reference"] = reference_of(episodes, _open(paths, recipe, reference))
+        found["reference"] = reference_of(episodes, open_policy(paths, recipe, reference))
     if credit.needs & OF_ACTED:
         form = answer_form(recipe) if credit.needs & {"answer", "answers", "clusters"} else ""
         if "answer" in credit.needs:
             check_gold_answers(episodes)
-        found |= read_acted(episodes, credit, _open(paths, recipe, acted), form)
+        found |= read_acted(episodes, credit, open_policy(paths, recipe, acted), form)
     if "matches" in credit.needs:
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:
@@ -62,8 +62,8 @@ def compute_needed(
     return found
 
 
-def _open(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
-    """Open a policy of the run that a credit reads.
+def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
+    """Open a policy of the run to be read.
 
     Raises:
         RunError: If it is not there.

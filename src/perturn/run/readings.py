@@ -88,7 +88,7 @@ def read_acted(
 
 def reference_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[Tensor]]:
     """Log-probabilities of each turn's tokens under a policy, in nats `[trajectories][turns]`, each [tokens]."""
-    rows = _encoded(trajectories, reader.renderer)
+    rows = encoded(trajectories, reader.renderer)
     with frozen(reader.model):
         logprobs = compute_logprobs(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
     found = dict(zip(rows, logprobs, strict=True))
@@ -109,7 +109,7 @@ def values_of(trajectories: Sequence[Trajectory], credit: Any, reader: Reader) -
     Returns:
         V, in units of reward `[trajectories][turns][tokens]`.
     """
-    rows = _encoded(trajectories, reader.renderer)
+    rows = encoded(trajectories, reader.renderer)
     order = _in_order(rows, trajectories)
     sequences = [rows[i].chosen for i in order]
     tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
@@ -131,7 +131,7 @@ def contributions_of(trajectories: Sequence[Trajectory], credit: Any, reader: Re
     Returns:
         In units of reward, by each head; see `perturn.policy.contributions`.
     """
-    rows = _encoded(trajectories, reader.renderer)
+    rows = encoded(trajectories, reader.renderer)
     order, scores = _in_order(rows, trajectories), scores_of(trajectories, credit)
     sequences, own = [rows[i].chosen for i in order], [scores[i] for i in order]
     with frozen(reader.model):
@@ -203,6 +203,6 @@ def _in_order(rows: Iterable[int], trajectories: Sequence[Trajectory]) -> list[i
     return sorted(rows, key=lambda i: (trajectories[i].key, trajectories[i].policy))
 
 
-def _encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
+def encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
     """The trajectories that have turns as tokens, by index."""
     return {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}

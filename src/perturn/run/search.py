@@ -12,7 +12,7 @@ from perturn.episodes.play import Job
 from perturn.run.branch import came_back, came_elsewhere
 from perturn.run.panels import seed_of
 from perturn.run.session import Session
-from perturn.settings.sections import Branch
+from perturn.settings.branch import Branch
 from perturn.settings.stages import Stage
 from perturn.types import Trajectory, failed, succeeded
 

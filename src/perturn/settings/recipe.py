@@ -11,6 +11,7 @@ from typing import Annotated
 from perturn.bounds import EFFORT, SEED, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
+from perturn.settings.branch import Branch, Search
 from perturn.settings.cluster import Cluster
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
@@ -18,7 +19,6 @@ from perturn.settings.sections import (
     COUNT,
     Align,
     Base,
-    Branch,
     Evaluate,
     Expert,
     Explore,
@@ -26,7 +26,6 @@ from perturn.settings.sections import (
     ModelSettings,
     Pair,
     ProtocolSettings,
-    Search,
     Section,
     Sft,
     Worlds,

@@ -123,38 +123,6 @@ class Explore:
 
 @dataclass(frozen=True)
 @bounded
-class Search:
-    """Search the tree of an explored episode (MCTS): each next episode is played on from where the last ones say."""
-
-    simulations: Annotated[int, COUNT] = 8
-    """Episodes of a tree, one after another, beside the explored one; the trees of all tasks grow at the same time."""
-    width: Annotated[int, SEVERAL] = 3
-    """Actions to draw from a state, before the best of them so far is followed to the next one."""
-    exploration: Annotated[float, Bound(least=0)] = 1.0
-    """Weight of what was tried little beside the mean score, in units of reward (UCT's constant)."""
-
-
-@dataclass(frozen=True)
-@bounded
-class Branch:
-    """Play explored episodes on from some of their turns, to see what these turns were worth."""
-
-    every: Annotated[int, COUNT] = 5
-    """Turns from one that is played on from to the next; the first of an episode is its first turn plus this many."""
-    samples: Annotated[int, COUNT] = 2
-    """Episodes from each; their first turns are those of the explored one."""
-    of: Literal["all", "failures", "expert"] = "all"
-    """Episodes that are played on: all explored ones, those that did not solve their task, or the expert's of the tasks
-    that are explored."""
-    policy: Literal["base", "sft"] | None = None
-    """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
-    explored."""
-    search: Search | None = None
-    """Choose the turns by tree search, and play on from branches too. None: every so many turns."""
-
-
-@dataclass(frozen=True)
-@bounded
 class Pair:
     """Make preference pairs: expert or correction over the policy's failure, or own best over own worst."""
 
