@@ -77,7 +77,9 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
             example = encode_example(row, view.renderer, view.max_length, view.shared_prefix)
             yield (
                 number,
-                locate("perturn.policy.sampled:with_weight")(example, own.weight) if own else example,
+                locate("perturn.policy.sampled:with_weight")(example, own.weight, own.clip)
+                if own
+                else example,
             )
         except (DataError, ModelError) as error:
             yield number, error
