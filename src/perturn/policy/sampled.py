@@ -33,13 +33,13 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
     """
-    if getattr(loss, "needs_mismatched", False):
-        return _labelled(row, index)
     if getattr(row, "clip", None) is not None and not reads_clip(loss):
         raise DataError(
             "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
             "ppo-clip, or leave clip out."
         )
+    if getattr(loss, "needs_mismatched", False):
+        return _labelled(row, index)
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
     parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
     if isinstance(parsed, PreferencePair):
