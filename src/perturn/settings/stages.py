@@ -91,9 +91,9 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
 def chooses_by_value(recipe: Recipe) -> bool:
     """Whether an evaluation chooses by a head that learns from explored episodes, so that these come first."""
     part = recipe.evaluate
-    return part is not None and any(
-        one is not None and one.by == VALUE for one in (part.best_of, part.rerank)
-    )
+    if part is None or recipe.explore is None:
+        return False
+    return any(one is not None and one.by == VALUE for one in (part.best_of, part.rerank))
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
