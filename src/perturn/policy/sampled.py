@@ -121,7 +121,7 @@ def with_weight(example: Example, weight: Sequence[float], clip: Sequence[float]
 
 
 class Weighed(NamedTuple):
-    """What a credit wrote of one trajectory."""
+    """Numbers that a credit wrote of one trajectory."""
 
     weight: Tensor
     """Weight of each turn, without unit [turns]."""

@@ -68,7 +68,7 @@ def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """What the value head learned from by which a score was chosen."""
+    """Lessons of the value head by which a score was chosen."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("value_episodes"):
         return {}
