@@ -66,3 +66,13 @@ def test_weights_are_one_finite_number_a_turn(weight):
     """Too few, too many, and numbers that no mean can hold; the message names the task."""
     with pytest.raises(DataError, match="task 'a': expected a finite weight for each of its 1 turns"):
         WeightedTrajectory(Trajectory(Task("a"), (Turn((), Action("look")),)), weight)
+
+
+@pytest.mark.parametrize("clip", [(), (1.0, 2.0), (0.0,), (-1.0,), (math.nan,), (math.inf,)])
+def test_factors_on_clip_ranges_are_one_number_above_0_a_turn(clip):
+    row = Trajectory(Task("a"), (Turn((), Action("look")),))
+
+    with pytest.raises(
+        DataError, match="task 'a': expected a factor on the clip range, finite and > 0, for each of"
+    ):
+        WeightedTrajectory(row, (1.0,), clip)

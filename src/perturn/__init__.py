@@ -8,7 +8,7 @@ from perturn.types import Action, Observation, PreferencePair, Task, Trajectory,
 if TYPE_CHECKING:
     from perturn.policy.config import TurnConfig
     from perturn.policy.trainer import TurnTrainer
-    from perturn.run.direct import Score, assign_credit, collect, evaluate, make_pairs, train
+    from perturn.run.direct import Score, assign_credit, collect, evaluate, make_pairs, train, weigh
 
 __all__ = [
     "Action",
@@ -25,6 +25,7 @@ __all__ = [
     "evaluate",
     "make_pairs",
     "train",
+    "weigh",
 ]
 __version__ = "0.1.0"
 
@@ -32,7 +33,7 @@ __version__ = "0.1.0"
 _TORCH = {
     **{
         name: f"perturn.run.direct:{name}"
-        for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train")
+        for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train", "weigh")
     },
     "TurnConfig": "perturn.policy.config:TurnConfig",
     "TurnTrainer": "perturn.policy.trainer:TurnTrainer",

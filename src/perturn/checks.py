@@ -1,7 +1,7 @@
-"""Checks on settings: each raises ValueError saying what was expected and what was got."""
+"""Checks on values; those on settings raise ValueError saying what was expected and what was got."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def check_positive(name: str, value: float) -> None:
@@ -20,6 +20,11 @@ def check_unit_interval(name: str, value: float) -> None:
     """Raise unless the value lies in [0, 1]."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be between 0 and 1, got {value}.")
+
+
+def are_factors(values: Sequence[float], count: int) -> bool:
+    """Whether these are so many numbers, each finite and above zero."""
+    return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from perturn.bounds import Bound, check_bounds
+from perturn.checks import are_factors
 from perturn.errors import DataError, EngineFailure
 from perturn.io.plain import fault
 from perturn.rules import TurnControl, check_example
@@ -207,6 +208,10 @@ def wrong_turns(trajectory: Trajectory) -> list[bool]:
     return [each is not None and each.is_wrong for each in found]
 
 
+SPARSE = {"sparse": True}
+"""Metadata of a field that no line of a file has where it is None."""
+
+
 @dataclass(frozen=True)
 class WeightedTrajectory:
     """A trajectory with a weight for each turn, as a credit wrote it."""
@@ -214,6 +219,8 @@ class WeightedTrajectory:
     trajectory: Trajectory
     weight: tuple[float, ...]
     """Weight of each turn, without unit [turns]; an advantage where a baseline was taken off."""
+    clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
+    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
 
     def __post_init__(self) -> None:
         turns = len(self.trajectory.turns)
@@ -221,6 +228,11 @@ class WeightedTrajectory:
             raise DataError(
                 f"task {self.trajectory.task.id!r}: expected a finite weight for each of its {turns} turns, "
                 f"got {self.weight!r:.200}."
+            )
+        if self.clip is not None and not are_factors(self.clip, turns):
+            raise DataError(
+                f"task {self.trajectory.task.id!r}: expected a factor on the clip range, finite and > 0, for each of "
+                f"its {turns} turns, got {self.clip!r:.200}."
             )
 
 

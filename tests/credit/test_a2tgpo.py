@@ -1,7 +1,7 @@
 """A2TGPO: gains against those at the same turn, by hand; sums of as many terms; the outcome beside them."""
 
 from dataclasses import replace
-from math import exp, log, nan, sqrt
+from math import exp, log, nan, sqrt, tanh
 from statistics import fmean, pstdev
 
 import pytest
@@ -69,6 +69,37 @@ def test_hand_worked(three, choice, expected):
     -.235702; .066667 stands alone. Deviation of turn 0 is .169967, of turn 1 .1: 0.980581, -1.372813, 0.392232; 1, -1.
     """
     assert_weights(A2TGPO(**choice)(three, answer=ANSWER), expected)
+
+
+def test_hand_worked_clip_ranges(three):
+    """Z 0.980581, -1.372813, 0.392232 at turn 0, 1 and -1 at turn 1; 2 sigmoid(z) - 1 is tanh(z / 2)."""
+    expected = [
+        [1 + 0.3 * tanh(z / 2) for z in own] for own in ([0.980581, 1, 0], [-1.372813, -1, 0], [0.392232, 0])
+    ]
+
+    found = A2TGPO().clips(three, answer=ANSWER)
+
+    assert expected[0] == pytest.approx([1.136334, 1.138635, 1.0], abs=1e-6)
+    assert_weights(found, expected)
+    assert [one[-1].item() for one in found] == [1.0] * 3
+    assert A2TGPO(clip_scale=0.0).clips(three, answer=ANSWER) is None
+    for one, other in zip(
+        A2TGPO(clip_scale=0.0)(three, answer=ANSWER), A2TGPO()(three, answer=ANSWER), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_turn_alone_and_other_tasks_leave_the_clip_range(three):
+    """A turn that no other has keeps its range; the episodes of another task do not move it."""
+    other = [replace(one, task=Task("other")) for one in three]
+    shifted = [[value - 0.4 * t * i for t, value in enumerate(one)] for i, one in enumerate(ANSWER)]
+
+    alone = A2TGPO().clips([three[0], three[2]], answer=[ANSWER[0], ANSWER[2]])
+    both = A2TGPO().clips([*other, *three], answer=[*shifted, *ANSWER])
+
+    assert alone[0][1:].tolist() == [1.0, 1.0]
+    assert_weights(both[3:], [one.tolist() for one in A2TGPO().clips(three, answer=ANSWER)])
+    assert not torch.allclose(both[0], both[3], atol=1e-2)
 
 
 def by_definition(scores, gains, gamma):
@@ -179,6 +210,8 @@ def test_tasks_are_apart(three):
 def test_missing_or_short_likelihoods_are_refused(three, answer, message):
     with pytest.raises(ValueError, match=message):
         A2TGPO()(three, answer=answer)
+    with pytest.raises(ValueError, match=message):
+        A2TGPO().clips(three, answer=answer)
     with pytest.raises(ValueError, match="answer must be finite where gains are of log-probabilities"):
         A2TGPO(gain="logprob")(three, answer=[[-torch.inf, *each[1:]] for each in ANSWER])
 
@@ -190,6 +223,8 @@ def test_missing_or_short_likelihoods_are_refused(three, answer, message):
         ({"normalize": "none"}, "normalize must be one of mean, std"),
         ({"alpha": -0.1}, "alpha must be >= 0, got -0.1"),
         ({"gamma": 1.1}, "gamma must be <= 1, got 1.1"),
+        ({"clip_scale": 1.0}, "clip_scale must be < 1, got 1.0"),
+        ({"clip_scale": -0.1}, "clip_scale must be >= 0, got -0.1"),
     ],
 )
 def test_settings_outside_their_range_are_refused(setting, message):

@@ -35,7 +35,14 @@ DEFAULTS = {
     | {"baseline": "group", "singleton": "zero"},
     "igpo": {"gamma": 1.0, "gain": "probability", "normalize": "std", "pools": "joint", "std": "population"}
     | {"last_gain": False},
-    "a2tgpo": {"alpha": 0.3, "gamma": 1.0, "gain": "probability", "normalize": "std", "std": "population"},
+    "a2tgpo": {
+        "alpha": 0.3,
+        "gamma": 1.0,
+        "gain": "probability",
+        "normalize": "std",
+        "std": "population",
+        "clip_scale": 0.3,
+    },
     "siop": {"lam": 0.5, "gamma": 1.0, "reference": "own", "members": 3, "same": "exact", "normalize": "std"}
     | {"std": "sample", "last_gain": True},
     "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}

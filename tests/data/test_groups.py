@@ -151,6 +151,21 @@ def test_a_file_holds_what_others_may_read(tmp_path):
     assert [json.loads(each) for each in file.read_text().splitlines()] == [line]
 
 
+def test_factors_on_clip_ranges_come_back_and_lines_without_them_are_as_before(tmp_path):
+    """The key is there where a credit gave some; a file of before has none, and is read."""
+    rows = [CreditRow("a", 0, "trained", (0.5, -1.0), (1.3, 0.7)), CreditRow("a", 1, "trained", (1.0,))]
+    file, before = tmp_path / "c", tmp_path / "b"
+    write_credits(file, rows)
+    before.write_text(json.dumps(ROW) + "\n")
+
+    assert [list(json.loads(line)) for line in file.read_text().splitlines()] == [
+        ["task", "sample", "bin", "weight", "clip"],
+        ["task", "sample", "bin", "weight"],
+    ]
+    assert read_credits(file) == rows
+    assert read_credits(before) == [CreditRow("a", 0, "trained", (1.0,), None)]
+
+
 ROW = {"task": "a", "sample": 0, "bin": "trained", "weight": [1.0]}
 
 
@@ -160,6 +175,8 @@ ROW = {"task": "a", "sample": 0, "bin": "trained", "weight": [1.0]}
         (json.dumps(ROW | {"bin": "lost"}), r"c:2: bin: expected one of trained, .*, got 'lost'"),
         (json.dumps(ROW | {"weight": [float("inf")]}), r"c:2: weight\[0\]: expected a finite number"),
         (json.dumps(ROW | {"weight": ["1"]}), r"c:2: weight\[0\]: expected a finite number, got '1'"),
+        (json.dumps(ROW | {"clip": [1.0, 1.0]}), r"c:2: clip: expected a number > 0 for each of 1 weights"),
+        (json.dumps(ROW | {"clip": [0.0]}), r"c:2: clip: expected a number > 0 for each of 1 weights"),
         (json.dumps(ROW | {"wait": 1}), r"c:2: wait: unknown key\. Did you mean 'weight'\?"),
         (json.dumps({"task": "a"}), r"c:2: sample: expected a value, got no such key"),
         (json.dumps(ROW | {"task": "first"}), r"c:2: task: expected a task and sample not seen before"),
@@ -182,6 +199,8 @@ def test_a_row_that_could_not_be_read_back_is_not_written(tmp_path):
         write_credits(file, [CreditRow("a", 0, "lost", ())])
     with pytest.raises(DataError, match="expected a finite number"):
         write_credits(file, [CreditRow("a", 0, "trained", (float("nan"),))])
+    with pytest.raises(DataError, match="clip: expected a number > 0"):
+        write_credits(file, [CreditRow("a", 0, "trained", (1.0,), (-1.0,))])
     assert read_credits(file) == [CreditRow("a", 0, "trained", ())]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from perturn import assign_credit
+from perturn import assign_credit, weigh
 from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
@@ -85,6 +85,45 @@ def test_the_loop_asks_the_policy_that_acted(file, tiny_folder):
     (one,) = json.loads(said.stdout)["iterations"]
     assert one["file"] == "credits/mean.jsonl"
     assert one["against"]["turns"] == 18
+
+
+@pytest.mark.slow
+def test_the_clip_ranges_of_a2tgpo_go_from_the_gold_answer_to_the_loss(file, tiny_folder):
+    """In the file of weights, in what is logged of training, in Python; and with 0 there are none anywhere."""
+    run = open_run(file, ["credit.name=a2tgpo"])
+    run_stages(run)
+
+    episodes = list(read_trajectories(run.paths.trajectories("explore")))
+    credit, expected = make_credit({"name": "a2tgpo"}), {}
+    for group in groups_of(episodes):
+        answer = answers_of(group, FORM, open_reader(str(tiny_folder)), after_last=False)
+        expected |= zip([one.key for one in group], credit.clips(group, answer=answer), strict=True)
+    rows = read_credits(run.paths.credit("a2tgpo", ""))
+    trained = [row for row in rows if row.bin == "trained"]
+    (logged,) = [json.loads(line) for line in run.paths.metrics("align").read_text().splitlines()][:1]
+    direct = weigh(episodes, "a2tgpo", model=str(tiny_folder), answer=FORM)
+    assert trained
+    for row in rows:
+        assert row.clip == pytest.approx(expected[row.key].tolist(), abs=1e-6)
+        assert row.clip[-1] == 1.0
+    assert len({row.clip[0] for row in trained}) > 1
+    assert 0.7 < logged["clip/turn_1"] < 1.3
+    assert logged["clip/turn_3-4"] == 1.0
+    assert {one.trajectory.key: one.clip for one in direct} == {
+        row.key: pytest.approx(row.clip, abs=1e-6) for row in rows
+    }
+
+    words = ["credit", str(run.folder), "credit.name=a2tgpo", "credit.clip_scale=0", "--as", "none"]
+    said = CliRunner().invoke(app, [*words, "--json", "--against", "a2tgpo"], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    none = read_credits(run.paths.credit("none", ""))
+    assert [row.clip for row in none] == [None] * 6
+    assert [row.weight for row in none] == [pytest.approx(row.weight, abs=1e-6) for row in rows]
+    assert "clip" not in run.paths.credit("none", "").read_text()
+    shown = CliRunner().invoke(
+        app, ["inspect", str(run.folder), "--model", str(tiny_folder)], catch_exceptions=False
+    )
+    assert shown.exit_code == 0, shown.output
 
 
 def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):

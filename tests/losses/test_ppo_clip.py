@@ -35,6 +35,9 @@ SETTINGS += [{**SETTINGS[i], "importance": over} for i, over in ((0, "token"), (
 every_setting = pytest.mark.parametrize("chosen", SETTINGS, ids=lambda s: " ".join(map(str, s.values())))
 
 
+CLIP = [1.5, 0.5, 1.5, 0.5]
+
+
 def sampled(make_side, seed=5, lengths=((2, 1, 3), (4,), (1, 2)), dtype=torch.float64):
     """A batch as sampled: weights of either sign, and two policies near this one, away from every clip's corner."""
     side = make_side(seed, [list(turns) for turns in lengths], dtype=dtype)
@@ -78,6 +81,60 @@ def test_hand_worked_clip():
     assert_close(loss, torch.tensor([-1.2, 1.5, -0.5, 0.8, 4.0]))
     assert_close(dual, torch.tensor([-1.2, 1.5, -0.5, 0.8, 3.0]))
     assert_close(higher[0], torch.tensor(-1.4))
+
+
+def test_hand_worked_clip_of_each_turn():
+    """Ratios 1.25 | 1.25 | 0.75 | 0.75 with A 1 1 -1 -1 and factors 1.5 0.5 1.5 0.5 on 0.2: ranges 0.3 and 0.1.
+
+    Within 1.3 the first is -1.25, the second is cut to -1.1; within 0.7 the third is 0.75, the fourth is cut to 0.9.
+    Where it is cut, the gradient is 0; elsewhere it is that of -rho A. Without factors, 1.2 and 0.8 cut all four.
+    """
+    policy = torch.tensor([1.25, 1.25, 0.75, 0.75], dtype=torch.float64).log().requires_grad_()
+    side = nested([[[0.0], [0.0], [0.0], [0.0]]], [[[0.0]] * 4], [[1.0, 1.0, -1.0, -1.0]], clip=[CLIP])
+    loss = PPOClip(aggregate="token_sum")
+
+    value = loss(with_policy(side, policy)).sum()
+    (gradient,) = torch.autograd.grad(value, policy)
+    bare = dataclasses.replace(with_policy(side, policy.detach()), clip=None)
+    logged = loss.turn_diagnostics(with_policy(side, policy.detach()))
+
+    assert value.item() == pytest.approx(-1.25 - 1.1 + 0.75 + 0.9)
+    assert gradient.tolist() == pytest.approx([-1.25, 0.0, 0.75, 0.0])
+    assert float(loss(bare)) == pytest.approx(-1.2 - 1.2 + 0.8 + 0.8)
+    assert logged["clip_share"].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert logged["clip"].tolist() == CLIP
+    assert loss.turn_diagnostics(bare)["clip_share"].tolist() == [1.0] * 4
+    assert "clip" not in loss.turn_diagnostics(bare)
+
+
+def test_both_ends_have_their_own_range():
+    """Factor 2 on 0.1 below and 0.3 above: ratios 0.85 and 1.5 are within 0.8 and 1.6."""
+    side = nested([[[math.log(0.85)], [math.log(1.5)]]], [[[0.0], [0.0]]], [[-1.0, 1.0]])
+    loss = PPOClip(clip_low=0.1, clip_high=0.3, aggregate="token_sum")
+
+    assert float(loss(side)) == pytest.approx(0.9 - 1.3)
+    assert float(loss(dataclasses.replace(side, clip=2 * torch.ones(2)))) == pytest.approx(0.85 - 1.5)
+
+
+@QUICK
+@given(
+    lengths=LENGTHS,
+    seed=st.integers(0, 10**6),
+    factor=st.sampled_from([0.5, 1.0, 1.3]),
+    ratio=st.sampled_from(list(RATIOS)),
+)
+def test_one_factor_for_all_is_another_range(make_side, lengths, seed, factor, ratio):
+    """Factor f on every turn is clip_low f and clip_high f, and 1 is no factor: in value and in gradient."""
+    side = sampled(make_side, seed, lengths)
+    told = dataclasses.replace(side, clip=torch.full((side.num_turns,), factor))
+    settings = {"ratio": ratio, "dual_clip": 3.0}
+    found = []
+    for batch, share in ((told, 1.0), (side, factor)):
+        policy = batch.policy.clone().requires_grad_()
+        loss = PPOClip(clip_low=0.2 * share, clip_high=0.25 * share, **settings)(with_policy(batch, policy))
+        found.append((loss.detach(), *torch.autograd.grad(loss.sum(), policy)))
+
+    assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)
 
 
 def test_hand_worked_ratios():

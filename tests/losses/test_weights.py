@@ -66,16 +66,18 @@ def test_a_weight_that_a_batch_holds_is_what_every_loss_reads(pair, name):
         assert not torch.equal(loss(*doubled), loss(*weighed)), loss_name
 
 
-def test_nested_weights_and_behavior_reach_the_batch():
+def test_nested_numbers_and_behavior_reach_the_batch():
     """[trajectories][turns] of weights, and log mu nested as the policy is."""
     side = TurnLogprobs.from_nested(
         [[[-0.1, -0.2], [-1.0]], [[-0.5]]],
         weight=[[1.0, -0.5], [2.0]],
+        clip=[[1.2, 0.8], [1.0]],
         behavior=[[[-0.3, -0.4], [-2.0]], [[-0.6]]],
     )
 
     assert side.reference is None
     assert_close(side.weight, torch.tensor([1.0, -0.5, 2.0]))
+    assert_close(side.clip, torch.tensor([1.2, 0.8, 1.0]))
     assert_close(side.behavior, torch.tensor([-0.3, -0.4, -2.0, -0.6]))
 
 
@@ -83,10 +85,14 @@ def test_nested_weights_and_behavior_reach_the_batch():
     ("changes", "message"),
     [
         ({"weight": [[1.0]]}, r"weight must hold one number for each turn, \[2\] by trajectory, got \[1\]"),
+        ({"clip": [[1.0]]}, r"clip must hold one number for each turn, \[2\] by trajectory, got \[1\]"),
+        ({"clip": [[1.0, 0.0]]}, r"clip must be finite and > 0, got \[1\.0, 0\.0\]"),
+        ({"clip": [[1.0, float("inf")]]}, "clip must be finite and > 0"),
+        ({"clip": [[float("nan"), 1.0]]}, "clip must be finite and > 0"),
         ({"behavior": [[[-0.1], [-1.0]]]}, "turn 0: policy has 2 tokens, but behavior 1"),
     ],
 )
-def test_weights_or_behavior_of_another_nesting_are_refused(changes, message):
+def test_numbers_of_another_nesting_and_factors_that_are_none_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         TurnLogprobs.from_nested([[[-0.1, -0.2], [-1.0]]], **changes)
 

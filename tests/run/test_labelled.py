@@ -148,9 +148,12 @@ def test_coh_puts_a_failure_before_a_success_of_its_task():
 
 def test_rows_are_read_as_they_were_written(tmp_path):
     rows = [WeightedTrajectory(EXPLORED[0], (1.0, -0.5)), WeightedTrajectory(EXPLORED[5], ())]
+    rows.append(WeightedTrajectory(EXPLORED[0], (1.0, -0.5), (1.2, 0.8)))
 
-    assert write_records(tmp_path / "rows.jsonl", rows) == 2
+    assert write_records(tmp_path / "rows.jsonl", rows) == 3
     assert list(read_records(tmp_path / "rows.jsonl", WeightedTrajectory)) == rows
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert ['"clip"' in line for line in lines] == [False, False, True]
 
 
 def test_a_row_with_more_weights_than_turns_is_refused(tmp_path):
@@ -159,6 +162,12 @@ def test_a_row_with_more_weights_than_turns_is_refused(tmp_path):
     file.write_text(file.read_text().replace("[1.0,2.0]", "[1.0]"))
 
     with pytest.raises(DataError, match=r"weight: expected one for each of 2 turns, got 1"):
+        list(read_records(file, WeightedTrajectory))
+
+    write_records(file, [WeightedTrajectory(EXPLORED[0], (1.0, 2.0), (1.0, 2.0))])
+    file.write_text(file.read_text().replace('"clip":[1.0,2.0]', '"clip":[1.0,0.0]'))
+
+    with pytest.raises(DataError, match=r"clip: expected a number > 0 for each of 2 turns, got"):
         list(read_records(file, WeightedTrajectory))
 
 

@@ -79,7 +79,9 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
             )
             yield (
                 number,
-                locate("perturn.policy.sampled:with_weight")(example, own.weight) if own else example,
+                locate("perturn.policy.sampled:with_weight")(example, own.weight, own.clip)
+                if own
+                else example,
             )
         except (DataError, ModelError) as error:
             yield number, error

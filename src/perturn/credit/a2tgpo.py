@@ -1,10 +1,11 @@
-"""A2TGPO: the outcome, and the gold answer's gains, each compared with those of others at the same turn."""
+"""A2TGPO: the outcome and the gold answer's gains, compared with others' at the same turn, and how far it may move."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from perturn.bounds import Bound
@@ -33,14 +34,16 @@ class A2TGPO(GroupCredit):
     IG is that of `information_gains`; mean_k and std_k are over the trajectories of the group that have a turn k which
     is not their last. The last turn has the outcome alone. S is the sum of the rewards that count.
 
+    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and that of the last one by 1: what
+    told more of the answer than others did at the same turn may move further.
+
     Source: Chen et al. 2026, "A2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
     arXiv:2605.06200. Its abstract was read, and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with
     `alpha` and `gamma` of its script); its equations were not.
-    Differs: no adaptive clipping, for which a loss would need a second number a turn: the code has the clip range of a
-    turn times 1 + 0.3 (2 sigmoid(z_it) - 1), and of the last turn as it is. A turn whose gain is exactly 0 counts as a
-    turn, where the code takes it for none and counts later ones one lower. A reward that the environment gives before
-    the end is part of S; there is none there. A turn that no other trajectory has gains 0, as there, and so does a
-    FAILED trajectory at every turn. Equal values have advantage 0.
+    Differs: a turn whose gain is exactly 0 counts as a turn, where the code takes it for none and counts later ones one
+    lower. A reward that the environment gives before the end is part of S; there is none there. A turn that no other
+    trajectory has gains 0, as there, and so does a FAILED trajectory at every turn. Equal values have advantage 0. With
+    `normalize` mean, z is divided by no deviation in the clip range either.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"answer"})
@@ -61,6 +64,9 @@ class A2TGPO(GroupCredit):
     std: str = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
+    clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3
+    """How far the clip range of a turn may grow or shrink by its gain, as a share of it, in [0, 1); 0: not at all."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         super().__post_init__()
@@ -75,8 +81,7 @@ class A2TGPO(GroupCredit):
             ValueError: If `answer` is missing, has not one entry before each turn and one after the last, or a gain
                 is infinite.
         """
-        known, rewards = answer_numbers(group, answer), self.returns(group)
-        gains = [turn_gains(one, logprobs, self.gain) for one, logprobs in zip(group, known, strict=True)]
+        rewards, gains = self.returns(group), self._standard_gains(group, answer)
         found: Numbers = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             if len(members) > 1:
@@ -84,6 +89,29 @@ class A2TGPO(GroupCredit):
                 for i, of_one in zip(members, fused, strict=True):
                     found[i] = of_one
         return as_tensors(found)
+
+    def clips(
+        self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
+    ) -> list[Tensor] | None:
+        """Return the factor on the clip range of every turn, without unit [turns]; None where there is no such scale.
+
+        Raises:
+            ValueError: As for the advantages.
+        """
+        if not self.clip_scale:
+            return None
+        gains = as_tensors(self._standard_gains(group, answer))
+        return [1 + self.clip_scale * (2 * torch.sigmoid(of_one) - 1) for of_one in gains]
+
+    def _standard_gains(self, group: Sequence[Trajectory], answer: Answers | None) -> Numbers:
+        """Return z, 0 for a last turn `[trajectories][turns]`."""
+        known = answer_numbers(group, answer)
+        gains = [turn_gains(one, logprobs, self.gain) for one, logprobs in zip(group, known, strict=True)]
+        index: list[list[Visit]] = []
+        for members in by_task(group):
+            longest = max(len(gains[i]) for i in members)
+            index += [[(i, t) for i in members if t < len(gains[i]) - 1] for t in range(longest)]
+        return normalized_within(index, gains, self.normalize, self.std)
 
     def _fuse(self, rewards: Numbers, gains: Numbers) -> Numbers:
         scores = [fsum(of_one) for of_one in rewards]
@@ -98,12 +126,8 @@ class A2TGPO(GroupCredit):
 
     def _accumulate(self, gains: Numbers) -> Numbers:
         """Return D over the root of the number of its terms, 0 for a last turn `[trajectories][turns]`."""
-        longest = max(map(len, gains))
-        index: list[list[Visit]] = [
-            [(i, t) for i, of_one in enumerate(gains) if t < len(of_one) - 1] for t in range(longest)
-        ]
         found = []
-        for of_one in normalized_within(index, gains, self.normalize, self.std):
+        for of_one in gains:
             sums = returns_to_go(of_one[:-1], self.gamma)
             found.append([total / sqrt(len(sums) - t) for t, total in enumerate(sums)] + [0.0] * bool(of_one))
         return found

@@ -49,6 +49,10 @@ class Credit(Protocol):
     with the `sample` of its explored episode in `origin` and the number of turns that it shares with it in
     `taken_over`. The weights that it gives to shared turns of a branch are read by nobody, for these are trained once,
     in the explored episode.
+
+    One that also sets the clip range of each turn has `needs_group = True` and a method `clips(group, **needed)`, which
+    is given the same and returns factors > 0 on that range, one tensor a trajectory [turns]; or None: as the loss has
+    it. A loss that has no clip range is refused.
     """
 
     needs: ClassVar[frozenset[str]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from perturn.checks import are_factors
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import SPARSE, Trajectory, failed, score, succeeded
 
 BINS = ("trained", "no_spread", "failed", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
@@ -33,6 +34,8 @@ class CreditRow:
     """One of BINS."""
     weight: tuple[float, ...]
     """Weight of each turn as the credit gave it, without unit [turns]; training reads those of `trained` alone."""
+    clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
+    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -71,6 +74,11 @@ def _check(row: CreditRow, where: str) -> None:
         raise DataError(
             f"{where}bin: expected one of {', '.join(BINS)}, got {row.bin!r:.80}. Give the credit again."
         )
+    if row.clip is not None and not are_factors(row.clip, len(row.weight)):
+        raise DataError(
+            f"{where}clip: expected a number > 0 for each of {len(row.weight)} weights, got {row.clip!r:.200}. Give "
+            "the credit again."
+        )
 
 
 def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
@@ -84,6 +92,7 @@ def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
 def ledger(
     groups: Sequence[Sequence[Trajectory]],
     weights: Sequence[Weights],
+    clips: Sequence[Sequence[Sequence[float] | None]] | None = None,
     *,
     drop_equal_outcomes: bool,
     too_long: Collection[tuple[str, int]] = (),
@@ -99,6 +108,7 @@ def ledger(
     Args:
         groups: Trajectories of a task each.
         weights: Of each group, as a credit gave them.
+        clips: Factors on the clip ranges of the turns of each group, where the credit gave some.
         drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
         too_long: Keys of the trajectories that do not fit.
 
@@ -109,12 +119,14 @@ def ledger(
         DataError: If a trajectory has not one finite weight for each of its turns.
     """
     rows = []
-    for group, given in zip(groups, weights, strict=True):
+    none = [[None] * len(group) for group in groups]
+    for group, given, ranges in zip(groups, weights, none if clips is None else clips, strict=True):
         spread = len(group) > 1 and not _is_zero(given)
         dropped = drop_equal_outcomes and has_equal_outcomes(group)
-        for trajectory, weight in zip(group, given, strict=True):
+        for trajectory, weight, clip in zip(group, given, ranges, strict=True):
             where = _bin(trajectory, spread, dropped, trajectory.key in too_long)
-            rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight)))
+            factors = None if clip is None else tuple(clip)
+            rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight), factors))
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import NoneType
@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
+from perturn.checks import are_factors
 from perturn.data.content import flatten
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain import DEEPEST, fault, mismatch
@@ -97,12 +98,19 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
         raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
     if is_dataclass(value):
         version = {"version": VERSION} if isinstance(value, Trajectory) else {}
-        return version | {each.name: _plain(getattr(value, each.name), levels - 1) for each in fields(value)}
+        held = {
+            each.name: getattr(value, each.name) for each in fields(value) if not _is_left_out(value, each)
+        }
+        return version | {name: _plain(each, levels - 1) for name, each in held.items()}
     if isinstance(value, Mapping):
         return {key: _plain(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, levels - 1) for item in value]
     return value.value if isinstance(value, Enum) else value
+
+
+def _is_left_out(value: Any, each: Field[Any]) -> bool:
+    return bool(each.metadata.get("sparse")) and getattr(value, each.name) is None
 
 
 # What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.
@@ -165,6 +173,8 @@ def _check_pair(pair: PreferencePair) -> PreferencePair:
 def _check_weighted(row: WeightedTrajectory) -> WeightedTrajectory:
     if len(row.weight) != (turns := len(row.trajectory.turns)):
         raise ValueError(f".weight: {mismatch(f'one for each of {turns} turns', len(row.weight))}")
+    if row.clip is not None and not are_factors(row.clip, turns):
+        raise ValueError(f".clip: {mismatch(f'a number > 0 for each of {turns} turns', row.clip)}")
     return row
 
 

@@ -3,16 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from perturn.credit import Credit, TurnCredit
-
-NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
-"""Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
+from perturn.losses.nested import NestedLogprobs, check_same_nesting, flatten, turn_lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +45,10 @@ class TurnLogprobs:
     proximal: Tensor | None = None
     """The same under that policy as training computes it, in nats [tokens]; None where no loss reads it."""
 
+    clip: Tensor | None = None
+    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1. A loss without a clip range does not
+    read it."""
+
     turn_index: Tensor = field(init=False, repr=False)
     """Turn of each token, counted through the batch [tokens]."""
 
@@ -68,7 +69,10 @@ class TurnLogprobs:
         found = _segments(self.turn.long(), self.trajectory.long())
         for name, value in zip(("turn_index", "num_turns", "num_trajectories"), found, strict=True):
             object.__setattr__(self, name, value)
-        self._check("weight", self.num_turns, ", one for each turn")
+        for name in ("weight", "clip"):
+            self._check(name, self.num_turns, ", one for each turn")
+        if self.clip is not None and not bool(((self.clip > 0) & self.clip.isfinite()).all()):
+            raise ValueError(f"clip must be finite and > 0, got {self.clip.tolist()!r:.200}.")
 
     def _check(self, name: str, count: int, what: str = "") -> None:
         tensor = getattr(self, name)
@@ -88,6 +92,7 @@ class TurnLogprobs:
         weight: Sequence[Sequence[float] | Tensor] | None = None,
         behavior: NestedLogprobs | None = None,
         proximal: NestedLogprobs | None = None,
+        clip: Sequence[Sequence[float] | Tensor] | None = None,
     ) -> Self:
         """Build from nested lists.
 
@@ -98,6 +103,7 @@ class TurnLogprobs:
             weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
             behavior: log mu, in nats, nested alike; or None.
             proximal: log pi_proximal, in nats, nested alike; or None.
+            clip: Factor on the clip range of each turn, without unit `[trajectories][turns]`; or None.
 
         Returns:
             The flat batch.
@@ -105,25 +111,30 @@ class TurnLogprobs:
         Raises:
             ValueError: If a level is empty, or the nestings differ.
         """
-        lengths = _turn_lengths("policy", policy)
+        lengths = turn_lengths("policy", policy)
         others = {"reference": reference, "behavior": behavior, "proximal": proximal}
         for name, other in others.items():
             if other is not None:
-                _check_same_nesting(name, lengths, _turn_lengths(name, other))
-        if weight is not None and [len(turns) for turns in weight] != [len(turns) for turns in lengths]:
-            raise ValueError(
-                f"weight must hold one number for each turn, {[len(turns) for turns in lengths]} by trajectory, "
-                f"got {[len(turns) for turns in weight]}."
-            )
-        flat = _flatten(policy)
+                check_same_nesting(name, lengths, turn_lengths(name, other))
+        of_turns = {"weight": weight, "clip": clip}
+        for name, numbers in of_turns.items():
+            if numbers is not None and [len(turns) for turns in numbers] != [len(turns) for turns in lengths]:
+                raise ValueError(
+                    f"{name} must hold one number for each turn, {[len(turns) for turns in lengths]} by trajectory, "
+                    f"got {[len(turns) for turns in numbers]}."
+                )
+        flat = flatten(policy)
         turn = [i for turns in lengths for i, n in enumerate(turns) for _ in range(n)]
         trajectory = [k for k, turns in enumerate(lengths) for _ in range(sum(turns))]
         return cls(
             policy=flat,
             turn=torch.tensor(turn, device=flat.device),
             trajectory=torch.tensor(trajectory, device=flat.device),
-            weight=None if weight is None else _flatten([weight]).to(flat.device),
-            **{name: None if other is None else _flatten(other) for name, other in others.items()},
+            **{
+                name: None if numbers is None else flatten([numbers]).to(flat.device)
+                for name, numbers in of_turns.items()
+            },
+            **{name: None if other is None else flatten(other) for name, other in others.items()},
         )
 
     @classmethod
@@ -357,43 +368,3 @@ def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> Non
         raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
     if turn.numel() and int(turn.min()) < -1:
         raise ValueError(f"turn must be -1 (no loss) or a turn id >= 0, got {int(turn.min())}.")
-
-
-def _turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
-    """Return the number of tokens of each turn `[trajectories][turns]`; none may be empty."""
-    if not len(nested):
-        raise ValueError(f"{name} must hold at least one trajectory, got none.")
-    for k, turns in enumerate(nested):
-        if not hasattr(turns, "__len__") or len(turns) == 0:
-            raise ValueError(f"{name} must hold at least one turn in trajectory {k}, got none.")
-        for i, turn in enumerate(turns):
-            where = f"{name}, trajectory {k}, turn {i}"
-            if not hasattr(turn, "__len__") or (isinstance(turn, Tensor) and turn.dim() != 1):
-                raise ValueError(f"{where}: expected the log-probabilities [tokens], got {turn!r}.")
-            if len(turn) == 0:
-                raise ValueError(f"{where}: expected at least one token, got none.")
-    return [[len(turn) for turn in turns] for turns in nested]
-
-
-def _check_same_nesting(name: str, policy: list[list[int]], other: list[list[int]]) -> None:
-    """Raise unless the named one is nested as policy is; name the first place that differs."""
-    if len(policy) != len(other):
-        raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(other)}.")
-    for k, turns in enumerate(zip(policy, other, strict=True)):
-        for i, (own, found) in enumerate(zip_longest(*turns, fillvalue=0)):
-            if own != found:
-                raise ValueError(f"trajectory {k}, turn {i}: policy has {own} tokens, but {name} {found}.")
-
-
-def _flatten(nested: NestedLogprobs) -> Tensor:
-    """Join all turns into one tensor [tokens]."""
-    return torch.cat([_as_tensor(turn) for turns in nested for turn in turns])
-
-
-def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
-    """Return one turn as a tensor [tokens]; tensors, and lists of tensors, keep their gradient."""
-    if isinstance(turn, Tensor):
-        return turn
-    if any(isinstance(value, Tensor) for value in turn):
-        return torch.stack([torch.as_tensor(value) for value in turn])
-    return torch.tensor(turn, dtype=torch.get_default_dtype())

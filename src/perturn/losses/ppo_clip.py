@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,8 +48,8 @@ def clipped_surrogate(
     log_ratio: Tensor,
     advantage: Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
     dual_clip: float | None = None,
 ) -> Tensor:
     """Negative clipped surrogate of PPO.
@@ -65,15 +65,16 @@ def clipped_surrogate(
     Args:
         log_ratio: log rho, in nats [tokens].
         advantage: A of each token's turn [tokens].
-        clip_low: How far rho may fall below 1.
-        clip_high: How far rho may rise above 1.
+        clip_low: How far rho may fall below 1; or of each token [tokens].
+        clip_high: How far rho may rise above 1; or of each token [tokens].
         dual_clip: c > 1; None: no such bound.
 
     Returns:
         Loss, in units of the advantage [tokens].
     """
     ratio = log_ratio.clamp(-_MOST, _MOST).exp()
-    loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    bounds: dict[str, Any] = {"min": 1 - clip_low, "max": 1 + clip_high}  # both are numbers, or both tensors
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(**bounds) * advantage)
     if dual_clip is None:
         return loss
     return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
@@ -176,9 +177,12 @@ class PPOClip:
     With `importance`, a third policy stands between: pi_proximal is the policy that sampled, as training computes it,
     rho is pi/pi_proximal, and the clipped term is multiplied by `truncated_importance`.
 
+    Where a credit also wrote `clip`, both clip_low and clip_high of a turn are multiplied by its number.
+
     Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; `sequence`: GSPO-token, Zheng et al. 2025, arXiv:2507.18071,
-    Eqs. 14-15; `turn`: Turn-PPO of ST-PPO, Li et al. 2025, arXiv:2511.20718; see also `clipped_surrogate`,
-    `truncated_importance` and `KL_ESTIMATORS`.
+    Eqs. 14-15; `turn`: Turn-PPO of ST-PPO, Li et al. 2025, arXiv:2511.20718; a clip range of each turn: A2TGPO, Chen et
+    al. 2026, arXiv:2605.06200, its released code; see also `clipped_surrogate`, `truncated_importance` and
+    `KL_ESTIMATORS`.
     Differs: without `importance`, mu is what the engine said when it sampled, so that a difference between engine and
     training is in the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of a step, as
     in DAPO. The clipping-bias correction of ST-PPO is not here: it divides the gradient by the norm, over all
@@ -188,6 +192,7 @@ class PPOClip:
 
     needs_rejected: ClassVar[bool] = False
     needs_behavior: ClassVar[bool] = True
+    reads_clip: ClassVar[bool] = True
     credit: ClassVar[Credit] = GRPO()
 
     clip_low: Annotated[float, Bound(least=0, most=1)] = 0.2
@@ -243,12 +248,9 @@ class PPOClip:
         `step`: `step_statistic` of all trajectories of the optimizer step; None: of these.
         """
         advantage = turn_weights(chosen, self.credit)[chosen.turn_index]
+        low, high = self._range(chosen)
         loss = clipped_surrogate(
-            self._log_ratio(chosen),
-            advantage,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
+            self._log_ratio(chosen), advantage, clip_low=low, clip_high=high, dual_clip=self.dual_clip
         )
         if self.needs_proximal:
             loss = loss * truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
@@ -301,7 +303,8 @@ class PPOClip:
         Returns:
             By name [turns]: `advantage`; and means over the tokens of each turn: `ratio`; `clip_share`; `mismatch`, k3
             of mu against pi_proximal, or against the policy where there is none, in nats; `kl`, k3 of the policy
-            against the reference, if there is one, in nats.
+            against the reference, if there is one, in nats. Where turns have a clip range of their own also `clip`, the
+            factor on it.
         """
         ratio, clipped, _ = self._clip(chosen)
         computed = "policy" if chosen.proximal is None else "proximal"
@@ -313,16 +316,26 @@ class PPOClip:
         if chosen.reference is not None:
             of_tokens["kl"] = k3(chosen.log_ratio())
         means = {name: chosen.mean_by_turn(values) for name, values in of_tokens.items()}
+        if chosen.clip is not None:
+            means["clip"] = chosen.clip
         return {"advantage": turn_weights(chosen, self.credit), **means}
 
     def _clip(self, side: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
         """Rho, whether the clip took its gradient away, and A, each [tokens]."""
         advantage = turn_weights(side, self.credit)[side.turn_index]
         ratio = self._log_ratio(side).clamp(-_MOST, _MOST).exp()
-        clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
+        low, high = self._range(side)
+        clipped = torch.where(advantage > 0, ratio > 1 + high, ratio < 1 - low)
         if self.dual_clip is not None:
             clipped |= (advantage < 0) & (ratio > self.dual_clip)
         return ratio, clipped & (advantage != 0), advantage
+
+    def _range(self, side: TurnLogprobs) -> tuple[float | Tensor, float | Tensor]:
+        """How far rho may fall below 1 and rise above it; of each token where turns have their own [tokens]."""
+        if side.clip is None:
+            return self.clip_low, self.clip_high
+        factor = side.clip.detach().to(side.precision)[side.turn_index]
+        return self.clip_low * factor, self.clip_high * factor
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Log rho of each token, in nats [tokens]."""

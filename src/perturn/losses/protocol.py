@@ -26,6 +26,9 @@ class Loss(Protocol):
     A loss on what a policy has sampled has `needs_behavior = True`: it reads the log-probabilities that the actions
     were sampled with. It may have `needs_proximal`, which says whether it reads what training computed of them before
     the first step, and `turn_diagnostics(chosen)`: tensors by name to average by the position of a turn [turns].
+
+    A loss that multiplies the clip range of a turn by `TurnLogprobs.clip` has `reads_clip = True`; credits and rows
+    that have such factors are refused with any other.
     """
 
     needs_rejected: ClassVar[bool]

@@ -57,6 +57,11 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} must have needs, a set of the names of what is computed for it, got {needs!r:.80}; write "
             "needs = frozenset() in its class if there is nothing. See perturn.credit.Credit."
         )
+    if sets_clip(credit) and not needs_group(credit):
+        raise ConfigError(
+            f"credit {name!r} has clips and not needs_group = True, without which clips are not asked for; see "
+            "perturn.credit.Credit."
+        )
     if "values" in needs and not hasattr(credit, "value_targets"):
         raise ConfigError(
             f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
@@ -106,6 +111,11 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
             "such as uniform."
         )
+    if sets_clip(credit) and not reads_clip(loss):
+        raise ConfigError(
+            f"credit {section['name']!r} sets the clip range of a turn, and loss {settings['name']!r} has none; name a "
+            "loss that has one, such as ppo-clip."
+        )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
         computed |= OF_GROUPS
@@ -144,6 +154,16 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
 def trains_branches(credit: Credit) -> bool:
     """Whether a credit weighs branches as it weighs the explored episodes, so that they are trained on."""
     return bool(getattr(credit, "trains_branches", False))
+
+
+def sets_clip(credit: Credit) -> bool:
+    """Whether a credit may give turns a clip range of their own."""
+    return hasattr(credit, "clips")
+
+
+def reads_clip(loss: Loss) -> bool:
+    """Whether a loss has a clip range that a turn may have its own of."""
+    return bool(getattr(loss, "reads_clip", False))
 
 
 def needs_group(credit: Credit) -> bool:

@@ -36,6 +36,8 @@ class Example:
     """Each side as it was played, with all of its turns."""
     weight: tuple[Tensor, ...] = ()
     """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
+    clip: tuple[Tensor, ...] = ()
+    """Factor on the clip range of each side's turns that carry loss, without unit [turns]; empty: 1."""
     mismatched: Encoded | None = None
     mismatched_reference: Tensor | None = None
     """The actions of another row after this one's prompt, and their reference, in nats; None where no loss reads it."""

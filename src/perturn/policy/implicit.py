@@ -43,7 +43,7 @@ class ImplicitReward:
         known = {i: one for i, one in enumerate(actions) if one.token_ids and one.logprobs}
         with frozen(self._model):
             found = compute_logprobs(
-                self._model, [_asked(ids, one.token_ids or ()) for one in known.values()]
+                self._model, [after_prompt(ids, one.token_ids or ()) for one in known.values()]
             )
         rewards = [-inf] * len(actions)
         for (i, one), theirs in zip(known.items(), found, strict=True):
@@ -51,7 +51,7 @@ class ImplicitReward:
         return rewards
 
 
-def _asked(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:
+def after_prompt(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:
     """An action after a prompt, with loss on its tokens."""
     turn = (NO_TURN,) * len(prompt) + (0,) * len(action)
     return Encoded(prompt + action, turn, ("user",) * len(prompt) + ("assistant",) * len(action))

@@ -274,7 +274,7 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides, from behind a common beginning.
 
     Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
-    [loss tokens], `weight` [turns] and `statistic` [pairs].
+    [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it, and `statistic` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -283,6 +283,9 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     for name in (*OTHERS, "weight"):
         if getattr(examples[0], name):
             batch[name] = torch.cat([getattr(example, name)[side] for example, side in order])
+    if any(example.clip for example in examples):
+        factors = [one.clip[side] if one.clip else torch.ones_like(one.weight[side]) for one, side in order]
+        batch["clip"] = torch.cat(factors)
     if examples[0].statistic is not None:
         batch["statistic"] = torch.tensor([example.statistic for example in examples])
     return batch
@@ -319,12 +322,14 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
 
     def side(mask: Tensor, first: int) -> TurnLogprobs:
         others = {name: batch[name][mask] if name in batch else None for name in OTHERS}
+        turns = mask[starts_turn]
         return TurnLogprobs(
             policy=logprobs[mask],
             **others,
             turn=turn[mask],
             trajectory=trajectory[mask] - first,
-            weight=batch["weight"][mask[starts_turn]],
+            weight=batch["weight"][turns],
+            clip=batch["clip"][turns] if "clip" in batch else None,
         )
 
     is_chosen = trajectory < pairs

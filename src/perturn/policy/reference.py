@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -244,22 +245,45 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
             "with weights, which the section `groups` of a recipe computes before it trains."
         )
     found = credit(group, **needed)
-    fits = isinstance(found, list | tuple) and len(found) == len(group)
-    for index, trajectory in enumerate(group):
-        if not (fits and _are_weights(found[index], len(trajectory.turns))):
-            raise ConfigError(
-                f"credit {type(credit).__name__} must return one tensor a trajectory, with a finite floating-point "
-                f"number for each of its turns; for the {len(trajectory.turns)} turns of task "
-                f"{trajectory.task.id!r:.80} it returned {found[index] if fits and len(group) > 1 else found!r:.200}."
-            )
+    _check_numbers(
+        found, group, f"credit {type(credit).__name__} must return", "a finite floating-point number"
+    )
     return [weight.detach() for weight in found]
 
 
-def _are_weights(found: Any, turns: int) -> bool:
-    """Whether it is one finite floating-point number a turn."""
+def asked_clips(credit: Any, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
+    """Factors on clip ranges as a credit gives them, by what it was given for weights [turns]; None: it gives none.
+
+    Raises:
+        ConfigError: If it gives anything but one finite number > 0 a turn.
+    """
+    clips = getattr(credit, "clips", None)
+    found = None if clips is None else clips(group, **needed)
+    if found is None:
+        return [None] * len(group)
+    whose = f"clips of credit {type(credit).__name__} must return"
+    _check_numbers(found, group, whose, "a finite floating-point number > 0", above=0.0)
+    return [factor.detach() for factor in found]
+
+
+def _check_numbers(
+    found: Any, group: Sequence[Trajectory], whose: str, number: str, above: float = -math.inf
+) -> None:
+    fits = isinstance(found, list | tuple) and len(found) == len(group)
+    for index, trajectory in enumerate(group):
+        if not (fits and _are_numbers(found[index], len(trajectory.turns), above)):
+            raise ConfigError(
+                f"{whose} one tensor a trajectory, with {number} for each of its turns; for the "
+                f"{len(trajectory.turns)} turns of task {trajectory.task.id!r:.80} it returned "
+                f"{found[index] if fits and len(group) > 1 else found!r:.200}."
+            )
+
+
+def _are_numbers(found: Any, turns: int, above: float) -> bool:
+    """Whether it is one finite floating-point number above a bound a turn."""
     if not (isinstance(found, Tensor) and found.is_floating_point() and found.shape == (turns,)):
         return False
-    return bool(found.isfinite().all())
+    return bool((found.isfinite() & (found > above)).all())
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:

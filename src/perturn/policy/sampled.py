@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from perturn.credit import Credit
 from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
+from perturn.policy.credits import reads_clip
 from perturn.policy.examples import Example
-from perturn.policy.reference import asked
+from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
@@ -32,6 +33,11 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
     """
+    if getattr(row, "clip", None) is not None and not reads_clip(loss):
+        raise DataError(
+            "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
+            "ppo-clip, or leave clip out."
+        )
     if getattr(loss, "needs_mismatched", False):
         return _labelled(row, index)
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
@@ -97,16 +103,43 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
     return torch.tensor(found)
 
 
-def with_weight(example: Example, weight: Sequence[float]) -> Example:
-    """The example of one trajectory with weights of all its turns; those of turns that are left out go with them."""
-    kept = [weight[turn] for turn in sorted(set(example.chosen.loss_turns))]
-    return replace(example, weight=(torch.tensor(kept, dtype=torch.float32),))
+def with_weight(example: Example, weight: Sequence[float], clip: Sequence[float] | None = None) -> Example:
+    """The example of one trajectory with the numbers of all its turns; those of turns that are left out go with them.
+
+    Args:
+        example: As training sees it.
+        weight: Weight of each turn, without unit [turns].
+        clip: Factor on the clip range of each turn, without unit [turns]; None: 1.
+    """
+    turns = sorted(set(example.chosen.loss_turns))
+    weights, *clips = (
+        torch.tensor([values[turn] for turn in turns], dtype=torch.float32)
+        for values in (weight, clip)
+        if values is not None
+    )
+    return replace(example, weight=(weights,), clip=tuple(clips))
+
+
+class Weighed(NamedTuple):
+    """Numbers that a credit wrote of one trajectory."""
+
+    weight: Tensor
+    """Weight of each turn, without unit [turns]."""
+    clip: Tensor | None = None
+    """Factor on the clip range of each turn, without unit [turns]; None: 1."""
+
+    def row(self, trajectory: Trajectory) -> WeightedTrajectory:
+        """The trajectory with what was written of it."""
+        clip = None if self.clip is None else tuple(self.clip.tolist())
+        return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip)
 
 
 def weigh_groups(
     trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]], credit: Credit, needed: Needed
-) -> dict[int, Tensor]:
-    """Ask a credit for the weights of each group; once for all of them if its statistics run across tasks.
+) -> dict[int, Weighed]:
+    """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
+
+    It is asked once for all groups if its statistics run across tasks.
 
     Args:
         trajectories: Episodes.
@@ -115,19 +148,20 @@ def weigh_groups(
         needed: What it needs, by keyword, one entry a trajectory.
 
     Returns:
-        Weights of each trajectory by its index, without unit [turns].
+        What it wrote of each trajectory, by its index.
 
     Raises:
-        ConfigError: If the credit raises, or gives anything but one finite number a turn.
+        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range.
     """
     if getattr(credit, "across_tasks", False):
         groups = [[index for members in groups for index in members]]
-    found: dict[int, Tensor] = {}
+    found: dict[int, Weighed] = {}
     for members in groups:
         theirs = {name: [values[index] for index in members] for name, values in needed.items()}
         group = [trajectories[index] for index in members]
         try:
-            found |= zip(members, asked(credit, group, **theirs), strict=True)
+            weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
+            found |= zip(members, map(Weighed, weights, clips), strict=True)
         except PerturnError:
             raise
         except Exception as error:  # a credit is code of others
@@ -165,6 +199,7 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
         groups[row.policy][row.task.id].append(index)
     found = list(examples)
     for of_policy in groups.values():
-        for index, weight in weigh_groups(played, of_policy.values(), credit, {}).items():
-            found[index] = with_weight(examples[index], weight.tolist())
+        for index, weighed in weigh_groups(played, of_policy.values(), credit, {}).items():
+            own = weighed.row(played[index])
+            found[index] = with_weight(examples[index], own.weight, own.clip)
     return found

@@ -192,7 +192,9 @@ class TurnTrainer(Trainer):
         example = encode_example(trajectory, self.renderer, *how)
         if self._needs_behavior and isinstance(trajectory, Trajectory):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
-        return with_weight(example, row.weight) if isinstance(row, WeightedTrajectory) else example
+        if not isinstance(row, WeightedTrajectory):
+            return example
+        return with_weight(example, row.weight, row.clip)
 
     def _compute(self, parts: Iterable[Examples], name: str, model: Any, track: Track | None) -> None:
         """Give each example the log-probabilities of a policy that does not move, as `reference` or `proximal`.

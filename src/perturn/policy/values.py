@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +28,23 @@ _EQUAL = 1e-9
 """Difference of squared errors, as a share of the sum of squared returns, that is put down to rounding."""
 _CONSTANT = 1e-12
 """Variance of a feature, relative to the largest mean square, below which it is a constant."""
+
+
+@dataclass(frozen=True)
+class ValueHead:
+    """A number from features: w (x - c) + b."""
+
+    center: Tensor
+    """c, float64 [features]."""
+    weight: Tensor
+    """w, float64 [features]."""
+    intercept: Tensor
+    """b, in the unit of what is predicted, float64 []."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the prediction of each row of features [rows, features], float64 [rows]."""
+        return (features - self.center) @ self.weight + self.intercept
+
 
 ByToken = Sequence[Sequence[Sequence[float]]]
 """Numbers at the first tokens of each turn, one or more a turn `[trajectories][turns][tokens]`."""
@@ -119,6 +137,24 @@ def cross_fit(
     ]
     heads = _heads(rows, folds)
     return [own[:, :-1] @ heads[fold][:-1] for own, fold in zip(rows, folds, strict=True)]
+
+
+def fit_values(features: Sequence[Tensor], targets: Sequence[Tensor]) -> ValueHead:
+    """Ridge regression on all episodes, for others than these; the penalty is chosen as `cross_fit` does, by folds.
+
+    Args:
+        features: Of each episode, at least one row [rows, features].
+        targets: Of each episode, float64 [rows].
+    """
+    center = torch.cat(list(features)).mean(0, dtype=torch.float64)
+    rows = [
+        _rows(own - center, torch.ones_like(target), target)
+        for own, target in zip(features, targets, strict=True)
+    ]
+    count = min(FOLDS, len(rows))
+    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+    head = _fit(_sum(moments), _penalty(moments))
+    return ValueHead(center, head[:-2], head[-2])
 
 
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:

@@ -22,6 +22,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
             **policy_row(trajectories),
             **_drawn(run, name),
             **_candidates(run, name),
+            **_taught(run, name),
             **_extended(run, name),
         }
         for name, trajectories in run.evaluation.items()
@@ -64,6 +65,15 @@ def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
             "taken_tokens": counts.get("action_tokens", 0),
         }
     }
+
+
+def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Lessons of the value head by which a score was chosen."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("value_episodes"):
+        return {}
+    said = {"episodes": counts["value_episodes"], "tokens": counts["value_tokens"]}
+    return {"value_head": said | {"explained": counts.get("value_explained")}}
 
 
 def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:

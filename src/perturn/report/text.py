@@ -160,12 +160,27 @@ def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in policies
         if (found := row.get("candidates"))
     ]
-    return [*of_turns, *_controlled(policies)] + [
+    return [*of_turns, *_taught(policies), *_controlled(policies)] + [
         f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
         f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
         for row in policies
         if row.get("drawn")
     ]
+
+
+def _taught(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in policies:
+        if found := row.get("value_head"):
+            share = found["explained"]
+            said = (
+                "their scores are all one"
+                if share is None
+                else f"it explains {share:.2f} of how others' scores vary"
+            )
+            yield (
+                f"{row['name']} read {found['episodes']} explored episodes for this, with {found['tokens']} tokens, "
+                f"which taught its value head; {said}."
+            )
 
 
 def _controlled(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:

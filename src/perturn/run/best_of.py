@@ -15,8 +15,9 @@ from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.templates import chat_template
 from perturn.run.choice import check_choice
 from perturn.run.session import policy_path
+from perturn.run.valued import Values
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from
+from perturn.settings.stages import VALUE, learned_from
 from perturn.table import locate
 from perturn.types import Trajectory, failed, score
 
@@ -32,10 +33,12 @@ def check_best_of(recipe: Recipe) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    check_choice(recipe, "best_of", _BY, read_logprobs=("likelihood",))
+    check_choice(recipe, "best_of", (*_BY, VALUE), read_logprobs=("likelihood",))
 
 
-def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajectory]:
+def best_of(
+    run: Run, policy: str, drawn: Sequence[Trajectory], values: Values | None = None
+) -> list[Trajectory]:
     """The episode of each task with the highest score, in the order of tasks; of equal ones the first sample.
 
     A FAILED episode is chosen where all of its task are.
@@ -44,6 +47,7 @@ def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajecto
         run: Whose recipe says by what.
         policy: That played.
         drawn: All episodes.
+        values: The policy's, where the choice is by them; None: learned here.
 
     Raises:
         PerturnError: If the engine gave no log-probabilities that are asked for, or a function of the user's fails.
@@ -54,7 +58,13 @@ def best_of(run: Run, policy: str, drawn: Sequence[Trajectory]) -> list[Trajecto
     by = recipe.evaluate.best_of.by
     of_task: dict[str, list[tuple[tuple[bool, float, int], Trajectory]]] = defaultdict(list)
     whole = [one for one in drawn if not failed(one)]
-    scores = _scores(run, policy, by, whole) if whole else []
+    scores: Scores = []
+    if whole:
+        scores = (
+            _by_value(values or Values(run, policy), whole)
+            if by == VALUE
+            else _scores(run, policy, by, whole)
+        )
     numbers = dict(zip((one.key for one in whole), scores, strict=True))
     for one in drawn:
         rank = one.key in numbers, numbers.get(one.key, -inf), -one.sample
@@ -113,6 +123,11 @@ def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
         for name in (policy, start)
     )
     return [_sum(own) - _sum(its) for own, its in zip(ours, theirs, strict=True)]
+
+
+def _by_value(values: Values, episodes: Sequence[Trajectory]) -> Scores:
+    found: list[float] = values.learned.of_episodes(episodes)
+    return found
 
 
 def _sum(turns: Sequence[Any]) -> float:

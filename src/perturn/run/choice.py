@@ -8,7 +8,7 @@ from perturn.envs.load import load_object
 from perturn.errors import ConfigError, did_you_mean
 from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from, stages
+from perturn.settings.stages import VALUE, learned_from, stages
 
 IMPLICIT = "implicit"
 """Chooses by the reward that is implicit in a policy and in the one it was trained from."""
@@ -43,12 +43,32 @@ def check_choice(recipe: Recipe, name: str, known: Collection[str], read_logprob
     if by in read_logprobs and not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
             f"{where}.by={by} reads the log-probabilities of what was sampled, which engine "
-            f"{recipe.engine['name']!r} does not give; take {_other(known, {*read_logprobs, IMPLICIT})}."
+            f"{recipe.engine['name']!r} does not give; take {_other(known, {*read_logprobs, IMPLICIT, VALUE})}."
         )
+    if by == VALUE:
+        _check_value(recipe, where, _other(known, {IMPLICIT, VALUE}))
     if by == IMPLICIT and not _is_trained(recipe):
         raise ConfigError(
             f"{where}.by={by} reads the policy that another was trained from, and no policy here is trained; take "
-            f"{_other(known, {IMPLICIT})}."
+            f"{_other(known, {IMPLICIT, VALUE})}."
+        )
+
+
+def _check_value(recipe: Recipe, where: str, others: str) -> None:
+    """Refuse values of which nothing teaches, or of a policy that is not here.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.explore is None:
+        raise ConfigError(
+            f"{where}.by={VALUE} learns from explored episodes, and nothing is explored here; add the section explore, "
+            f"or take {others}."
+        )
+    if not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"{where}.by={VALUE} reads the hidden states of the policy, which engine {recipe.engine['name']!r} does "
+            f"not have here; take {others}."
         )
 
 

@@ -59,9 +59,12 @@ def credit_groups(
     position = {one.key: index for index, one in enumerate(trajectories)}
     groups = groups_of(trajectories)
     order = [[position[one.key] for one in group] for group in groups]
-    weights = weigh_groups(trajectories, order, credit, needed or {})
-    listed = [[weights[index].tolist() for index in members] for members in order]
-    return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
+    weighed = weigh_groups(trajectories, order, credit, needed or {})
+    rows = [[weighed[index].row(trajectories[index]) for index in members] for members in order]
+    weights, clips = (
+        [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
+    )
+    return ledger(groups, weights, clips, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:

@@ -19,8 +19,9 @@ from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling, outcomes
 from perturn.run.strategies import Strategy, controlled, extension_counts
+from perturn.run.valued import Values
 from perturn.settings.sections import Evaluate, Section
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, chooses_by_value, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -31,6 +32,7 @@ def evaluate(session: Session, stage: Stage) -> None:
     assert settings is not None
     jobs = make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1)
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
+    values = Values(run, stage.policy)
     with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
         write_whole(run.paths.stamp, json.dumps(_conditions(session, settings), indent=2) + "\n")
         counts |= session.play(
@@ -40,23 +42,27 @@ def evaluate(session: Session, stage: Stage) -> None:
             evaluation_sampling(recipe),
             settings.concurrency,
             f"evaluating {stage.policy}",
-            _strategy(run, stage.policy, jobs),
+            _strategy(run, stage.policy, jobs, values),
         )
         if settings.turns:
             rules = controlled(session.rules(stage.policy), settings.turns)
             counts |= extension_counts(read_trajectories(drawn if settings.best_of else file), rules)
         if settings.best_of:
-            counts |= _choose(session, stage.policy, drawn, file)
+            counts |= _choose(session, stage.policy, drawn, file, values)
         if settings.rerank:
             counts |= candidate_counts(read_trajectories(file))
+        if chooses_by_value(recipe):
+            counts |= values.counts()
 
 
-def _strategy(run: Run, policy: str, jobs: Sequence[Job]) -> Strategy:
+def _strategy(run: Run, policy: str, jobs: Sequence[Job], values: Values) -> Strategy:
     """How the episodes of an evaluation are played."""
     assert run.recipe.evaluate is not None
     settings = run.recipe.evaluate
     plain = Strategy(turns=settings.turns)
-    return dataclasses.replace(plain, serve=reranking(run, policy, jobs)) if settings.rerank else plain
+    if settings.rerank is None:
+        return plain
+    return dataclasses.replace(plain, serve=reranking(run, policy, jobs, values))
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
@@ -78,11 +84,11 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     return found | ({"rerank": dataclasses.asdict(settings.rerank)} if settings.rerank else {})
 
 
-def _choose(session: Session, policy: str, drawn: Path, file: Path) -> dict[str, Any]:
+def _choose(session: Session, policy: str, drawn: Path, file: Path, values: Values) -> dict[str, Any]:
     """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
     session.release()  # what chooses may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
-    chosen = best_of(session.run, policy, episodes)
+    chosen = best_of(session.run, policy, episodes, values)
     file.unlink(missing_ok=True)
     with TrajectoryStore(file) as store:
         for one in chosen:

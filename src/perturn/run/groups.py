@@ -119,7 +119,9 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     name, credit = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
     played = {one.key: one for one in _played(run, credit, stage.mark)}
-    trained = [WeightedTrajectory(played[row.key], row.weight) for row in credited if row.bin == "trained"]
+    trained = [
+        WeightedTrajectory(played[row.key], row.weight, row.clip) for row in credited if row.bin == "trained"
+    ]
     assert run.recipe.align is not None
     if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]

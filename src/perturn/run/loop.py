@@ -35,6 +35,7 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
+from perturn.run.valued import refuse_seen
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
@@ -175,6 +176,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         panels = look_up(recipe, env)
+        refuse_seen(recipe, panels)
         if recipe.groups is not None:  # what asks torch is loaded where it is needed
             locate("perturn.run.needed:check_needed")(recipe, env, panels)
         if recipe.branch is not None:

@@ -19,8 +19,9 @@ from perturn.policy.templates import chat_template
 from perturn.run.choice import check_choice
 from perturn.run.session import make_protocol, policy_path
 from perturn.run.strategies import Serve
+from perturn.run.valued import Values
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import learned_from
+from perturn.settings.stages import VALUE, learned_from
 from perturn.table import locate
 from perturn.types import Action, Engine, Prompt, Task, Trajectory
 
@@ -42,13 +43,14 @@ def check_rerank(recipe: Recipe) -> None:
     check_choice(recipe, "rerank", _BY, read_logprobs=("likelihood", "implicit"))
 
 
-def reranking(run: Run, policy: str, jobs: Iterable[Job]) -> Serve:
+def reranking(run: Run, policy: str, jobs: Iterable[Job], values: Values | None = None) -> Serve:
     """Makes of an engine one that answers with the best of several actions.
 
     Args:
         run: Whose recipe says how many and by what.
         policy: That the engine serves.
         jobs: The episodes that may be played.
+        values: The policy's, where the choice is by them; None: learned here.
     """
     recipe = run.recipe
     assert recipe.evaluate is not None
@@ -59,6 +61,8 @@ def reranking(run: Run, policy: str, jobs: Iterable[Job]) -> Serve:
 
     def serve(engine: Engine) -> Engine:
         reward = _implicit_reward(run, policy) if settings.by == "implicit" else None
+        if settings.by == VALUE:
+            reward = (values or Values(run, policy)).learned
         return with_candidates(engine, settings.samples, Choice(settings.by, reader, tasks, reward))
 
     return serve
@@ -94,7 +98,7 @@ class Choice:
     tasks: Mapping[str, Task]
     """Conversation -> its task."""
     reward: Reward | None = None
-    """The implicit one, where the choice is by it; None: all are alike."""
+    """The implicit one, or Q, where the choice is by it; None: all are alike."""
 
     def __call__(self, prompt: Prompt, candidates: Sequence[Action]) -> int:
         """Index of the one with the highest rank; of equal ones the first.
@@ -151,6 +155,12 @@ def _implicit(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> R
     return [(each,) for each in choice.reward(prompt, candidates)]
 
 
+def _value(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> Ranks:
+    """Q at the end of the action; that of an action of which no tokens are known is the lowest."""
+    assert choice.reward is not None
+    return [(each,) for each in choice.reward(prompt, candidates)]
+
+
 def _require_logprobs(by: str, candidates: Sequence[Action]) -> None:
     if not any(one.logprobs for one in candidates):
         raise EngineFailure(
@@ -181,4 +191,5 @@ _BY: Mapping[str, Callable[[Choice, Prompt, Sequence[Action]], Ranks]] = {
     "likelihood": _likelihood,
     "frequency": _frequency,
     "implicit": _implicit,
+    VALUE: _value,
 }

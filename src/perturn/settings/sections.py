@@ -306,7 +306,8 @@ class BestOf:
     by: str = "outcome"
     """The one that is scored has the highest: total reward (`outcome`), which bounds what any choice could reach; mean
     log-probability of the tokens that the policy wrote (`likelihood`); log-probability of these less what the policy
-    that it was trained from gives them (`implicit`); or `module:function`, from episodes to a number each."""
+    that it was trained from gives them (`implicit`); total reward that a head on the policy's hidden states expects at
+    the end, learned from the last explored episodes (`value`); or `module:function`, from episodes to a number each."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +320,8 @@ class Rerank:
     by: str = "likelihood"
     """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
     send the world the same, and of equal ones the likelihood (`frequency`); log-probability of its tokens less what the
-    policy that this one was trained from gives them (`implicit`); or `module:function`, from a task, a prompt and
-    different actions to a number each."""
+    policy that this one was trained from gives them (`implicit`); total reward that such a head as for best_of expects
+    at its end (`value`); or `module:function`, from a task, a prompt and different actions to a number each."""
 
 
 @dataclass(frozen=True)

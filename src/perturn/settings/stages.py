@@ -27,6 +27,10 @@ _EXPLORE = (*_SFT, *_PLAY, "explore")
 _LOOP = (*_EXPLORE, "branch", "pair", "groups", "outcomes", "credit", "align")
 
 
+VALUE = "value"
+"""Chooses by a head on the policy's hidden states that has learned from explored episodes."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One entry of the loop."""
@@ -84,6 +88,22 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
     return "base" if policy == "sft" or anew else policy_of(recipe, 0)
 
 
+def chooses_by_value(recipe: Recipe) -> bool:
+    """Whether an evaluation chooses by a head that learns from explored episodes, so that these come first."""
+    part = recipe.evaluate
+    if part is None or recipe.explore is None:
+        return False
+    return any(one is not None and one.by == VALUE for one in (part.best_of, part.rerank))
+
+
+def explored_before(recipe: Recipe, policy: str) -> str:
+    """The stage that explored last before a policy is evaluated."""
+    found = [
+        stage.name for stage in stages(recipe) if stage.name in ("explore" + stage.mark, f"evaluate-{policy}")
+    ]
+    return found[found.index(f"evaluate-{policy}") - 1]
+
+
 def average_of(recipe: Recipe, iteration: int) -> str:
     """The moving average of policies that an iteration leaves."""
     return f"average{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
@@ -96,7 +116,11 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
+    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
+
+    Scores that are chosen by values come after the first exploration.
+    """
+    scores = recipe.evaluate is not None and not chooses_by_value(recipe)
     with_expert = recipe.pair is not None and recipe.pair.with_expert
     made = ("base",) if recipe.base else ()
     if recipe.base:
@@ -108,13 +132,13 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does, reads=(*_EXPERT, "sft.tasks", "explore.tasks"))
-    if recipe.evaluate:
+    if scores:
         yield _evaluation("base", made, _PLAY)
     if recipe.sft:
         # Of the expert's episodes it takes those of its own panel, so that of exploration is nothing to it.
         does, needs = "perturn.run.train:train", (*made, "expert")
         yield Stage("sft", "train", does, needs, "sft", "base", "base", reads=_SFT)
-        if recipe.evaluate:
+        if scores:
             yield _evaluation("sft", ("sft",), (*_SFT, *_PLAY))
 
 
@@ -128,6 +152,10 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     if recipe.explore:
         needs = (trained[start],) if start in trained else ()
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
+        if number == 1 and chooses_by_value(recipe):
+            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)
+            if recipe.sft:
+                yield _evaluation("sft", ("sft", explore), _EXPLORE)
     if recipe.branch:
         reads = before and (*before, "branch")
         does = "perturn.run.branch:branch"

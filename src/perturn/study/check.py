@@ -38,7 +38,7 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
-            _refuse_implicit(scoring)
+            _refuse_others(scoring)
             check_choices(scoring)
             refuse_early(cell.recipe, None)
             if (key := _panels(cell.recipe)) not in panels:
@@ -53,14 +53,20 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
             raise type(error)(f"{cell.label}: {error}") from error
 
 
-def _refuse_implicit(recipe: Recipe) -> None:
-    """Refuse to score by what a policy was trained from: a study scores each by itself, as a model of its own."""
+_OTHERS = {
+    "implicit": "reads the policy that another was trained from",
+    "value": "learns from explored episodes",
+}
+
+
+def _refuse_others(recipe: Recipe) -> None:
+    """Refuse to score by more than the policy itself: a study scores each by itself, as a model of its own."""
     for name, others in (("best_of", "outcome"), ("rerank", "frequency")):
         choice = getattr(recipe.evaluate, name, None)
-        if choice and choice.by == "implicit":
+        if choice and choice.by in _OTHERS:
             raise ConfigError(
-                f"evaluate.{name}.by=implicit reads the policy that another was trained from, and a study scores each "
-                f"policy by itself; take by=likelihood, {others} or a function of yours."
+                f"evaluate.{name}.by={choice.by} {_OTHERS[choice.by]}, and a study scores each policy by itself; take "
+                f"by=likelihood, {others} or a function of yours."
             )
 
 

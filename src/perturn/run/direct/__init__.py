@@ -4,7 +4,7 @@ Each does by the same code what its stage of a run does. What a folder gives is 
 versions, the report.
 """
 
-from perturn.run.direct.learning import assign_credit, make_pairs, train
+from perturn.run.direct.learning import assign_credit, make_pairs, train, weigh
 from perturn.run.direct.playing import Score, collect, evaluate
 
-__all__ = ["Score", "assign_credit", "collect", "evaluate", "make_pairs", "train"]
+__all__ = ["Score", "assign_credit", "collect", "evaluate", "make_pairs", "train", "weigh"]

@@ -16,12 +16,12 @@ from perturn.errors import ConfigError
 from perturn.policy.branches import MARK
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import check_credit, make_credit
-from perturn.policy.sampled import weigh_groups
+from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
 from perturn.run.direct.playing import tokenizer_of
 from perturn.run.readings import open_reader, read_acted, reference_of
 from perturn.settings.sections import Section
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 def make_pairs(
@@ -70,6 +70,38 @@ def assign_credit(
         ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer)
+    return [one.weight for one in weighed]
+
+
+def weigh(
+    trajectories: Sequence[Trajectory],
+    credit: str | Section | Credit = "confidence",
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    chat_template: str | None = None,
+    answer: str | None = None,
+) -> list[WeightedTrajectory]:
+    """The trajectories with all that a credit writes of them, as `train` takes them; as `assign_credit` otherwise.
+
+    Beside the weights that is the factor on the clip range of each turn, where the credit gives one.
+
+    Raises:
+        PerturnError: As `assign_credit`.
+    """
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer)
+    return [one.row(trajectory) for one, trajectory in zip(weighed, trajectories, strict=True)]
+
+
+def _weighed(
+    trajectories: Sequence[Trajectory],
+    credit: str | Section | Credit,
+    model: Any,
+    tokenizer: Any,
+    chat_template: str | None,
+    answer: str | None,
+) -> list[Weighed]:
     weigher: Any = credit
     if isinstance(credit, str | Mapping):
         weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
@@ -87,8 +119,8 @@ def assign_credit(
         if "reference" in weigher.needs:
             needed["reference"] = reference_of(trajectories, reader)
         needed |= read_acted(trajectories, weigher, reader, answer or "")
-    weights = weigh_groups(trajectories, list(groups.values()), weigher, needed)
-    return [weights[index] for index in range(len(trajectories))]
+    found = weigh_groups(trajectories, list(groups.values()), weigher, needed)
+    return [found[index] for index in range(len(trajectories))]
 
 
 def _check_given(weigher: Any, model: Any, answer: Any) -> None:

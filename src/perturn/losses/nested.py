@@ -1,0 +1,50 @@
+"""Nested lists of log-probabilities: as many turns and tokens as they should have, and laid flat."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
+"""Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
+
+
+def turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
+    """Return the number of tokens of each turn `[trajectories][turns]`; none may be empty."""
+    if not len(nested):
+        raise ValueError(f"{name} must hold at least one trajectory, got none.")
+    for k, turns in enumerate(nested):
+        if not hasattr(turns, "__len__") or len(turns) == 0:
+            raise ValueError(f"{name} must hold at least one turn in trajectory {k}, got none.")
+        for i, turn in enumerate(turns):
+            where = f"{name}, trajectory {k}, turn {i}"
+            if not hasattr(turn, "__len__") or (isinstance(turn, Tensor) and turn.dim() != 1):
+                raise ValueError(f"{where}: expected the log-probabilities [tokens], got {turn!r}.")
+            if len(turn) == 0:
+                raise ValueError(f"{where}: expected at least one token, got none.")
+    return [[len(turn) for turn in turns] for turns in nested]
+
+
+def check_same_nesting(name: str, policy: list[list[int]], other: list[list[int]]) -> None:
+    """Raise unless the named one is nested as policy is; name the first place that differs."""
+    if len(policy) != len(other):
+        raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(other)}.")
+    for k, turns in enumerate(zip(policy, other, strict=True)):
+        for i, (own, found) in enumerate(zip_longest(*turns, fillvalue=0)):
+            if own != found:
+                raise ValueError(f"trajectory {k}, turn {i}: policy has {own} tokens, but {name} {found}.")
+
+
+def flatten(nested: NestedLogprobs) -> Tensor:
+    """Join all turns into one tensor [tokens]."""
+    return torch.cat([_as_tensor(turn) for turns in nested for turn in turns])
+
+
+def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
+    """Return one turn as a tensor [tokens]; tensors, and lists of tensors, keep their gradient."""
+    if isinstance(turn, Tensor):
+        return turn
+    if any(isinstance(value, Tensor) for value in turn):
+        return torch.stack([torch.as_tensor(value) for value in turn])
+    return torch.tensor(turn, dtype=torch.get_default_dtype())

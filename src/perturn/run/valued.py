@@ -1,0 +1,69 @@
+"""The value head that chooses at test time: what it learns from, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.errors import ConfigError
+from perturn.policy.templates import chat_template
+from perturn.run.panels import Panels
+from perturn.run.session import policy_path
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import TOKEN_BUDGET
+from perturn.settings.stages import chooses_by_value, explored_before
+from perturn.table import locate
+
+
+class Values:
+    """The value head of a policy, which learns when it is first asked for.
+
+    It has seen the outcomes of explored tasks and of no other: on tasks that are held out, it looks at no result.
+    """
+
+    def __init__(self, run: Run, policy: str) -> None:
+        """Of a policy of a run."""
+        self._run, self._policy = run, policy
+
+    @cached_property
+    def learned(self) -> Any:
+        """The `perturn.policy.action_values.ActionValues` of the policy, learned from what was explored last."""
+        recipe = self._run.recipe
+        file = self._run.paths.trajectories(explored_before(recipe, self._policy))
+        episodes = sorted(read_trajectories(file), key=lambda one: one.key)
+        budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
+        open_reader = locate("perturn.run.readings:open_reader")
+        reader = open_reader(policy_path(self._run, self._policy), None, chat_template(recipe.model), budget)
+        make = locate("perturn.policy.action_values:ActionValues")
+        return make(reader.model, reader.renderer, episodes, budget)
+
+    def counts(self) -> dict[str, Any]:
+        """Episodes that it has learned from, their tokens, and how much it explains of other episodes' scores."""
+        explained = self.learned.explained
+        said = {} if explained is None else {"value_explained": round(explained, 4)}
+        return {"value_episodes": self.learned.episodes, "value_tokens": self.learned.tokens, **said}
+
+
+def refuse_seen(recipe: Recipe, panels: Panels) -> None:
+    """Refuse to choose by a head that has learned from the outcomes of the tasks that it chooses on.
+
+    Raises:
+        ConfigError: If tasks are explored and scored.
+    """
+    if not chooses_by_value(recipe):
+        return
+    explored, scored = (_ids(panels, name) for name in ("explore", "evaluate"))
+    if both := sorted(explored & scored):
+        raise ConfigError(
+            f"by=value learns from explored episodes, and {len(both)} of {len(scored)} tasks of evaluate.tasks are "
+            f"explored too, such as {both[0]!r:.80}, so that it would know their outcomes; score tasks that are held "
+            "out, such as another split."
+        )
+
+
+def _ids(panels: Panels, name: str) -> set[str]:
+    tasks: Sequence[Any] = panels.tasks.get(name, ())
+    return {task.id for task in tasks}
