@@ -16,7 +16,7 @@ from perturn.settings.parsing import build
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
 OF_GROUPS = frozenset(
-    {"values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions"}
+    {"values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions", "critics"}
 )
 """Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
@@ -51,6 +51,13 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
             "see perturn.credit.Credit."
         )
+    if "critics" in needs:
+        for setting in ("gamma", "tau", "rounds", "penalty"):
+            if not isinstance(getattr(credit, setting, None), int | float):
+                raise ConfigError(
+                    f"credit {name!r} needs critics and has no setting {setting}, a number that says how they learn; "
+                    "see perturn.credit.Credit."
+                )
     if "matches" in needs and getattr(credit, "assignment", None) not in ASSIGNMENTS:
         raise ConfigError(
             f"credit {name!r} needs matches and has no setting assignment, {', '.join(ASSIGNMENTS)}; see "
