@@ -69,7 +69,12 @@ def test_critics_that_do_not_fit_are_refused(episode, critics, said):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"gamma": 1.1}, "gamma"), ({"tau": 0.0}, "tau"), ({"rounds": 0}, "rounds"), ({"penalty": 0.0}, "penalty")],
+    [
+        ({"gamma": 1.1}, "gamma"),
+        ({"tau": 0.0}, "tau"),
+        ({"rounds": 0}, "rounds"),
+        ({"penalty": 0.0}, "penalty"),
+    ],
 )
 def test_settings_outside_their_range_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
@@ -96,7 +101,10 @@ class Bent:
             (q,), (v,) = exact.q, exact.v
             own = [(a + b) / 2 if self.half else a for a, b in zip(q, v, strict=True)]
             wrong = [
-                [value + size * (name in ("all", turn.action.text)) for value, turn in zip(own, one.turns, strict=True)]
+                [
+                    value + size * (name in ("all", turn.action.text))
+                    for value, turn in zip(own, one.turns, strict=True)
+                ]
                 for name, size in self.errors or (("all", 0.0),)
             ]
             off = [value + self.states * float(t.state_key) for value, t in zip(v, one.turns, strict=True)]
@@ -123,7 +131,7 @@ def test_what_a_critic_overrates_bends_the_gradient_and_a_second_one_that_does_n
     alone = measure(Bent(errors=(("stay", 0.1),)), loop, 3)
     both = measure(Bent(errors=(("stay", 0.1), ("finish", 0.1))), loop, 3)
 
-    assert alone.relative_bias > 0.05
+    assert f"{alone.relative_bias:.3f}" == "0.288"  # docs/credits.md has it
     assert both.relative_bias <= 1e-9
 
 

@@ -203,9 +203,7 @@ def test_what_v_explains_and_the_td_error_are_of_episodes_that_were_not_learned_
                 value += own.v[k]
                 aim += returns[i]
                 after = [*(z @ critics.slow_v[k]).tolist()[1:], 0.0]
-                errors += [
-                    r + 0.9 * a - q for r, a, q in zip(rows.rewards[i], after, own.q[k], strict=True)
-                ]
+                errors += [r + 0.9 * a - q for r, a, q in zip(rows.rewards[i], after, own.q[k], strict=True)]
     value, aim, errors = (torch.tensor(each, dtype=torch.float64) for each in (value, aim, errors))
     share = 1 - (aim - value).var(correction=0) / aim.var(correction=0)
     assert found.explained_variance == pytest.approx(float(share))
@@ -238,7 +236,9 @@ def test_the_smaller_of_two_critics_overrates_the_chosen_action_less():
 
 def test_critics_are_read_as_they_were_written(tmp_path):
     """Every number to the bit; what is not there, or no critics, says so."""
-    critics = learn_and_judge(None, drawn(), [[0.0] * len(own) for own in drawn().rewards], ArCHer(), 0).critics
+    critics = learn_and_judge(
+        None, drawn(), [[0.0] * len(own) for own in drawn().rewards], ArCHer(), 0
+    ).critics
     file = tmp_path / "credits" / "critics-001.safetensors"
 
     write_critics(file, critics)
@@ -247,7 +247,7 @@ def test_critics_are_read_as_they_were_written(tmp_path):
     for each in fields(critics):
         assert torch.equal(getattr(found, each.name), getattr(critics, each.name))
         assert getattr(found, each.name).dtype == getattr(critics, each.name).dtype
-    with pytest.raises(RunError, match="critics-002.safetensors, the critics .* is not there; restore"):
+    with pytest.raises(RunError, match=r"critics-002\.safetensors, the critics .* is not there; restore"):
         read_critics(tmp_path / "credits" / "critics-002.safetensors")
     file.write_bytes(b"no")
     with pytest.raises(RunError, match="holds no critics"):

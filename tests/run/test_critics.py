@@ -134,7 +134,10 @@ def test_without_the_critics_before_an_iteration_is_not_weighed(online, monkeypa
         path = copy / left
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    with open_run(copy, []) as run, pytest.raises(RunError, match=r"critics-002.safetensors, .* is not there"):
+    with (
+        open_run(copy, []) as run,
+        pytest.raises(RunError, match=r"critics-002\.safetensors, .* is not there"),
+    ):
         run_stages(run, names=["credit-003"])
 
 

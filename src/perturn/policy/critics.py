@@ -169,29 +169,32 @@ def _learn_one(
     q_rows, v_rows = torch.cat(behind(critics, rows)), torch.cat(before(critics, rows))
     following = torch.cat([_following(own) for own in before(critics, rows)])
     rewards = torch.tensor([each for own in rows.rewards for each in own], dtype=torch.float64)
-    solve_q = _Ridge(q_rows, share, learning.penalty, critics.q[k])
-    solve_v = _Ridge(v_rows, share, learning.penalty, critics.v[k])
-    earned = q_rows.T @ (share[:, 0] * rewards)
-    ahead = learning.gamma * (q_rows.T @ (share * following))
-    across = v_rows.T @ (share * q_rows)
+    fit_q = _Ridge(q_rows, share, learning.penalty)
+    fit_v = _Ridge(v_rows, share, learning.penalty)
+    earned, pulled = fit_q(rewards[:, None], critics.q[k])[:, 0], fit_v(0 * q_rows[:, :1], critics.v[k])[:, 0]
+    ahead, across = learning.gamma * fit_q(following), fit_v(q_rows)
     q, v, slow_q, slow_v = (each[k] for each in (critics.q, critics.v, critics.slow_q, critics.slow_v))
     for _ in range(learning.rounds):
-        q, v = solve_q(earned + ahead @ slow_v), solve_v(across @ slow_q)
+        q, v = earned + ahead @ slow_v, pulled + across @ slow_q
         slow_q, slow_v = slow_q.lerp(q, learning.tau), slow_v.lerp(v, learning.tau)
     return q, v, slow_q, slow_v
 
 
 class _Ridge:
-    """Ridge regression on rows, which is solved for one target after the other."""
+    """Ridge regression on rows, each with its share in the mean, factored once."""
 
-    def __init__(self, rows: Tensor, share: Tensor, penalty: float, pulled_to: Tensor) -> None:
-        pull = torch.full_like(pulled_to, penalty * max(1, len(pulled_to) - 1))
-        pull[-1] = 0
-        self._factor = torch.linalg.cholesky(rows.T @ (share * rows) + torch.diag(pull))
-        self._pulled = pull * pulled_to
+    def __init__(self, rows: Tensor, share: Tensor, penalty: float) -> None:
+        self._weighed = rows * share
+        self._pull = torch.full(rows.shape[1:], penalty * max(1, rows.shape[1] - 1), dtype=torch.float64)
+        self._pull[-1] = 0
+        self._factor = torch.linalg.cholesky(rows.T @ self._weighed + torch.diag(self._pull))
 
-    def __call__(self, aim: Tensor) -> Tensor:
-        return torch.cholesky_solve((aim + self._pulled)[:, None], self._factor)[:, 0]
+    def __call__(self, targets: Tensor, pulled_to: Tensor | None = None) -> Tensor:
+        """Heads for several targets [rows, targets], pulled to one head or to 0 [features + 1, targets]."""
+        aim = self._weighed.T @ targets
+        if pulled_to is not None:
+            aim = aim + (self._pull * pulled_to)[:, None]
+        return torch.cholesky_solve(aim, self._factor)
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
@@ -277,6 +280,7 @@ def read_critics(file: Path) -> Critics:
         )
     try:
         found: dict[str, Any] = load_file(file)
-        return Critics(**found)
+        # In memory as it was before, or sums are rounded otherwise.
+        return Critics(**{name: one.clone() for name, one in found.items()})
     except (SafetensorError, TypeError) as error:
         raise RunError(f"{file} holds no critics: {error}; restore it from a copy.") from error
