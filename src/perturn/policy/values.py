@@ -40,7 +40,8 @@ def turn_values(
     Args:
         model: A causal language model on the device to compute on.
         sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        targets: The return from a token on, in units of reward, at each token where V is wanted.
+        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is not
+            known, and nothing is learned.
         token_budget: Tokens of one pass.
 
     Returns:
@@ -102,10 +103,10 @@ def cross_fit(features: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Ten
 
     Args:
         features: Of each episode, at least one row [rows, features].
-        targets: Of each episode, float64 [rows].
+        targets: Of each episode, float64 [rows]; NaN in rows that are not learned from.
 
     Returns:
-        One tensor an episode, float64 [rows]; 0 where there is one episode alone.
+        One tensor an episode, float64 [rows]; 0 where there is one episode alone, or none to learn from.
     """
     if len(features) < 2:
         return [torch.zeros_like(target) for target in targets]
@@ -151,7 +152,7 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
 
     Args:
         values: V, in units of reward.
-        targets: G, the return from there on, in units of reward.
+        targets: G, the return from there on, in units of reward; turns where it is NaN do not count.
 
     Returns:
         The share, without unit; None where all returns are one number.
@@ -160,6 +161,8 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
         torch.tensor([turn[0] for of_one in each for turn in of_one], dtype=torch.float64)
         for each in (values, targets)
     )
+    known = target.isfinite()
+    value, target = value[known], target[known]
     if len(target) == 0 or bool((target == target[0]).all()):
         return None
     return 1 - float((target - value).var(correction=0) / target.var(correction=0))
@@ -184,11 +187,12 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
 def _heads(rows: Sequence[Tensor]) -> list[Tensor]:
     """For each fold of at least two episodes, the head that is fitted on the other folds [features + 2]."""
     count = min(FOLDS, len(rows))
-    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+    known = [own[own[:, -1].isfinite()] for own in rows]
+    moments = [_sum([own.T @ own for own in known[fold::count]]) for fold in range(count)]
     heads = []
     for fold in range(count):
-        others = moments[:fold] + moments[fold + 1 :]
-        heads.append(_fit(_sum(others), _penalty(others)))
+        others = [each for each in moments[:fold] + moments[fold + 1 :] if each[-2, -2] > 0]
+        heads.append(_fit(_sum(others), _penalty(others)) if others else torch.zeros_like(moments[fold][0]))
     return heads
 
 
