@@ -64,7 +64,7 @@ class Critics:
     center_q: Tensor
     """Mean of each feature behind actions, in the first iteration [features]."""
     scale_q: Tensor
-    """What it is multiplied by then [features]."""
+    """Factor of it, less that mean [features]."""
     center_v: Tensor
     """As `center_q`, of features before actions [features]."""
     scale_v: Tensor
@@ -87,7 +87,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Learned(Sequence[Critique]):
-    """What critics say of the episodes that they have learned from; a sequence of that, one entry an episode."""
+    """Words of critics on the episodes that they have learned from; a sequence of critiques, one an episode."""
 
     critiques: Sequence[Critique]
     critics: Critics | None

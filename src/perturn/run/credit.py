@@ -157,7 +157,7 @@ class _Weigher:
         self._critics: Critics | None = None
 
     def needed(self, stage: Stage, episodes: Sequence[Trajectory]) -> Needed:
-        """What the credit needs of the episodes of an exploration; those before it must have been asked for."""
+        """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
         policy = self._reference or stage.policy
         found = compute_needed(
             self.credit,
