@@ -64,7 +64,7 @@ class Critics:
     center_q: Tensor
     """Mean of each feature behind actions, in the first iteration [features]."""
     scale_q: Tensor
-    """Factor of it, less that mean [features]."""
+    """Multiplier of each feature less that mean [features]."""
     center_v: Tensor
     """As `center_q`, of features before actions [features]."""
     scale_v: Tensor
