@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from perturn.credit import CREDITS
+from perturn.credit.archer import Critique
 from perturn.credit.meter import Measurement, measure
 from perturn.credit.processes import PROCESSES
 from perturn.settings.parsing import apply_overrides, build
@@ -79,6 +80,7 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
         "branches": lambda turns: [0.5] * turns,
         "feedback": lambda turns: [0.5] * turns,
         "contributions": lambda turns: [0.05] * turns,
+        "critics": lambda turns: Critique([[0.5] * turns] * 2, [[0.25] * turns] * 2),
         "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
         "clusters": lambda _: 0,
     }

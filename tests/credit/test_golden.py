@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
+from perturn.credit.archer import Critique
 from perturn.types import Remaining
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "credits.json").read_text())
@@ -23,7 +24,9 @@ def with_path(trajectory, path):
 
 
 def unknown_as_nan(numbers):
-    """Numbers of the turns of a trajectory, or one of itself, as JSON can hold them."""
+    """Numbers of the turns of a trajectory, or one of itself, or what critics say, as JSON can hold them."""
+    if isinstance(numbers, dict):
+        return Critique(**numbers)
     if not isinstance(numbers, list):
         return numbers
     return [math.nan if number is None else number for number in numbers]

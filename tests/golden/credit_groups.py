@@ -14,6 +14,7 @@ def make_groups(count: int) -> list:
     add_feedback(groups)
     add_contributions(groups)
     add_own_answers(groups)
+    add_critics(groups)
     return groups
 
 
@@ -81,6 +82,16 @@ def add_branches(groups: list) -> None:
     generator = random.Random(28)
     for one in (one for group in groups for one in group):
         one["branches"] = [generator.choice([None, 0.0, 0.25, 0.5, 1.0]) for _ in one["states"]]
+
+
+def add_critics(groups: list) -> None:
+    """Give each turn Q and V by two critics."""
+    generator = random.Random(33)
+    for one in (one for group in groups for one in group):
+        one["critics"] = {
+            side: [[round(generator.uniform(-1, 1), 3) for _ in one["states"]] for _ in range(2)]
+            for side in ("q", "v")
+        }
 
 
 def add_feedback(groups: list) -> None:

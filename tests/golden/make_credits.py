@@ -43,6 +43,7 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "branches": one["branches"],
                     "feedback": one["feedback"][t],
                     "c": F(str(one["contributions"][t])),
+                    "critics": [[F(str(own[t])) for own in one["critics"][side]] for side in ("q", "v")],
                     "cluster": one["clusters"],
                     "around": one["answers"][t : t + 2],
                 }
@@ -247,6 +248,12 @@ def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
 def hiper(rows: list, row: dict, settings: dict) -> Fraction:
     """Return that of a segment of one turn: turn by turn by the lambda of segments."""
     return turn_gae(rows, row, settings | {"lam": settings.get("high_level_lam", 1)})
+
+
+def archer(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return ArCHer's: what the lower critic says behind the action less what the lower one says before it."""
+    behind, before = (sorted(own) for own in row["critics"])
+    return behind[0] - before[0]
 
 
 def igpo(rows: list, row: dict, settings: dict) -> Fraction:
@@ -502,6 +509,7 @@ CREDITS = {
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
     "hiper": (hiper, [{}, {"gamma": 0.9, "lam": 0.3, "high_level_lam": 0.8}]),
+    "archer": (archer, [{}]),
 }
 """Credit -> its formula, and the settings it is computed with."""
 GAMMA = {"gigpo": F(19, 20), "hgpo": F(19, 20)}

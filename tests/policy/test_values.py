@@ -250,3 +250,41 @@ def test_what_values_stand_for(name, settings, expected):
     ]
 
     assert CREDITS[name](**settings).value_targets(group, [[3, 1], [], [2]]) == expected
+
+
+def test_rows_without_a_return_are_valued_and_not_learned_from():
+    """As if they were left out of every fit; their own V is by heads that have seen none of their episode."""
+    features = drawn(episodes=20, features=3)
+    targets = [rows.double().sum(1) for rows in features]
+    hidden = [3, 8, 14]  # of three folds; the others keep theirs
+    some = [target * torch.nan if i in hidden else target for i, target in enumerate(targets)]
+    fold = [i for i in range(20) if i % 5 != 0 and i not in hidden]
+    joined = torch.cat(
+        [
+            torch.cat([features[i].double(), torch.ones(len(targets[i]), 1), targets[i][:, None]], 1)
+            for i in fold
+        ]
+    )
+
+    found = cross_fit(features, some)
+
+    weight = torch.linalg.lstsq(joined[:, :-1], joined[:, -1:]).solution[:, 0]
+    assert_close(found[0], features[0].double() @ weight[:-1] + weight[-1], rtol=1e-3, atol=1e-3)
+    assert all(values.isfinite().all() for values in found)
+    assert_close(found[3], targets[3], rtol=1e-3, atol=1e-3)
+    assert explained_variance(
+        [[[v] for v in own.tolist()] for own in found], [[[v] for v in own.tolist()] for own in some]
+    ) == pytest.approx(1, abs=1e-3)
+
+
+def test_where_no_return_is_known_v_is_nothing():
+    """All episodes were cut; and where one alone was not, the others have its mean."""
+    features = drawn(episodes=6, features=3)
+    unknown = [torch.full((len(rows),), torch.nan, dtype=torch.float64) for rows in features]
+
+    assert all(not own.any() for own in cross_fit(features, unknown))
+    assert explained_variance([[[0.0]]], [[[float("nan")]]]) is None
+    one = [torch.full_like(unknown[0], 0.5), *unknown[1:]]
+    found = cross_fit(features, one)
+    assert not found[0].any()
+    assert found[1].tolist() == pytest.approx([0.5] * len(found[1]))

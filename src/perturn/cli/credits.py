@@ -79,7 +79,7 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
     counted = list(found["iterations"][0]["counts"])
     groups = counted.index("groups")
     name = escape(str(found["credit"]["name"]))
-    explained = ("explained_variance",) if "explained_variance" in found["iterations"][0] else ()
+    explained = tuple(key for key in ("explained_variance", "td_error") if key in found["iterations"][0])
     tables: tuple[tuple[str, list[str], tuple[str, ...]], ...] = (
         ("episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
         ("groups", counted[groups:], explained),

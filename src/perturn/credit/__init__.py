@@ -15,6 +15,7 @@ A credit is a frozen dataclass of its settings. Called on a group it returns one
 
 from perturn.credit.a2tgpo import A2TGPO
 from perturn.credit.anchor_rloo import AnchorRLOO
+from perturn.credit.archer import ArCHer
 from perturn.credit.arpo import ARPO
 from perturn.credit.bi_level_gae import BiLevelGAE
 from perturn.credit.dr_grpo import DrGRPO
@@ -77,6 +78,7 @@ CREDITS: Table[type[Credit]] = Table(
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
         "hiper": HiPER,
+        "archer": ArCHer,
     },
 )
 """Credit by name: the frozen dataclass that holds its settings and weighs turns."""

@@ -154,17 +154,17 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def generalized_advantages(
-    rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float
+    rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float, after: float = 0.0
 ) -> list[float]:
-    """Return the generalized advantage estimates of a sequence that ends, in units of reward [steps].
+    """Return the generalized advantage estimates of a sequence, in units of reward [steps].
 
-        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the end
+        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = `after` behind the last step
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
     arXiv:1506.02438, Eqs. 11 and 16.
     Differs: nothing.
     """
-    found, advantage, after = [], 0.0, 0.0
+    found, advantage = [], 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         advantage = reward + gamma * after - value + gamma * lam * advantage
         after = value

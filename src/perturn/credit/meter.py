@@ -56,9 +56,10 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need `values`, `branches`, `answer`, `answers` with `clusters`, and `feedback`, for
-            which it is given the exact ones, `contributions`, of which it is given half-learned ones, and `matches`, of
-            which it is given none: no turn calls a tool, so that its way with the rewards of the processes is measured.
+        credit: A credit; it may need `values`, `critics`, `branches`, `answer`, `answers` with `clusters`, and
+            `feedback`, for which it is given the exact ones, `contributions`, of which it is given half-learned ones,
+            and `matches`, of which it is given none: no turn calls a tool, so that its way with the rewards of the
+            processes is measured.
             To one with `takes_prover`, `branches` are of a prover that takes all actions of a state alike. A group of
             one that trains on branches is of so many trees: episodes, each played on once from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
@@ -190,6 +191,7 @@ def _advantages(
         "clusters": [int(end.success) for end in episodes.ends],
         "feedback": episodes.feedback(),
         "contributions": episodes.contributions(),
+        "critics": episodes.critics(gamma),
         "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
     }
     unknown = sorted(credit.needs - exact.keys())

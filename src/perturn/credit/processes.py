@@ -8,6 +8,7 @@ from math import exp, fsum, log, nan
 import torch
 from torch import Tensor
 
+from perturn.credit.archer import Critique
 from perturn.types import Action, Task, Trajectory, Turn
 
 
@@ -109,17 +110,31 @@ class Episodes:
         if turn == self.process.horizon:
             return 0.0
         return fsum(
-            chosen
-            * outcome.probability
+            chosen * self.action_value(Step(state, action, 0.0), turn, gamma)
+            for action, chosen in enumerate(self.process.policy(state))
+        )
+
+    def action_value(self, step: Step, turn: int, gamma: float) -> float:
+        """Return the exact value of an action of a state at a turn, whatever follows it, in units of reward."""
+        outcomes = list(self.process.actions[step.state].values())[step.action]
+        return fsum(
+            outcome.probability
             * (
                 outcome.reward
                 + (gamma * self.value(outcome.to, turn + 1, gamma) if outcome.to is not None else 0.0)
             )
-            for chosen, outcomes in zip(
-                self.process.policy(state), self.process.actions[state].values(), strict=True
-            )
             for outcome in outcomes
         )
+
+    def critics(self, gamma: float) -> list[Critique]:
+        """Return exact Q and V at each turn of each episode, by a critic that knows them."""
+        return [
+            Critique(
+                [[self.action_value(step, t, gamma) for t, step in enumerate(steps)]],
+                [[self.value(step.state, t, gamma) for t, step in enumerate(steps)]],
+            )
+            for steps in self.steps
+        ]
 
     def values(self, gamma: float, prover: "Process | None" = None) -> list[Tensor]:
         """Return the exact value at each turn of each episode [turns].

@@ -41,6 +41,11 @@ class Credit(Protocol):
     `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head that has learned from other episodes and knows the
     action of the turn, and `by(head) [turns]` by that of another trajectory. Rewards that count are those of its
     setting `returns`, `perturn.credit.returns.Return`; without one, as recorded.
+
+    One that needs `critics` is given Q and V of each turn by each of several critics, in units of reward, as
+    `perturn.credit.archer.Critique` a trajectory. They go on from iteration to iteration. Its settings `gamma`, `tau`,
+    `rounds` and `penalty` say how they learn, and `returns`, as above, from which rewards.
+
     One that needs `branches` is given the mean return of the episodes that were played on from before each turn
     `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
     explored may have played these; any other is refused with `branch.policy`.

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
+from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
 from perturn.types import Trajectory
@@ -44,9 +46,14 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens.
-    Differs: nothing. V at the first token has seen the state and not the action; at the last token it has seen the
-    action, and would be no baseline. Boundaries come from the turns, never from rewards.
+    With `truncated: bootstrap`, V of the last turn stands for the missing one behind it where a limit cut the episode,
+    and V is learned from the other episodes alone.
+
+    Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. Episodes
+    that were cut: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
+    Differs: nothing; of T-PPO, that what is unfinished is cut for good and not played on in the next iteration. V at
+    the first token has seen the state and not the action; at the last token it has seen the action, and would be no
+    baseline. Boundaries come from the turns, never from rewards.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
@@ -57,30 +64,46 @@ class TurnGAE:
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
     """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
 
+    truncated: str = "end"
+    """Where a limit of ours cut an episode: end (nothing comes after, as where running out of turns is failing), or
+    bootstrap (V of its last turn stands for the rest)."""
+
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
+        check_choice("truncated", self.truncated, ("end", "bootstrap"))
 
     @property
     def unbiased(self) -> bool:
         """Whether the expected gradient is the true one, whatever the values."""
-        return self.gamma == 1 and self.lam == 1
+        return self.gamma == 1 and self.lam == 1 and self.truncated == "end"
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
-        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
-        return [[[each] for each in returns_to_go(rewards, self.gamma)] for rewards in self.returns(group)]
+        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`.
+
+        It is NaN in an episode whose rest is not known.
+        """
+        return [
+            [[nan if self._goes_on(one) else each] for each in returns_to_go(rewards, self.gamma)]
+            for one, rewards in zip(group, self.returns(group), strict=True)
+        ]
+
+    def _goes_on(self, trajectory: Trajectory) -> bool:
+        """Whether something would have come after the last turn."""
+        return self.truncated == "bootstrap" and trajectory.truncated
 
     def __call__(
         self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
-        known = token_values(group, values)
+        known = [[turn[0] for turn in of_one] for of_one in token_values(group, values)]
+        ends = [own[-1] if own and self._goes_on(one) else 0.0 for one, own in zip(group, known, strict=True)]
         return as_tensors(
             [
-                generalized_advantages(of_one, [turn[0] for turn in value], self.gamma, self.lam)
-                for of_one, value in zip(self.returns(group), known, strict=True)
+                generalized_advantages(rewards, own, self.gamma, self.lam, after)
+                for rewards, own, after in zip(self.returns(group), known, ends, strict=True)
             ]
         )

@@ -76,6 +76,10 @@ class RunPaths:
         names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
+    def critics(self, mark: str = "") -> Path:
+        """Critics as the credit of an iteration left them."""
+        return self.folder / "credits" / f"critics{mark}.safetensors"
+
     def checkpoint(self, policy: str) -> Path:
         """Folder of a trained policy."""
         return self.folder / "checkpoints" / policy
@@ -172,7 +176,7 @@ def iteration_of(name: str) -> int | None:
 
 def is_data(name: str) -> bool:
     """Whether a file, as the manifest names it, holds episodes, pairs or weights that a policy may learn from."""
-    return name.startswith(("trajectories/", "pairs", "outcomes", "credits/"))
+    return name.endswith(".jsonl") and name.startswith(("trajectories/", "pairs", "outcomes", "credits/"))
 
 
 def checkpoint_of(name: str) -> str | None:

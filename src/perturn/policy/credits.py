@@ -23,6 +23,7 @@ COSTS = {
     "clusters": "a comparison of the answers of each group",
     "feedback": "passes of the policy that acted over the episodes, and over each turn once more",
     "branches": "episodes that are played on",
+    "critics": "a pass over the episodes of the policy that the loop begins with, and many regressions",
 }
 """Quantity that a credit may need -> what it costs."""
 
@@ -67,6 +68,13 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
             "see perturn.credit.Credit."
         )
+    if "critics" in needs:
+        for setting in ("gamma", "tau", "rounds", "penalty"):
+            if not isinstance(getattr(credit, setting, None), int | float):
+                raise ConfigError(
+                    f"credit {name!r} needs critics and has no setting {setting}, a number that says how they learn; "
+                    "see perturn.credit.Credit."
+                )
     if "matches" in needs and getattr(credit, "assignment", None) not in ASSIGNMENTS:
         raise ConfigError(
             f"credit {name!r} needs matches and has no setting assignment, {', '.join(ASSIGNMENTS)}; see "

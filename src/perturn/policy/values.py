@@ -58,7 +58,8 @@ def turn_values(
     Args:
         model: A causal language model on the device to compute on.
         sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        targets: The return from a token on, in units of reward, at each token where V is wanted.
+        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is not
+            known, and nothing is learned.
         token_budget: Tokens of one pass.
 
     Returns:
@@ -122,11 +123,11 @@ def cross_fit(
 
     Args:
         features: Of each episode, at least one row [rows, features].
-        targets: Of each episode, float64 [rows].
+        targets: Of each episode, float64 [rows]; NaN in rows that are not learned from.
         folds: The fold of each episode, from 0 without a gap; None: its index modulo their number.
 
     Returns:
-        One tensor an episode, float64 [rows]; 0 where there is one episode, or fold, alone.
+        One tensor an episode, float64 [rows]; 0 where there is one episode, or fold, alone, or none to learn from.
     """
     folds = _dealt(len(features)) if folds is None else folds
     if len(set(folds)) < 2:
@@ -191,7 +192,7 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
 
     Args:
         values: V, in units of reward.
-        targets: G, the return from there on, in units of reward.
+        targets: G, the return from there on, in units of reward; turns where it is NaN do not count.
 
     Returns:
         The share, without unit; None where all returns are one number.
@@ -200,6 +201,8 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
         torch.tensor([turn[0] for of_one in each for turn in of_one], dtype=torch.float64)
         for each in (values, targets)
     )
+    known = target.isfinite()
+    value, target = value[known], target[known]
     if len(target) == 0 or bool((target == target[0]).all()):
         return None
     return 1 - float((target - value).var(correction=0) / target.var(correction=0))
@@ -228,14 +231,15 @@ def _dealt(episodes: int) -> list[int]:
 
 def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
     """For each of at least two folds, the head that is fitted on the other folds [features + 2]."""
+    known = [own[own[:, -1].isfinite()] for own in rows]
     moments = [
-        _sum([own.T @ own for own, its in zip(rows, folds, strict=True) if its == fold])
+        _sum([own.T @ own for own, its in zip(known, folds, strict=True) if its == fold])
         for fold in range(max(folds) + 1)
     ]
     heads = []
     for fold in range(len(moments)):
-        others = moments[:fold] + moments[fold + 1 :]
-        heads.append(_fit(_sum(others), _penalty(others)))
+        others = [each for each in moments[:fold] + moments[fold + 1 :] if each[-2, -2] > 0]
+        heads.append(_fit(_sum(others), _penalty(others)) if others else torch.zeros_like(moments[fold][0]))
     return heads
 
 

@@ -16,6 +16,7 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.credits import OF_GROUPS, make_credit, trains_branches
+from perturn.policy.critics import Critics, Learned
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
@@ -26,7 +27,7 @@ from perturn.run.quantities import compute_needed
 from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, policy_of, stages
 from perturn.types import Trajectory
 
 _COMPUTED = OF_GROUPS | {"reference"}
@@ -68,7 +69,12 @@ def credit_groups(
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
-    """`explained_variance` of the values that a credit was given, or of sums of contributions, if it was given any."""
+    """`explained_variance` of the values that a credit was given, or of sums of contributions, if it was given any.
+
+    Of critics, which go on learning, `td_error` as well; see `perturn.policy.critics.Learned`.
+    """
+    if isinstance(learned := needed.get("critics"), Learned):
+        return {"explained_variance": learned.explained_variance, "td_error": learned.td_error}
     if "values" in needed:
         values = needed["values"]
         tokens = [[len(turn) for turn in of_one] for of_one in values]
@@ -79,6 +85,12 @@ def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -
         sums, scores = ([[[pair[side]]] for pair in played] for side in (0, 1))
         return {"explained_variance": explained_variance(sums, scores)}
     return {}
+
+
+def critics_in(needed: Needed) -> Critics | None:
+    """The critics among what a credit was given, as they are now; None if it was given none."""
+    learned = needed.get("critics")
+    return learned.critics if isinstance(learned, Learned) else None
 
 
 def credit_run(
@@ -120,14 +132,12 @@ def credit_run(
             "again."
         )
     found, explored = [], _explored(paths, recipe)
-    other = None if against is None else _against(paths, recipe, explored, against)
+    other = None if against is None else _against(paths, recipe, explored, against, reference)
+    weigher = _Weigher(paths, recipe, credit, reference)
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
         episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
-        policy = reference or stage.policy
-        needed = compute_needed(
-            credit, episodes, paths, recipe, reference=policy, acted=policy, mark=stage.mark
-        )
+        needed = weigher.needed(stage, episodes)
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
@@ -135,12 +145,38 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
         one |= explained(credit, episodes, needed)
         if against is not None:
-            theirs = _other(paths, recipe, policy, stage.mark, against, other, episodes)
+            theirs = _other(paths, recipe, stage, against, other, episodes)
             keys = {row.key for row in theirs}
             both = [each for each in episodes if each.origin is None or each.key in keys]
             one["against"] = compare_credits(both, rows, theirs).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
+
+
+class _Weigher:
+    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, critics that go on."""
+
+    def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
+        self.credit = credit
+        self._paths, self._recipe, self._reference = paths, recipe, reference
+        self._critics: Critics | None = None
+
+    def needed(self, stage: Stage, episodes: Sequence[Trajectory]) -> Needed:
+        """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
+        policy = self._reference or stage.policy
+        found = compute_needed(
+            self.credit,
+            episodes,
+            self._paths,
+            self._recipe,
+            reference=policy,
+            acted=policy,
+            judged=self._reference or policy_of(self._recipe, 0),
+            mark=stage.mark,
+            critics=self._critics,
+        )
+        self._critics = critics_in(found)
+        return found
 
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
@@ -211,28 +247,31 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
         )
 
 
-def _against(paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str) -> Credit | None:
+def _against(
+    paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str, reference: str | None
+) -> _Weigher | None:
     """The credit to compare with, by its defaults; None where its weights of every iteration are there."""
     if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
         return None
-    return _make_credit({"name": name}, recipe)
+    return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
 
 
 def _other(
     paths: RunPaths,
     recipe: Recipe,
-    policy: str,
-    mark: str,
+    stage: Stage,
     name: str,
-    credit: Credit | None,
+    weigher: _Weigher | None,
     weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them."""
-    file = paths.credit(_label({"name": name}), mark)
-    if credit is None or file.is_file():
+    """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them.
+
+    Critics must have seen all iterations, so rows of one iteration that are there are of no use to them.
+    """
+    file = paths.credit(_label({"name": name}), stage.mark)
+    if weigher is None or (file.is_file() and "critics" not in weigher.credit.needs):
         return read_credits(file)
-    episodes = [one for one in weighed if one.origin is None]
+    credit, episodes = weigher.credit, [one for one in weighed if one.origin is None]
     if trains_branches(credit):
-        episodes = measured(recipe, members_of(credit, episodes, paths, recipe, mark))
-    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
-    return credit_groups(episodes, credit, needed)
+        episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
+    return credit_groups(episodes, credit, weigher.needed(stage, episodes))

@@ -12,9 +12,10 @@ from perturn.data.store import read_trajectories
 from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.policy.credits import named_credit
+from perturn.policy.critics import Critics, read_critics, write_critics
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
-from perturn.run.credit import credit_groups, explained
+from perturn.run.credit import credit_groups, critics_in, explained
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.progress import console
@@ -22,7 +23,7 @@ from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, policy_of
+from perturn.settings.stages import Stage, mark, policy_of
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
@@ -42,12 +43,20 @@ def credit(session: Session, stage: Stage) -> None:
     assert settings is not None
     name, credit = own_credit(session.recipe)
     file = run.paths.credit(name, stage.mark)
-    with run.stage(stage.name, file) as counts:
+    with run.stage(stage.name, file, run.paths.critics(stage.mark)) as counts:
         played = _played(run, credit, stage.mark)
         episodes = measured(run.recipe, played)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
-            credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted, mark=stage.mark
+            credit,
+            episodes,
+            run.paths,
+            run.recipe,
+            reference=stage.reference,
+            acted=acted,
+            judged=policy_of(run.recipe, 0),
+            mark=stage.mark,
+            critics=_critics_before(run, credit, stage),
         )
         rows = credit_groups(
             episodes,
@@ -59,13 +68,25 @@ def credit(session: Session, stage: Stage) -> None:
         counts |= counts_of(groups_of(episodes), rows)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
         console.print("episodes:", ", ".join(said))
-        for key, share in explained(credit, episodes, needed).items():
-            if share is not None:
-                counts[key] = round(share, 4)
-                console.print(
-                    f"values: {key.replace('_', ' ')} {share:.3f} of returns, each by other episodes"
-                )
+        for key, number in explained(credit, episodes, needed).items():
+            if number is not None:
+                counts[key] = round(number, 4)
+                console.print(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
+        critics = critics_in(needed)
+        if critics is not None:
+            write_critics(run.paths.critics(stage.mark), critics)
         write_credits(file, rows)
+
+
+def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
+    """The critics that the iteration before left; None in the first one, and where the credit reads none.
+
+    Raises:
+        RunError: If they are not there.
+    """
+    if "critics" not in credit.needs or stage.iteration == 1:
+        return None
+    return read_critics(run.paths.critics(mark(run.recipe, stage.iteration - 1)))
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:

@@ -1,11 +1,11 @@
-"""Policies, averages and optimizers of a run of many iterations: which go on, and which nothing needs any more."""
+"""Policies, averages, optimizers and critics of a run of many iterations: which go on, and which nothing needs."""
 
 from __future__ import annotations
 
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, average_of, is_scored, policy_of
+from perturn.settings.stages import Stage, average_of, is_scored, mark, policy_of
 
 
 def goes_on(recipe: Recipe) -> bool:
@@ -19,7 +19,7 @@ def keeps_average(recipe: Recipe) -> bool:
 
 
 def let_go(run: Run, stage: Stage) -> None:
-    """Remove policies, averages and optimizers of earlier iterations that nothing needs any more.
+    """Remove policies, averages, optimizers and critics of earlier iterations that nothing needs any more.
 
     The newest policy stays, and those that are scored.
     """
@@ -28,6 +28,7 @@ def let_go(run: Run, stage: Stage) -> None:
     for iteration in range(1, stage.iteration):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
         files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
+        files.append(run.paths.critics(mark(recipe, iteration)))
         if keeps_average(recipe):
             files.append(run.paths.checkpoint(average_of(recipe, iteration)))
     run.let_go([file for file in files if file.exists()])

@@ -174,7 +174,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     """One pass over the explored episodes for each quantity that the credit reads of a policy."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    read = sorted(needs & (locate("perturn.run.readings:OF_ACTED") | {"reference"}) - {"clusters"})
+    read = sorted(needs & (locate("perturn.run.readings:OF_ACTED") | {"reference", "critics"}) - {"clusters"})
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
@@ -183,7 +183,8 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     if machine is None or not read:
         return work, 1.0, found.memory_gb
     tokens = trained_tokens(found, members, on_pairs=False)
-    seconds = 1.0 + _passing_seconds(machine, 2 * len(read) * tokens)
+    passes = len(read) + ("critics" in read)  # Q and V each have one
+    seconds = 1.0 + _passing_seconds(machine, 2 * passes * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 

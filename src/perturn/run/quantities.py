@@ -9,12 +9,14 @@ from perturn.credit import Credit
 from perturn.credit.returns import Return
 from perturn.data.paths import RunPaths
 from perturn.errors import RunError
+from perturn.policy.critics import Critics
 from perturn.policy.sampled import Needed
 from perturn.policy.templates import chat_template
 from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.branch import branch_values, stored_branches
 from perturn.run.matches import matches_of
-from perturn.run.readings import OF_ACTED, Reader, open_reader, read_acted, reference_of
+from perturn.run.panels import seed_of
+from perturn.run.readings import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
@@ -28,7 +30,9 @@ def compute_needed(
     *,
     reference: str,
     acted: str,
+    judged: str,
     mark: str = "",
+    critics: Critics | None = None,
 ) -> Needed:
     """Quantities that a credit reads of policies and the world of the run.
 
@@ -40,7 +44,10 @@ def compute_needed(
         reference: Policy whose log-probabilities it may read.
         acted: Policy on whose hidden states values and contributions are fitted, and that is asked for answers, or for
             its turns without what it was told.
+        judged: Policy on whose hidden states critics learn, the same in all iterations.
         mark: Of the iteration whose branches it may read.
+        critics: As the iteration before left them; None: they begin. What they are now is in `critics` of the result, a
+            `perturn.policy.critics.Learned`.
 
     Raises:
         PerturnError: If the policy that it reads is not there, no episode was played on, the world has no gold calls to
@@ -54,6 +61,9 @@ def compute_needed(
         if "answer" in credit.needs:
             check_gold_answers(episodes)
         found |= read_acted(episodes, credit, open_policy(paths, recipe, acted), form)
+    if "critics" in credit.needs:
+        reader, seed = open_policy(paths, recipe, judged), seed_of(recipe.seed, "critics")
+        found["critics"] = critics_of(episodes, credit, reader, critics, seed)
     if "matches" in credit.needs:
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:

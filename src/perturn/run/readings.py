@@ -11,10 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.credit.archer import Critique
+from perturn.credit.group import returns_to_go
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
 from perturn.policy.answers import answer_logprobs, own_answer_logprobs
-from perturn.policy.contributions import turn_contributions
+from perturn.policy.contributions import action_features, turn_contributions
+from perturn.policy.critics import Critics, Learned, Rows, learn_and_judge
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.feedback import feedback_gains
 from perturn.policy.logprobs import prepare
@@ -22,7 +25,7 @@ from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, frozen, turn_logprobs
 from perturn.policy.tokens import Renderer
-from perturn.policy.values import turn_values
+from perturn.policy.values import turn_features, turn_values
 from perturn.run.clusters import clusters_of
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
@@ -138,6 +141,39 @@ def contributions_of(trajectories: Sequence[Trajectory], credit: Any, reader: Re
         shares = turn_contributions(reader.model, sequences, own, reader.token_budget)
     found = dict(zip(order, shares, strict=True))
     return [found.get(i, Shares([[]])) for i in range(len(trajectories))]
+
+
+def critics_of(
+    trajectories: Sequence[Trajectory],
+    credit: Any,
+    reader: Reader,
+    before: Critics | None = None,
+    seed: int = 0,
+) -> Learned:
+    """Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
+
+    Args:
+        trajectories: Those of an iteration, in any order, which changes nothing; one without turns has none.
+        credit: What reads them; its settings say how critics learn, and which rewards count.
+        reader: The policy, the same in all iterations.
+        before: The critics as the iteration before left them; None: they begin.
+        seed: Of the episodes that each critic learns from.
+    """
+    found = encoded(trajectories, reader.renderer)
+    order = _in_order(found, trajectories)
+    sequences = [found[i].chosen for i in order]
+    if not order:
+        return Learned([Critique([[]], [[]]) for _ in trajectories], before, None, None)
+    rewards = getattr(credit, "returns", Return())([trajectories[i] for i in order])
+    with frozen(reader.model):
+        first = turn_features(
+            reader.model, sequences, [[1] * len(own) for own in rewards], reader.token_budget
+        )
+        rows = Rows(action_features(reader.model, sequences, reader.token_budget), first, rewards)
+    returns = [returns_to_go(own, credit.gamma) for own in rewards]
+    learned = learn_and_judge(before, rows, returns, credit, seed)
+    found = dict(zip(order, learned.critiques, strict=True))
+    return replace(learned, critiques=[found.get(i, Critique([[]], [[]])) for i in range(len(trajectories))])
 
 
 def scores_of(trajectories: Sequence[Trajectory], credit: Any) -> list[float]:

@@ -19,7 +19,7 @@ from perturn.policy.credits import check_credit, make_credit
 from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
 from perturn.run.direct.playing import tokenizer_of
-from perturn.run.readings import open_reader, read_acted, reference_of
+from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
 from perturn.settings.sections import Section
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
@@ -57,7 +57,8 @@ def assign_credit(
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
         model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
-            what replies changed or what turns contributed, the policy that acted.
+            what replies changed or what turns contributed, the policy that acted; for critics, any policy, on
+            whose hidden states they begin and learn from these trajectories alone.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
@@ -118,9 +119,15 @@ def _weighed(
         reader = open_reader(model, tokenizer, chat_template)
         if "reference" in weigher.needs:
             needed["reference"] = reference_of(trajectories, reader)
+        if "critics" in weigher.needs:
+            needed["critics"] = critics_of(trajectories, weigher, reader)
         needed |= read_acted(trajectories, weigher, reader, answer or "")
     found = weigh_groups(trajectories, list(groups.values()), weigher, needed)
     return [found[index] for index in range(len(trajectories))]
+
+
+_GIVEN = frozenset({"reference", "answer", "answers", "clusters", "feedback", "contributions", "critics"})
+"""Quantities that are computed of a model which is given."""
 
 
 def _check_given(weigher: Any, model: Any, answer: Any) -> None:
@@ -130,7 +137,7 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
         ConfigError: Saying what to give, or where it is computed.
     """
     name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - {"reference", "answer", "answers", "clusters", "feedback", "contributions"})
+    elsewhere = sorted(needs - _GIVEN)
     if elsewhere:
         raise ConfigError(
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "

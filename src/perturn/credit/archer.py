@@ -1,0 +1,106 @@
+"""ArCHer: advantages of turns by critics that go on from iteration to iteration, Q behind the action less V before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.bounds import Bound, check_bounds
+from perturn.credit.group import as_tensors
+from perturn.credit.returns import Return
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Critique:
+    """Q and V of the turns of an episode by each of several critics, in units of reward."""
+
+    q: Sequence[Sequence[float]]
+    """Q of each turn: what is expected from there on, its action known and not yet the reply `[critics][turns]`."""
+    v: Sequence[Sequence[float]]
+    """V of each turn: what is expected before its action is known `[critics][turns]`."""
+
+
+def critiques_of(
+    critics: Sequence[Critique] | None, group: Sequence[Trajectory]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return Q and V of each trajectory, each in units of reward [critics, turns].
+
+    Raises:
+        ValueError: If they are missing, not finite, or have not one entry a turn.
+    """
+    if critics is None:
+        raise ValueError("this credit needs critics=, Q and V of each turn of each trajectory.")
+    lengths = [len(one.turns) for one in group]
+    sides = [(one.q, one.v) for one in critics]
+    if len(sides) != len(lengths) or any(
+        len(side) == 0 or any(len(own) != length for own in side)
+        for both, length in zip(sides, lengths, strict=True)
+        for side in both
+    ):
+        raise ValueError("critics must hold Q and V of each turn, for each trajectory of the group.")
+    if not all(isfinite(value) for both in sides for side in both for own in side for value in own):
+        raise ValueError("critics must be finite.")
+    return [
+        (torch.tensor(list(q), dtype=torch.float64), torch.tensor(list(v), dtype=torch.float64))
+        for q, v in sides
+    ]
+
+
+@dataclass(frozen=True)
+class ArCHer:
+    """Advantage of each turn by two critics: the smaller Q of what was done, less the smaller V of before.
+
+        A_t = min_k Q_k(s_t, a_t) - min_k V_k(s_t)
+
+    Each critic is learned from one turn to the next, with copies Q' and V' that follow it slowly:
+
+        Q(s_t, a_t) <- r_t + gamma V'(s_(t+1)),   V(s_t) <- Q'(s_t, a_t),   copy <- (1 - tau) copy + tau own,
+
+    V' = 0 after the last turn. Critics learn in every iteration and begin where those of the iteration before ended.
+
+    Source: Zhou et al. 2024, "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", arXiv:2402.19446,
+    and its code.
+    Differs: there a critic is a small language model with heads, trained by Adam on turns drawn from a buffer of many
+    iterations; here it is two linear heads on the hidden states of the policy that the loop began with, each fitted by
+    ridge regression to the iteration's episodes alone, `rounds` times (`perturn.policy.critics`). V learns from the
+    recorded action, which the policy has just sampled, in place of another one drawn for that. The two critics differ
+    by the episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"critics"})
+
+    gamma: Annotated[float, Bound(least=0, most=1)] = 0.9
+    """Discount from one turn to the next, in [0, 1]."""
+
+    tau: Annotated[float, Bound(above=0, most=1)] = 0.1
+    """How far the copies follow in a round, in (0, 1]."""
+
+    rounds: Annotated[int, Bound(least=1, most=100_000)] = 1000
+    """Regressions of each head in an iteration, >= 1; each is followed by a move of the copies, so that a reward is
+    heard of a turn earlier after about 2 / tau rounds. They cost next to nothing."""
+
+    penalty: Annotated[float, Bound(above=0)] = 1e-4
+    """Pull of each head to what it was when the iteration began, relative to the variance of all features together,
+    > 0. Before the first iteration it was 0 everywhere."""
+
+    returns: Return = Return()  # noqa: RUF009  frozen
+    """Rewards that count."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_bounds(self)
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, critics: Sequence[Critique] | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+
+        Raises:
+            ValueError: If `critics` is missing, not finite, or has not one entry a turn.
+        """
+        known = critiques_of(critics, group)
+        return as_tensors([(q.amin(0) - v.amin(0)).tolist() for q, v in known])

@@ -1,0 +1,193 @@
+"""Critics that go on with a run: kept, sealed, let go, resumed to the bit, and learned again from stored episodes."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import perturn
+from perturn.credit import CREDITS
+from perturn.data.groups import read_credits
+from perturn.data.store import read_trajectories
+from perturn.errors import ConfigError, RunError
+from perturn.policy.critics import read_critics
+from perturn.run.credit import credit_run
+from perturn.run.loop import open_run, run_stages
+from perturn.run.panels import seed_of
+from perturn.run.readings import critics_of, open_reader
+from perturn.run.verify import verify
+from perturn.settings.stages import stages
+
+from .online import GROUPS, recipe_of
+from .test_credit import EPISODES, explored  # noqa: F401  a fixture
+from .test_loop import place  # noqa: F401  a fixture
+
+ARCHER = CREDITS["archer"]
+WORDS = [*GROUPS, "credit.name=archer", "deterministic=true", "worlds.processes=0"]
+
+
+@pytest.fixture(scope="module")
+def online(place):  # noqa: F811
+    """Three iterations of policy gradient by critics, in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
+        patched.setenv("PERTURN_CACHE", str(place / "cache"))
+        with open_run(recipe_of(place, *WORDS, "name=judged")) as run:
+            run_stages(run)
+    return place / "runs" / "judged"
+
+
+def test_the_loop_weighs_by_critics_that_have_learned_from_all_iterations(online):
+    """On SFT's hidden states, whoever acted; counts say what V explains and how large the TD error is."""
+    stages = json.loads((online / "manifest.json").read_text())["stages"]
+    reader, critics = open_reader(str(online / "checkpoints" / "sft")), None
+    for mark in ("-001", "-002", "-003"):
+        episodes = list(read_trajectories(online / f"trajectories/explore{mark}.jsonl"))
+        learned = critics_of(episodes, ARCHER(), reader, critics, seed_of(0, "critics"))
+        weights = ARCHER()(episodes, critics=learned)
+        expected = dict(zip([one.key for one in episodes], weights, strict=True))
+        critics = learned.critics
+
+        for row in read_credits(online / f"credits/archer{mark}.jsonl"):
+            assert_close(torch.tensor(row.weight, dtype=torch.float64), expected[row.key], atol=1e-9, rtol=0)
+        counts = stages[f"credit{mark}"]["counts"]
+        assert counts["explained_variance"] == pytest.approx(learned.explained_variance, abs=1e-4)
+        assert counts["td_error"] == pytest.approx(learned.td_error, abs=1e-4)
+        assert counts["trained"] == counts["asked"] == 12
+
+
+def test_the_newest_critics_alone_are_kept_and_sealed(online):
+    """As policies are; the manifest seals them with the stage, and does not list them as data."""
+    kept = sorted(file.name for file in online.glob("credits/*.safetensors"))
+    manifest = json.loads((online / "manifest.json").read_text())
+
+    assert kept == ["critics-003.safetensors"]
+    assert manifest["files"]["credits/critics-003.safetensors"]["stage"] == "credit-003"
+    assert "credits/critics-002.safetensors" not in manifest["files"]
+    assert not [name for name in manifest["data"] if "critics" in name]
+    assert int(read_critics(online / "credits" / kept[0]).iterations) == 3
+    assert not verify(online).damaged
+
+
+def test_stored_episodes_are_judged_again_alike(online, monkeypatch):
+    """From the first iteration on, or the run's own weights would be refused; and as the other side."""
+    monkeypatch.chdir(online.parents[1])
+    again = credit_run(online, ["credit.name=archer"])
+    other = credit_run(online, ["credit.name=archer", "credit.gamma=1.0"], against="archer", name="far")
+    for iteration in (1, 2, 3):
+        (online / f"credits/archer-{iteration:03d}.jsonl").rename(online / f"credits/own-{iteration:03d}")
+    try:
+        anew = credit_run(online, ["credit.name=rloo"], against="archer", writes=False)
+    finally:
+        for iteration in (1, 2, 3):
+            (online / f"credits/own-{iteration:03d}").rename(online / f"credits/archer-{iteration:03d}.jsonl")
+    theirs = credit_run(online, ["credit.name=rloo"], against="archer", writes=False)
+
+    assert [one["iteration"] for one in again["iterations"]] == [1, 2, 3]
+    assert all(one["td_error"] > 0 for one in again["iterations"])
+    assert all(one["against"]["turns"] > 0 for one in other["iterations"])
+    assert [one["against"] for one in anew["iterations"]] == [one["against"] for one in theirs["iterations"]]
+    assert sorted(file.name for file in online.glob("credits/*.safetensors")) == ["critics-003.safetensors"]
+
+
+def test_a_kill_between_the_stages_changes_no_bit(place, online, monkeypatch):  # noqa: F811
+    """Stopped behind each stage of the second iteration, and in its credit, and opened again each time."""
+    monkeypatch.chdir(place)
+    recipe = recipe_of(place, *WORDS, "name=stopped")
+    names = [stage.name for stage in stages(recipe)]
+    first = names.index("explore-002")
+    for some in (names[:first], ["explore-002"], ["credit-002"], ["align-002"], None):
+        with open_run(recipe) as run:
+            if some == ["credit-002"]:
+                _killed_while_it_writes(run, monkeypatch)
+            run_stages(run, names=some)
+
+    for mark in ("-001", "-002", "-003"):
+        file = f"credits/archer{mark}.jsonl"
+        assert (run.folder / file).read_bytes() == (online / file).read_bytes()
+    kept = "credits/critics-003.safetensors"
+    assert (run.folder / kept).read_bytes() == (online / kept).read_bytes()
+
+
+def _killed_while_it_writes(run, monkeypatch):
+    """The critics of an iteration are there, and not yet its weights: the stage begins anew."""
+    with monkeypatch.context() as patched:
+        patched.setattr("perturn.run.groups.write_credits", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_stages(run, names=["credit-002"])
+    assert run.paths.critics("-002").is_file()
+    assert not run.is_done("credit-002")
+
+
+def test_without_the_critics_before_an_iteration_is_not_weighed(online, monkeypatch):
+    """Nothing begins anew in silence."""
+    copy = online.with_name("lost")
+    shutil.copytree(online, copy)
+    monkeypatch.chdir(online.parents[1])
+    (copy / "credits/archer-003.jsonl").unlink()
+    (copy / "credits/critics-003.safetensors").unlink()
+    for left in ("checkpoints/ppo-clip-003", "metrics/align-003.jsonl", "evaluation/ppo-clip-003.jsonl"):
+        path = copy / left
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    with (
+        open_run(copy, []) as run,
+        pytest.raises(RunError, match=r"critics-002\.safetensors, .* is not there"),
+    ):
+        run_stages(run, names=["credit-003"])
+
+
+def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
+    """Of trajectories in memory, by the model's name."""
+    learned = critics_of(EPISODES, ARCHER(), open_reader(str(tiny_folder)))
+
+    found = perturn.assign_credit(EPISODES, "archer", model=str(tiny_folder))
+
+    for one, expected in zip(found, ARCHER()(EPISODES, critics=learned), strict=True):
+        assert_close(one, expected, atol=1e-12, rtol=0)
+    assert any(one.abs().max() > 1e-3 for one in found)
+    with pytest.raises(ConfigError, match="credit ArCHer reads the policy that acted; give model="):
+        perturn.assign_credit(EPISODES, "archer")
+
+
+def test_the_order_of_episodes_changes_no_critique(tiny_model, tokenizer):
+    """Not in any bit; an episode without turns has none, and changes none; of none but such, nothing is learned."""
+    empty = replace(EPISODES[0], turns=(), sample=7)
+    first = critics_of(EPISODES, ARCHER(), open_reader(tiny_model, tokenizer))
+    order = [empty, *EPISODES]
+    random.Random(0).shuffle(order)
+
+    found = critics_of(order, ARCHER(), open_reader(tiny_model, tokenizer))
+    nothing = critics_of([empty], ARCHER(), open_reader(tiny_model, tokenizer), first.critics)
+
+    assert found[order.index(empty)].q == [[]]
+    assert all(found[order.index(one)] == own for one, own in zip(EPISODES, first, strict=True))
+    assert nothing.critics is first.critics
+    assert ARCHER()([empty], critics=nothing)[0].shape == (0,)
+
+
+def test_a_stand_in_must_be_named(explored):  # noqa: F811
+    """The policy that the loop began with is not there; the base may judge."""
+    with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
+        credit_run(explored, ["credit.name=archer"])
+
+    (one,) = credit_run(explored, ["credit.name=archer"], reference="base", writes=False)["iterations"]
+    assert one["td_error"] >= 0
+
+
+def test_a_credit_of_ones_own_says_how_its_critics_learn(place):  # noqa: F811
+    """The settings are asked for before any work."""
+
+    class Own:
+        needs = frozenset({"critics"})
+        gamma, tau, rounds = 0.9, 0.1, 10
+
+        def __call__(self, group, *, critics, **_):
+            return []
+
+    with pytest.raises(ConfigError, match="needs critics and has no setting penalty"):
+        perturn.assign_credit(EPISODES, Own(), model="tiny")
