@@ -41,6 +41,12 @@ class Credit(Protocol):
     `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head that has learned from other episodes and knows the
     action of the turn, and `by(head) [turns]` by that of another trajectory. Rewards that count are those of its
     setting `returns`, `perturn.credit.returns.Return`; without one, as recorded.
+
+    One that needs `progress` is given the log-probabilities of the tokens of each turn under a policy that was trained,
+    as `reference` has those under its reference, in nats `[trajectories][turns][tokens]`. It has a setting
+    `checkpoint`, which names that policy; with None it is the one that acted, or, with `reads_reward_model = True`, the
+    reward model that the section `reward` trains in each iteration.
+
     One that needs `branches` is given the mean return of the episodes that were played on from before each turn
     `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
     explored may have played these; any other is refused with `branch.policy`.
