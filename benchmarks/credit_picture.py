@@ -48,7 +48,7 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
         if credit.needs & LEFT_OUT:
             continue
         members = members_of(credit, episodes, paths, recipe, MARK)
-        needed = compute_needed(credit, members, paths, recipe, reference="sft", acted="sft", mark=MARK)
+        needed = compute_needed(credit, members, paths, recipe, reference="sft", acted="sft")
         rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])
     return found

@@ -224,10 +224,7 @@ class Episodes:
             for steps in self.steps
         ]
         own, best = (
-            [
-                torch.tensor([[pair[side]] for pair in of_one], dtype=torch.float64)
-                for of_one in pairs
-            ]
+            [torch.tensor([[pair[side]] for pair in of_one], dtype=torch.float64) for of_one in pairs]
             for side in (0, 1)
         )
         return own, best

@@ -45,7 +45,9 @@ def turn_log_ratios(
     if [len(of_one) for of_one in progress] != [len(one.turns) for one in group] or [
         len(of_one) for of_one in reference
     ] != [len(one.turns) for one in group]:
-        raise ValueError("progress and reference must hold one entry a turn, for each trajectory of the group.")
+        raise ValueError(
+            "progress and reference must hold one entry a turn, for each trajectory of the group."
+        )
     return [
         [nan] * len(one.turns)
         if one.status is Status.FAILED

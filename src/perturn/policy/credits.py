@@ -16,7 +16,10 @@ from perturn.settings.parsing import build
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
 OF_GROUPS = frozenset(
-    {"values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions"}
+    {
+        *("values", "matches", "answer", "answers", "clusters", "branches", "feedback", "contributions"),
+        "progress",
+    }
 )
 """Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
 
@@ -61,6 +64,11 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} needs feedback and has no setting placeholder, a text to put in its stead; see "
             "perturn.credit.Credit."
         )
+    if "progress" in needs and not hasattr(credit, "checkpoint"):
+        raise ConfigError(
+            f"credit {name!r} needs progress and has no setting checkpoint, the policy that it is of; see "
+            "perturn.credit.Credit."
+        )
     same = str(getattr(credit, "same", "exact"))
     if "answers" in needs and ":" in same and not callable(load_object(same)):
         raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
@@ -97,7 +105,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= OF_GROUPS
+        computed |= OF_GROUPS | _COMPUTED
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(
@@ -133,6 +141,11 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
 def trains_branches(credit: Credit) -> bool:
     """Whether a credit weighs branches as it weighs the explored episodes, so that they are trained on."""
     return bool(getattr(credit, "trains_branches", False))
+
+
+def reads_reward_model(credit: Credit) -> bool:
+    """Whether a credit reads a reward model that the run trains in each iteration."""
+    return bool(getattr(credit, "reads_reward_model", False))
 
 
 def needs_group(credit: Credit) -> bool:

@@ -15,18 +15,18 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import OF_GROUPS, make_credit
+from perturn.policy.credits import OF_GROUPS, make_credit, reads_reward_model
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
-from perturn.run.quantities import compute_needed
+from perturn.run.quantities import compute_needed, progress_policy
 from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, policy_of, stages
 from perturn.types import Trajectory
 
 _COMPUTED = OF_GROUPS | {"reference"}
@@ -95,7 +95,8 @@ def credit_run(
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
-        reference: Policy of the run that a credit may read, for values too; None: the one that explored.
+        reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
+            credit that reads `progress` the reference of the iteration.
         drop_equal_outcomes: As `ledger` has it.
         writes: Whether the weights are written down.
 
@@ -117,14 +118,12 @@ def credit_run(
             "again."
         )
     found, explored = [], _explored(paths, recipe)
+    _check_progress(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against)
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
         episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
-        policy = reference or stage.policy
-        needed = compute_needed(
-            credit, episodes, paths, recipe, reference=policy, acted=policy, mark=stage.mark
-        )
+        needed = _needed(credit, episodes, paths, recipe, stage, reference)
         rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
@@ -132,7 +131,7 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
         one |= explained(credit, episodes, needed)
         if against is not None:
-            theirs = _other(paths, recipe, policy, stage.mark, against, other, episodes)
+            theirs = _other(paths, recipe, stage, reference, against, other, episodes)
             one["against"] = compare_credits(episodes, rows, theirs).to_dict()
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
@@ -154,6 +153,54 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
         )
     check_prover(recipe, str(section["name"]), credit)
     return credit
+
+
+def _check_progress(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
+    """Refuse a credit that compares each policy with itself alone, or reads a reward model that the run has not.
+
+    Raises:
+        ConfigError: Saying what to name.
+    """
+    if "progress" not in credit.needs:
+        return
+    if reads_reward_model(credit) and recipe.reward is None:
+        raise ConfigError(
+            "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such as a "
+            "policy of the run that learned from pairs."
+        )
+    policies = [
+        (progress_policy(credit, recipe, stage.iteration), reference or _reference(recipe, stage))
+        for stage in explored
+    ]
+    if all(own == its for own, its in policies):
+        raise ConfigError(
+            f"progress would be 0 at every turn, since policy {policies[0][0]} is compared with itself; name one that "
+            "was trained from it, such as credit.checkpoint="
+            f"{policy_of(recipe, recipe.iterations) if recipe.align else 'FOLDER'}, or another --reference."
+        )
+
+
+def _reference(recipe: Recipe, stage: Stage) -> str:
+    """The reference of the iteration that a stage belongs to."""
+    found = {one.name: one.reference for one in stages(recipe)}
+    names = (f"credit{stage.mark}", f"align{stage.mark}")
+    return next((found[name] for name in names if found.get(name)), policy_of(recipe, 0))
+
+
+def _needed(
+    credit: Credit,
+    episodes: Sequence[Trajectory],
+    paths: RunPaths,
+    recipe: Recipe,
+    stage: Stage,
+    reference: str | None,
+) -> Needed:
+    """Quantities that a credit reads, for episodes of an exploration."""
+    policy = reference or stage.policy
+    seen = reference or _reference(recipe, stage) if "progress" in credit.needs else policy
+    return compute_needed(
+        credit, episodes, paths, recipe, reference=seen, acted=policy, iteration=stage.iteration
+    )
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:
@@ -216,15 +263,14 @@ def _against(paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: s
 def _other(
     paths: RunPaths,
     recipe: Recipe,
-    policy: str,
-    mark: str,
+    stage: Stage,
+    reference: str | None,
     name: str,
     credit: Credit | None,
     episodes: Sequence[Trajectory],
 ) -> list[CreditRow]:
     """Rows of the credit to compare with: those that are there, else as the credit gives them."""
-    file = paths.credit(_label({"name": name}), mark)
+    file = paths.credit(_label({"name": name}), stage.mark)
     if credit is None or file.is_file():
         return read_credits(file)
-    needed = compute_needed(credit, episodes, paths, recipe, reference=policy, acted=policy, mark=mark)
-    return credit_groups(episodes, credit, needed)
+    return credit_groups(episodes, credit, _needed(credit, episodes, paths, recipe, stage, reference))

@@ -47,7 +47,13 @@ def credit(session: Session, stage: Stage) -> None:
         episodes = measured(run.recipe, played)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
-            credit, episodes, run.paths, run.recipe, reference=stage.reference, acted=acted, mark=stage.mark
+            credit,
+            episodes,
+            run.paths,
+            run.recipe,
+            reference=stage.reference,
+            acted=acted,
+            iteration=stage.iteration,
         )
         rows = credit_groups(
             episodes,

@@ -50,6 +50,7 @@ def assign_credit(
     tokenizer: Any = None,
     chat_template: str | None = None,
     answer: str | None = None,
+    reference: Any = None,
 ) -> list[Tensor]:
     """The weight of every turn; trajectories of one task and one policy are a group.
 
@@ -57,11 +58,14 @@ def assign_credit(
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
         model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
-            what replies changed or what turns contributed, the policy that acted.
+            what replies changed or what turns contributed, the policy that acted; for one that reads progress, the
+            policy that was trained.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
             "Action: finish[{answer}]", where the credit reads how likely one is.
+        reference: A name or a transformers model, of the same tokenizer: the reference of `model`, where the credit
+            reads progress.
 
     Returns:
         One tensor a trajectory, in their order, without unit [turns].
@@ -78,12 +82,15 @@ def assign_credit(
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
-    _check_given(weigher, model, answer)
+    _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
     if weigher.needs:
         if not isinstance(model, str | Path):
             tokenizer = tokenizer or tokenizer_of(model)
         reader = open_reader(model, tokenizer, chat_template)
+        if "progress" in weigher.needs:
+            needed["progress"] = reference_of(trajectories, reader)
+            reader = open_reader(reference, reader.renderer.tokenizer, chat_template)
         if "reference" in weigher.needs:
             needed["reference"] = reference_of(trajectories, reader)
         needed |= read_acted(trajectories, weigher, reader, answer or "")
@@ -91,14 +98,15 @@ def assign_credit(
     return [weights[index] for index in range(len(trajectories))]
 
 
-def _check_given(weigher: Any, model: Any, answer: Any) -> None:
+def _check_given(weigher: Any, model: Any, answer: Any, reference: Any) -> None:
     """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
 
     Raises:
         ConfigError: Saying what to give, or where it is computed.
     """
     name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - {"reference", "answer", "answers", "clusters", "feedback", "contributions"})
+    here = {"reference", "progress", "answer", "answers", "clusters", "feedback", "contributions"}
+    elsewhere = sorted(needs - here)
     if elsewhere:
         raise ConfigError(
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
@@ -107,6 +115,8 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
     if needs and model is None:
         whose = "a reference policy" if "reference" in needs else "the policy that acted"
         raise ConfigError(f"credit {name} reads {whose}; give model=.")
+    if "progress" in needs and reference is None:
+        raise ConfigError(f"credit {name} compares a policy with its reference; give reference=.")
     if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
         raise ConfigError(
             f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
