@@ -28,7 +28,7 @@ from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
 from perturn.types import Trajectory, succeeded, wrong_turns
 
-LEFT_OUT = {"answer", "matches"}
+LEFT_OUT = {"answer", "matches", "progress"}
 SETTINGS = {"infopo": {"placeholder": "Nothing happens."}}
 MARK = "-001"
 

@@ -79,6 +79,8 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
         "branches": lambda turns: [0.5] * turns,
         "feedback": lambda turns: [0.5] * turns,
         "contributions": lambda turns: [0.05] * turns,
+        "progress": lambda turns: [[-0.5] * 10] * turns,
+        "reference": lambda turns: [[-0.6] * 10] * turns,
         "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
         "clusters": lambda _: 0,
     }

@@ -209,24 +209,17 @@ class Episodes:
 
         return [[(earned(step) + share) / 2 for step in steps] for steps in self.steps]
 
-    def logprobs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return log pi of each turn under the policy, and under the best one near it, in nats `[episodes][turns, 1]`.
+    def logprobs(self) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
+        """Return log pi of each turn under the policy and under the best one near it, in nats `[episodes][turns][1]`.
 
         The best one has the highest expected return less its divergence from the policy, in nats:
         pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
         V(next). So log pi* - log pi is the advantage of the best one.
         """
-        pairs = [
-            [
-                (log(self.process.policy(step.state)[step.action]), self._near_best(step, t))
-                for t, step in enumerate(steps)
-            ]
-            for steps in self.steps
+        own = [
+            [[log(self.process.policy(step.state)[step.action])] for step in steps] for steps in self.steps
         ]
-        own, best = (
-            [torch.tensor([[pair[side]] for pair in of_one], dtype=torch.float64) for of_one in pairs]
-            for side in (0, 1)
-        )
+        best = [[[self._near_best(step, t)] for t, step in enumerate(steps)] for steps in self.steps]
         return own, best
 
     def _near_best(self, step: Step, turn: int) -> float:

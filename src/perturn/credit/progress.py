@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from math import fsum, isfinite, isnan, nan
 
-import torch
 from torch import Tensor
 
 from perturn.credit.group import Visit, normalized_within
@@ -58,7 +57,7 @@ def turn_log_ratios(
 
 def _log_ratio(ours: Sequence[float] | Tensor, theirs: Sequence[float] | Tensor, reduction: str) -> float:
     """Of the tokens of one turn."""
-    known = [torch.as_tensor(each, dtype=torch.float64).reshape(-1).tolist() for each in (ours, theirs)]
+    known = [each.tolist() if isinstance(each, Tensor) else each for each in (ours, theirs)]
     if len(known[0]) != len(known[1]) or not known[0]:
         raise ValueError(
             "progress and reference must hold the same tokens of each turn, at least one, got "
