@@ -137,7 +137,9 @@ class Shaped:
 
     def __call__(self, group, *, progress, reference):
         """One tensor a trajectory."""
-        rewards = [(own - its).reshape(-1).tolist() for own, its in zip(progress, reference, strict=True)]
+        rewards = [
+            [a - b for (a,), (b,) in zip(*both, strict=True)] for both in zip(progress, reference, strict=True)
+        ]
         return [
             torch.tensor(returns_to_go(of_one, float(self.later)), dtype=torch.float64) for of_one in rewards
         ]
