@@ -138,7 +138,8 @@ class Shaped:
     def __call__(self, group, *, progress, reference):
         """One tensor a trajectory."""
         rewards = [
-            [a - b for (a,), (b,) in zip(*both, strict=True)] for both in zip(progress, reference, strict=True)
+            [a - b for (a,), (b,) in zip(*both, strict=True)]
+            for both in zip(progress, reference, strict=True)
         ]
         return [
             torch.tensor(returns_to_go(of_one, float(self.later)), dtype=torch.float64) for of_one in rewards
