@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 
 import pytest
 import torch
@@ -29,9 +28,10 @@ from perturn.study.sharing import files_of_users
 from perturn.types import score
 from perturn.watch import Watcher
 
-from .online import GROUPS, begin, recipe_of
+from .kills import Forks
+from .online import GROUPS, recipe_of
 from .test_credit import EPISODES, explored  # noqa: F401  a fixture
-from .test_loop import finish, kill, place  # noqa: F401  a fixture
+from .test_loop import place  # noqa: F401  a fixture
 
 REWARD = "reward={learning_rate: 3.0e-3, batch_size: 2, epochs: 2}"
 WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2"]
@@ -40,10 +40,19 @@ ALONE = ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")
-def judged(place):  # noqa: F811
+def forks(place):  # noqa: F811
+    """Starts `perturn` in the folder of the world and its recipe."""
+    recipe_of(place)
+    found = Forks(place)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def judged(forks):
     """Two iterations with a reward model that nothing interrupted."""
-    finish(begin(place, "judged", *WORDS, *ALONE))
-    return place / "runs" / "judged"
+    forks.run("judged", "online.yaml", *WORDS, *ALONE)
+    return forks.place / "runs" / "judged"
 
 
 def logprobs(episodes, run, *names):
@@ -151,17 +160,13 @@ def test_a_run_with_a_model_is_looked_at_like_any_other(judged):
     assert "loss `dpo`" in (judged.parent / "model" / "README.md").read_text()
 
 
-def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(place, judged):  # noqa: F811
+def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(forks, judged):
     """While the model learns and while the policy does: the same model and policy, to the bit."""
     for file in ("metrics/reward-002.jsonl", "metrics/align-002.jsonl"):
-        killed = begin(place, "killed", *WORDS, *ALONE)
-        deadline = time.monotonic() + 200
-        while not (place / "runs/killed" / file).exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        kill(killed)
-    finish(begin(place, "killed", *WORDS, *ALONE))
+        assert forks.run("killed", "online.yaml", *WORDS, *ALONE, kill_at=file)[1]
+    forks.run("killed", "online.yaml", *WORDS, *ALONE)
 
-    other = place / "runs" / "killed"
+    other = forks.place / "runs" / "killed"
     assert (other / "preferences-002.jsonl").read_bytes() == (judged / "preferences-002.jsonl").read_bytes()
     for name in ("prm-002", "ppo-clip-002"):
         file = f"checkpoints/{name}/model.safetensors"
@@ -169,10 +174,11 @@ def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(plac
     assert {folder.name for folder in (other / "checkpoints").iterdir()} == {"sft", "prm-002", "ppo-clip-002"}
 
 
-def test_an_iteration_without_pairs_keeps_the_model(place):  # noqa: F811
+def test_an_iteration_without_pairs_keeps_the_model(forks):
     """No gap is so large: the model stays what the loop began with, and the outcome alone counts, as in GRPO."""
-    said = "".join(finish(begin(place, "unpaired", *WORDS, "iterations=1", "reward.threshold=9")))
-    run = place / "runs" / "unpaired"
+    forks.run("unpaired", "online.yaml", *WORDS, "iterations=1", "reward.threshold=9")
+    said = (forks.place / "unpaired.txt").read_text()
+    run = forks.place / "runs" / "unpaired"
     episodes = list(read_trajectories(run / "trajectories/explore.jsonl"))
 
     assert "nothing to learn from; the reward model stays as it is" in said
@@ -199,11 +205,12 @@ def test_stored_episodes_are_scored_by_a_trained_policy(judged, monkeypatch):
         assert_weights(weights(judged, "scored-001"), episodes, credit, progress=ours, reference=theirs)
 
 
-def test_the_first_policy_is_its_own_reference_and_the_second_is_not(judged, place):  # noqa: F811
+def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
     """Online: RLOO in the first iteration, and said; then what the update made likelier counts too."""
     words = [*GROUPS, "credit={name: progress-advantage, alpha: 1.0}", "iterations=2"]
-    said = "".join(finish(begin(place, "ahead", *words)))
-    run = place / "runs" / "ahead"
+    forks.run("ahead", "online.yaml", *words)
+    said = " ".join((forks.place / "ahead.txt").read_text().split())
+    run = forks.place / "runs" / "ahead"
     first, second = (list(read_trajectories(run / f"trajectories/explore-00{n}.jsonl")) for n in (1, 2))
 
     assert said.count("policy sft is its own reference; the outcome alone counts") == 1
