@@ -231,7 +231,12 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
         (["credit.name=oprl"], "add a section reward"),
         (["credit.name=rloo", "reward={}"], "credit rloo reads no reward model of the run"),
         (["credit={name: oprl, checkpoint: sft}", "reward={}"], "reads no reward model of the run"),
-        (["credit.name=progress-advantage", "align.reference=previous"], "the same one with align.reference"),
+        (
+            ["credit.name=progress-advantage", "align.reference=previous"],
+            "would compare each policy with itself",
+        ),
+        (["credit.name=progress-advantage", "iterations=1"], "would compare each policy with itself"),
+        (["credit={name: progress-advantage, checkpoint: sft}"], "would compare each policy with itself"),
         (["credit={name: progress-advantage, checkpoint: ppo-clip-001}"], "is not there before the loop"),
         (["credit={name: progress-advantage, checkpoint: nowhere/model}"], "nowhere/model"),
         (["credit.name=oprl", "reward.loss.name=sft"], "reward.loss.name must be a loss on pairs"),

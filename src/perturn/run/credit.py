@@ -22,7 +22,7 @@ from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
-from perturn.run.quantities import compute_needed, progress_policy
+from perturn.run.quantities import compute_needed, is_own_reference
 from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
@@ -120,6 +120,8 @@ def credit_run(
     found, explored = [], _explored(paths, recipe)
     _check_progress(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against)
+    if other is not None:
+        _check_progress(other, recipe, explored, reference)
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
         episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
@@ -168,13 +170,11 @@ def _check_progress(credit: Credit, recipe: Recipe, explored: Sequence[Stage], r
             "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such as a "
             "policy of the run that learned from pairs."
         )
-    policies = [
-        (progress_policy(credit, recipe, stage.iteration), reference or _reference(recipe, stage))
-        for stage in explored
-    ]
-    if all(own == its for own, its in policies):
+    references = {stage.iteration: reference or _reference(recipe, stage) for stage in explored}
+    if is_own_reference(credit, recipe, references):
         raise ConfigError(
-            f"progress would be 0 at every turn, since policy {policies[0][0]} is compared with itself; name one that "
+            f"progress would be 0 at every turn, since policy {references[explored[0].iteration]} is compared with "
+            "itself; name one that "
             "was trained from it, such as credit.checkpoint="
             f"{policy_of(recipe, recipe.iterations) if recipe.align else 'FOLDER'}, or another --reference."
         )

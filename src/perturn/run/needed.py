@@ -9,8 +9,9 @@ from perturn.policy.models import empty_model
 from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
-from perturn.run.quantities import is_of_run
+from perturn.run.quantities import is_of_run, is_own_reference
 from perturn.settings.recipe import Recipe
+from perturn.settings.stages import policy_of, stages
 from perturn.types import Environment
 
 
@@ -72,14 +73,14 @@ def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
         )
     if "progress" not in credit.needs or reads:
         return
-    named = getattr(credit, "checkpoint", None)
-    assert recipe.align is not None
-    if named is None and recipe.align.reference == "previous":
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    if is_own_reference(credit, recipe, references):
         raise ConfigError(
-            f"credit {name} compares the policy that acts with its reference, which is the same one with "
-            "align.reference=previous; take start or average, or name a trained policy in credit.checkpoint."
+            f"credit {name} would compare each policy with itself; take align.reference=start or average and several "
+            "iterations, or name another policy in credit.checkpoint."
         )
-    if named is None or named in ("base", "sft"):
+    named = getattr(credit, "checkpoint", None)
+    if named in (None, "base", policy_of(recipe, 0)):
         return
     if is_of_run(recipe, named):
         raise ConfigError(

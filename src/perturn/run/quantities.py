@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.credit import Credit
@@ -82,6 +82,17 @@ def progress_policy(credit: Credit, recipe: Recipe, iteration: int) -> str:
     return (
         reward_model_of(recipe, iteration) if reads_reward_model(credit) else policy_of(recipe, iteration - 1)
     )
+
+
+def is_own_reference(credit: Credit, recipe: Recipe, references: Mapping[int, str]) -> bool:
+    """Whether a credit would compare a policy with itself in every iteration, so that `progress` says nothing.
+
+    Args:
+        credit: What reads it.
+        recipe: Of the run.
+        references: Of each iteration.
+    """
+    return all(progress_policy(credit, recipe, number) == name for number, name in references.items())
 
 
 def is_of_run(recipe: Recipe, name: str) -> bool:

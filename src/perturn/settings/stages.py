@@ -142,7 +142,8 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
         needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
-    judged = list(_judged(recipe, explore, its))
+    alone = before and recipe.iterations == 1
+    judged = list(_judged(recipe, explore, {**its, "reads": (*before, "reward") if alone else ()}))
     yield from judged
     rows = list(_rows(recipe, explore, judged, seen, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows
@@ -195,7 +196,12 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Settings that are read up to the rows, if those up to the exploration are known."""
+    """Settings that are read up to the rows, if those up to the exploration are known.
+
+    Of several iterations reward models are let go, and so nobody else makes the weights that follow from them.
+    """
+    if recipe.reward is not None and recipe.iterations > 1:
+        return ()
     if not before or recipe.groups is None:
         return before and (*before, "branch", "pair", "outcomes")
     own = ("reward", "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
