@@ -34,7 +34,7 @@ from .test_credit import EPISODES, explored  # noqa: F401  a fixture
 from .test_loop import place  # noqa: F401  a fixture
 
 REWARD = "reward={learning_rate: 3.0e-3, batch_size: 2, epochs: 2}"
-WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2"]
+WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2", "align.learning_rate=1.0e-4"]
 ALONE = ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 """One episode at a time and no guesses, so that rounding is the same whenever it is killed."""
 
