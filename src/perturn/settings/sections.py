@@ -346,8 +346,9 @@ class Reward(Train):
     per_group: Annotated[int, COUNT] | None = None
     """Pairs of a task, at most; None: as many as there are, each episode in one."""
     reference: Literal["previous", "start"] = "start"
-    """Reference of the model, in training and for its rewards: the policy that the first iteration started from (start),
-    or the one that explored (previous), as OPRL has it. With start, a model that has met no pair yet rewards nothing."""
+    """Reference of the model, in training and for its rewards: the policy that the first iteration started from
+    (start), or the one that explored (previous), as OPRL has it. With start, a model that has met no pair yet rewards
+    nothing."""
 
 
 @dataclass(frozen=True)
