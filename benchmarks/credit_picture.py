@@ -28,7 +28,7 @@ from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
 from perturn.types import Trajectory, succeeded, wrong_turns
 
-LEFT_OUT = {"answer", "matches"}
+LEFT_OUT = {"answer", "matches", "progress"}
 SETTINGS = {"infopo": {"placeholder": "Nothing happens."}}
 MARK = "-001"
 
@@ -49,7 +49,7 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
             continue
         members = members_of(credit, episodes, paths, recipe, MARK)
         needed = compute_needed(
-            credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", mark=MARK
+            credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
         )
         rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])

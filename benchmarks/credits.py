@@ -81,6 +81,8 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
         "feedback": lambda turns: [0.5] * turns,
         "contributions": lambda turns: [0.05] * turns,
         "critics": lambda turns: Critique([[0.5] * turns] * 2, [[0.25] * turns] * 2),
+        "progress": lambda turns: [[-0.5] * 10] * turns,
+        "reference": lambda turns: [[-0.6] * 10] * turns,
         "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
         "clusters": lambda _: 0,
     }

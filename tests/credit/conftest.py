@@ -76,7 +76,24 @@ def _contributions(group):
     return [[known[turn.state_key] for turn in one.turns] for one in group]
 
 
+def _reference(group):
+    """Log-probabilities of the tokens of a turn under a reference, which follow from the state alone."""
+    known = {"a": (-0.5, -1.0), "b": (-2.0,), "c": (-0.25, -0.25), None: (-1.0,)}
+    return [[known[turn.state_key] for turn in one.turns] for one in group]
+
+
+def _progress(group):
+    """Those under a policy that was trained: some turns are likelier, some less, and some are as likely."""
+    more = {"a": 0.25, "b": -0.5, "c": 0.0, None: 1.0}
+    return [
+        [[each + more[turn.state_key] for each in its] for turn, its in zip(one.turns, theirs, strict=True)]
+        for one, theirs in zip(group, _reference(group), strict=True)
+    ]
+
+
 _NEEDED = {
+    "reference": _reference,
+    "progress": _progress,
     "answer": _answers,
     "answers": _own_answers,
     "clusters": _clusters,

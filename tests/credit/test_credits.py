@@ -47,6 +47,10 @@ DEFAULTS = {
     | {"std": "sample", "last_gain": True},
     "infopo": {"beta": 0.5, "temperature": 0.05, "normalize": "std", "std": "sample"}
     | {"placeholder": "No information found."},
+    "progress-advantage": {"alpha": 0.1, "outcome": True, "reduction": "sum", "normalize": "std"}
+    | {"std": "sample", "checkpoint": None},
+    "oprl": {"alpha": 1.0, "step_gamma": 0.0, "reduction": "sum", "normalize": "std", "std": "sample"}
+    | {"checkpoint": None},
     "spa": {"grounding": 0.0, "residual": True},
     "spo": {},
     "pav": {"alpha": 1.0},

@@ -74,6 +74,7 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
         ("grpo", {"normalize": "mean"}),
         ("spa", {}),
         ("spo", {}),
+        ("progress-advantage", {"alpha": 0.0}),
         ("pav", {"alpha": 0.0}),
         ("portool", {}),
         ("turn-gae", {}),
@@ -125,6 +126,33 @@ def test_segments_that_begin_with_a_reply_bend_nothing_with_exact_values_and_tho
         assert one.relative_bias <= 1e-9
     by_action = check_credit(CREDITS["hiper"](switch="^[fnt]", by="action"))
     assert {one.process for one in by_action if one.relative_bias > 0.05} == {"loop", "fork", "shared end"}
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """Implicit rewards, and those of later turns, without a baseline."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
+    later: bool = True
+
+    def __call__(self, group, *, progress, reference):
+        """One tensor a trajectory."""
+        rewards = [
+            [a - b for (a,), (b,) in zip(*both, strict=True)]
+            for both in zip(progress, reference, strict=True)
+        ]
+        return [
+            torch.tensor(returns_to_go(of_one, float(self.later)), dtype=torch.float64) for of_one in rewards
+        ]
+
+
+def test_implicit_rewards_are_shaping_where_they_are_summed_to_the_end():
+    """Then a potential of the state is all that they differ by from rewards; alone, or standardized, they bend."""
+    for one in check_credit(Shaped()):
+        assert one.relative_bias <= 1e-9
+        assert one.scale == pytest.approx(1.0, abs=1e-9)
+    assert measure(Shaped(later=False), FORK, 3).relative_bias > 0.01
+    assert measure(CREDITS["oprl"](step_gamma=1.0, normalize="mean"), LOOP, 3).relative_bias > 0.01
 
 
 def test_a_discounted_credit_is_about_the_discounted_return():

@@ -15,6 +15,7 @@ def make_groups(count: int) -> list:
     add_contributions(groups)
     add_own_answers(groups)
     add_critics(groups)
+    add_logprobs(groups)
     return groups
 
 
@@ -100,6 +101,15 @@ def add_feedback(groups: list) -> None:
     for one in (one for group in groups for one in group):
         gains = [generator.choice([None, *[round(generator.uniform(-1, 2), 3)] * 4]) for _ in one["states"]]
         one["feedback"] = [*gains[:-1], None]
+
+
+def add_logprobs(groups: list) -> None:
+    """Give the tokens of each turn log-probabilities under a policy that was trained, and under its reference."""
+    generator = random.Random(32)
+    for one in (one for group in groups for one in group):
+        tokens = [generator.randint(1, 4) for _ in one["states"]]
+        for name in ("progress", "reference"):
+            one[name] = [[round(generator.uniform(-4, 0), 3) for _ in range(n)] for n in tokens]
 
 
 def add_contributions(groups: list) -> None:

@@ -45,6 +45,10 @@ def make_rows(group: list, gamma: Fraction) -> list:
                     "c": F(str(one["contributions"][t])),
                     "critics": [[F(str(own[t])) for own in one["critics"][side]] for side in ("q", "v")],
                     "cluster": one["clusters"],
+                    "likelier": [
+                        F(str(own)) - F(str(its))
+                        for own, its in zip(one["progress"][t], one["reference"][t], strict=True)
+                    ],
                     "around": one["answers"][t : t + 2],
                 }
             )
@@ -387,6 +391,33 @@ def infopo(rows: list, row: dict, settings: dict) -> Fraction:
     return found
 
 
+def implicit(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return how much likelier a turn became, against all turns of the group."""
+
+    def own(r: dict) -> Fraction:
+        return average(r["likelier"]) if settings.get("reduction") == "mean" else sum(r["likelier"], F(0))
+
+    std, ddof = settings.get("normalize", "std") == "std", settings.get("std", "sample") == "sample"
+    return z(own(row), [own(r) for r in rows], std, ddof)
+
+
+def progress_advantage(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return RLOO's, unless it is left out, and a share of how much likelier the turn became."""
+    outcome = rloo(rows, row, {}) if settings.get("outcome", True) else F(0)
+    return outcome + F(str(settings.get("alpha", 0.1))) * implicit(rows, row, settings)
+
+
+def oprl(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return GRPO's, and the discounted implicit rewards of the turn and of later ones."""
+    std, ddof = settings.get("normalize", "std") == "std", settings.get("std", "sample") == "sample"
+    gamma, found = F(str(settings.get("step_gamma", 0))), z(row["S"], scores(rows), std, ddof)
+    for other in rows:
+        if other["i"] == row["i"] and other["t"] >= row["t"]:
+            weight = gamma ** (other["t"] - row["t"])
+            found += F(str(settings.get("alpha", 1))) * weight * implicit(rows, other, settings)
+    return found
+
+
 def first_error(rows: list, row: dict, settings: dict) -> float:
     """The weight of a turn, from the lengths of the way: 99 stands for none."""
     path = [99 if length is None else length for length in row["path"]]
@@ -499,6 +530,23 @@ CREDITS = {
             {"temperature": 1.0},
             {"beta": 2.0, "temperature": 0.5, "normalize": "mean"},
             {"temperature": 2.0, "std": "population"},
+        ],
+    ),
+    "progress-advantage": (
+        progress_advantage,
+        [
+            {},
+            {"alpha": 2.0, "normalize": "mean", "reduction": "mean"},
+            {"outcome": False, "std": "population"},
+        ],
+    ),
+    "oprl": (
+        oprl,
+        [
+            {},
+            {"step_gamma": 1.0, "alpha": 0.5},
+            {"step_gamma": 0.5, "normalize": "mean"},
+            {"reduction": "mean", "std": "population"},
         ],
     ),
     "spa": (spa, [{}, {"grounding": 0.5}, {"residual": False}, {"residual": False, "grounding": 0.5}]),

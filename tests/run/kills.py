@@ -40,18 +40,24 @@ class Forks:
         )
         assert self._hear() == "ready"
 
-    def run(self, name, *words, kill_after=None):
-        """Do `perturn run` of the words under a name; its seconds, and whether it was killed before it ended."""
+    def run(self, name, *words, kill_after=None, kill_at=None):
+        """Do `perturn run` of the words under a name; its seconds, and whether it was killed before it ended.
+
+        It is killed after so many seconds, or as soon as it has a file, by its path in the run.
+        """
+        kills = kill_after is not None or kill_at is not None
         asked = {
             "argv": ["perturn", "run", *words, f"name={name}"],
             "cache": str(self.place / "caches" / name),
         }
-        asked |= {"output": str(self.place / f"{name}.txt"), "kills": kill_after is not None}
+        asked |= {"output": str(self.place / f"{name}.txt"), "kills": kills}
         self._parent.stdin.write(json.dumps(asked) + "\n")
         self._parent.stdin.flush()
         child, began = int(self._hear()), time.monotonic()
-        if kill_after is not None:
-            time.sleep(kill_after)
+        if kills:
+            while kill_at is not None and not (self.place / "runs" / name / kill_at).exists():
+                time.sleep(0.02)
+            time.sleep(kill_after or 0)
             os.kill(
                 child, signal.SIGKILL
             )  # its parent reaps it after the next line, so the number is its own

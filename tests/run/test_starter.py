@@ -15,7 +15,7 @@ from perturn.settings.branch import Branch, Search
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Groups, Rerank, Sft
+from perturn.settings.sections import Base, Groups, Rerank, Reward, Sft
 
 GUESS = "own_environment:GuessNumber"
 
@@ -52,6 +52,11 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     data = yaml.safe_load(uncommented(file.read_text()))
     assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
     assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
+    reward = data.pop("reward")  # which groups alone have
+    assert {**reward, "loss": {"name": "dpo"}} | {"lora": None, "tasks": None} == (
+        dataclasses.asdict(Reward())
+    )
+    assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
     assert data["branch"].pop("search") == dataclasses.asdict(Search())  # it would choose the turns
     assert data.pop("branch") | {"search": None} == dataclasses.asdict(Branch())  # which nothing reads here
     assert data["evaluate"].pop("rerank") == dataclasses.asdict(

@@ -33,6 +33,7 @@ FREE = {
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
+    *("reward.tasks.split", "reward.lora.target_modules", "reward.scheduler", "reward.shared_prefix"),
     *("base.lora.target_modules", "base.scheduler", "base.shared_prefix"),
     *(
         "model.dtype",
@@ -147,6 +148,7 @@ def test_the_choices_of_a_recipe_are_known():
         "groups.remaining",
         "outcomes.name",
         "outcomes.takeover",
+        "reward.reference",
         "branch.of",
         "branch.policy",
         "branch.at",

@@ -30,10 +30,12 @@ from perturn.credit.igpo import IGPO
 from perturn.credit.infopo import InfoPO
 from perturn.credit.matchtir import MatchTIR
 from perturn.credit.maxrl import MaxRL
+from perturn.credit.oprl import OPRL
 from perturn.credit.pav import PAV
 from perturn.credit.pgpo import PGPO
 from perturn.credit.portool import PORTool
 from perturn.credit.process_score import ProcessScore
+from perturn.credit.progress_advantage import ProgressAdvantage
 from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
@@ -70,6 +72,8 @@ CREDITS: Table[type[Credit]] = Table(
         "a2tgpo": A2TGPO,
         "siop": SIOP,
         "infopo": InfoPO,
+        "progress-advantage": ProgressAdvantage,
+        "oprl": OPRL,
         "spa": SPA,
         "spo": SPO,
         "pav": PAV,

@@ -60,6 +60,8 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
             `feedback`, for which it is given the exact ones, `contributions`, of which it is given half-learned ones,
             and `matches`, of which it is given none: no turn calls a tool, so that its way with the rewards of the
             processes is measured.
+            `progress` is that of the policy which has learned all there is to learn near the one that acts, which is
+            its `reference`.
             To one with `takes_prover`, `branches` are of a prover that takes all actions of a state alike. A group of
             one that trains on branches is of so many trees: episodes, each played on once from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
@@ -193,6 +195,7 @@ def _advantages(
         "contributions": episodes.contributions(),
         "critics": episodes.critics(gamma),
         "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
+        **dict(zip(("reference", "progress"), episodes.logprobs(), strict=True)),
     }
     unknown = sorted(credit.needs - exact.keys())
     if unknown:

@@ -224,6 +224,42 @@ class Episodes:
 
         return [[(earned(step) + share) / 2 for step in steps] for steps in self.steps]
 
+    def logprobs(self) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
+        """Return log pi of each turn under the policy and under the best one near it, in nats `[episodes][turns][1]`.
+
+        The best one has the highest expected return less its divergence from the policy, in nats:
+        pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
+        V(next). So log pi* - log pi is the advantage of the best one.
+        """
+        own = [
+            [[log(self.process.policy(step.state)[step.action])] for step in steps] for steps in self.steps
+        ]
+        best = [[[self._near_best(step, t)] for t, step in enumerate(steps)] for steps in self.steps]
+        return own, best
+
+    def _near_best(self, step: Step, turn: int) -> float:
+        """Log pi* of the action of a turn, in nats."""
+        worth = self._soft_worth(step.state, turn)
+        chance = self.process.policy(step.state)[step.action]
+        return log(chance) + worth[step.action] - self._soft_value(step.state, turn)
+
+    def _soft_worth(self, state: int, turn: int) -> list[float]:
+        """Q of each action of a state."""
+        return [
+            fsum(
+                one.probability
+                * (one.reward + (0.0 if one.to is None else self._soft_value(one.to, turn + 1)))
+                for one in outcomes
+            )
+            for outcomes in self.process.actions[state].values()
+        ]
+
+    def _soft_value(self, state: int, turn: int) -> float:
+        if turn == self.process.horizon:
+            return 0.0
+        chances, worth = self.process.policy(state), self._soft_worth(state, turn)
+        return log(fsum(chance * exp(each) for chance, each in zip(chances, worth, strict=True)))
+
     def gradient(self, gamma: float) -> Tensor:
         """Return the exact gradient of the expected sum of gamma^t r_t [parameters]."""
         returns = torch.tensor(

@@ -46,6 +46,11 @@ class Credit(Protocol):
     `perturn.credit.archer.Critique` a trajectory. They go on from iteration to iteration. Its settings `gamma`, `tau`,
     `rounds` and `penalty` say how they learn, and `returns`, as above, from which rewards.
 
+    One that needs `progress` is given the log-probabilities of the tokens of each turn under a policy that was trained,
+    as `reference` has those under its reference, in nats `[trajectories][turns][tokens]`. It has a setting
+    `checkpoint`, which names that policy; with None it is the one that acted, or, with `reads_reward_model = True`, the
+    reward model that the section `reward` trains in each iteration.
+
     One that needs `branches` is given the mean return of the episodes that were played on from before each turn
     `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
     explored may have played these; any other is refused with `branch.policy`.

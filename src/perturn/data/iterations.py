@@ -19,7 +19,7 @@ FATES = ("failed", "no_turns", "repeated", "success", "failure")
 are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
 """Stages that say what became of explored episodes; a run has one of them."""
-STAGES = ("explore", "branch", *_ACCOUNTS, "align")
+STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
 """Stages of an iteration."""
 
 

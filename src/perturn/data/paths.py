@@ -62,6 +62,10 @@ class RunPaths:
         """Preference pairs of an iteration."""
         return self.folder / f"pairs{mark}.jsonl"
 
+    def preferences(self, mark: str = "") -> Path:
+        """Pairs of own episodes that the reward model of an iteration learns from."""
+        return self.folder / f"preferences{mark}.jsonl"
+
     def outcomes(self, mark: str = "") -> Path:
         """Single trajectories that an iteration learns from by how they ended."""
         return self.folder / f"outcomes{mark}.jsonl"

@@ -23,6 +23,7 @@ COSTS = {
     "clusters": "a comparison of the answers of each group",
     "feedback": "passes of the policy that acted over the episodes, and over each turn once more",
     "branches": "episodes that are played on",
+    "progress": "a pass of the trained policy, or of the reward model, over the episodes; the latter's training",
     "critics": "a pass over the episodes of the policy that the loop begins with, and many regressions",
 }
 """Quantity that a credit may need -> what it costs."""
@@ -85,6 +86,11 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} needs feedback and has no setting placeholder, a text to put in its stead; see "
             "perturn.credit.Credit."
         )
+    if "progress" in needs and not hasattr(credit, "checkpoint"):
+        raise ConfigError(
+            f"credit {name!r} needs progress and has no setting checkpoint, the policy that it is of; see "
+            "perturn.credit.Credit."
+        )
     same = str(getattr(credit, "same", "exact"))
     if "answers" in needs and ":" in same and not callable(load_object(same)):
         raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
@@ -126,7 +132,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     computed = frozenset() if of_groups else _COMPUTED
     if getattr(loss, "needs_behavior", False):  # of groups, before training
-        computed |= OF_GROUPS
+        computed |= OF_GROUPS | _COMPUTED
     unknown = sorted(credit.needs - computed)
     if unknown:
         raise ConfigError(
@@ -172,6 +178,11 @@ def sets_clip(credit: Credit) -> bool:
 def reads_clip(loss: Loss) -> bool:
     """Whether a loss has a clip range that a turn may have its own of."""
     return bool(getattr(loss, "reads_clip", False))
+
+
+def reads_reward_model(credit: Credit) -> bool:
+    """Whether a credit reads a reward model that the run trains in each iteration."""
+    return bool(getattr(credit, "reads_reward_model", False))
 
 
 def needs_group(credit: Credit) -> bool:

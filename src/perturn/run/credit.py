@@ -15,7 +15,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import OF_GROUPS, make_credit, trains_branches
+from perturn.policy.credits import OF_GROUPS, make_credit, reads_reward_model, trains_branches
 from perturn.policy.critics import Critics, Learned
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
@@ -23,7 +23,7 @@ from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
-from perturn.run.quantities import compute_needed
+from perturn.run.quantities import compute_needed, is_own_reference
 from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
@@ -110,7 +110,8 @@ def credit_run(
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
-        reference: Policy of the run that a credit may read, for values too; None: the one that explored.
+        reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
+            credit that reads `progress` the reference of the iteration.
         drop_equal_outcomes: As `ledger` has it.
         writes: Whether the weights are written down.
 
@@ -132,7 +133,10 @@ def credit_run(
             "again."
         )
     found, explored = [], _explored(paths, recipe)
+    _check_progress(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
+    if other is not None:
+        _check_progress(other.credit, recipe, explored, reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
@@ -164,15 +168,16 @@ class _Weigher:
     def needed(self, stage: Stage, episodes: Sequence[Trajectory]) -> Needed:
         """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
         policy = self._reference or stage.policy
+        seen = _reference(self._recipe, stage) if "progress" in self.credit.needs else stage.policy
         found = compute_needed(
             self.credit,
             episodes,
             self._paths,
             self._recipe,
-            reference=policy,
+            reference=self._reference or seen,
             acted=policy,
             judged=self._reference or policy_of(self._recipe, 0),
-            mark=stage.mark,
+            iteration=stage.iteration,
             critics=self._critics,
         )
         self._critics = critics_in(found)
@@ -195,6 +200,36 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
         )
     check_prover(recipe, str(section["name"]), credit)
     return credit
+
+
+def _check_progress(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
+    """Refuse a credit that compares each policy with itself alone, or reads a reward model that the run has not.
+
+    Raises:
+        ConfigError: Saying what to name.
+    """
+    if "progress" not in credit.needs:
+        return
+    if reads_reward_model(credit) and recipe.reward is None:
+        raise ConfigError(
+            "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such as a "
+            "policy of the run that learned from pairs."
+        )
+    references = {stage.iteration: reference or _reference(recipe, stage) for stage in explored}
+    if is_own_reference(credit, recipe, references):
+        raise ConfigError(
+            f"progress would be 0 at every turn, since policy {references[explored[0].iteration]} is compared with "
+            "itself; name one that "
+            "was trained from it, such as credit.checkpoint="
+            f"{policy_of(recipe, recipe.iterations) if recipe.align else 'FOLDER'}, or another --reference."
+        )
+
+
+def _reference(recipe: Recipe, stage: Stage) -> str:
+    """The reference of the iteration that a stage belongs to."""
+    found = {one.name: one.reference for one in stages(recipe)}
+    names = (f"credit{stage.mark}", f"align{stage.mark}")
+    return next((found[name] for name in names if found.get(name)), policy_of(recipe, 0))
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:

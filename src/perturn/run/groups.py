@@ -55,7 +55,7 @@ def credit(session: Session, stage: Stage) -> None:
             reference=stage.reference,
             acted=acted,
             judged=policy_of(run.recipe, 0),
-            mark=stage.mark,
+            iteration=stage.iteration,
             critics=_critics_before(run, credit, stage),
         )
         rows = credit_groups(

@@ -26,8 +26,8 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
     settings = recipe.align
     assert settings is not None
     if stage.iteration > 1:
-        args.seed = seed_of(recipe.seed, "align", stage.iteration)
-    if settings.minibatches is None:
+        args.seed = seed_of(recipe.seed, stage.section, stage.iteration)
+    if stage.section != "align" or settings.minibatches is None:
         return
     share = math.ceil(rows / settings.minibatches)
     args.per_device_train_batch_size = math.ceil(share / world_size())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, average_of, is_scored, mark, policy_of
+from perturn.settings.stages import Stage, average_of, is_scored, mark, policy_of, reward_model_of
 
 
 def goes_on(recipe: Recipe) -> bool:
@@ -21,11 +21,13 @@ def keeps_average(recipe: Recipe) -> bool:
 def let_go(run: Run, stage: Stage) -> None:
     """Remove policies, averages, optimizers and critics of earlier iterations that nothing needs any more.
 
-    The newest policy stays, and those that are scored.
+    The newest policy stays, and those that are scored; of reward models the newest.
     """
     recipe = run.recipe
-    files = []
-    for iteration in range(1, stage.iteration):
+    models = (reward_model_of(recipe, iteration) for iteration in range(1, stage.iteration))
+    files = [run.paths.checkpoint(model) for model in models] if recipe.reward else []
+    # A reward model is made while the policy of the iteration before still acts.
+    for iteration in range(1, stage.iteration - (stage.section == "reward")):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
         files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
         files.append(run.paths.critics(mark(recipe, iteration)))

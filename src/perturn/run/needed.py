@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import named_credit, trains_branches
+from perturn.policy.credits import named_credit, reads_reward_model, trains_branches
+from perturn.policy.models import empty_model
 from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
+from perturn.run.quantities import is_of_run, is_own_reference
 from perturn.settings.recipe import Recipe
+from perturn.settings.stages import policy_of, stages
 from perturn.types import Environment
 
 
@@ -24,6 +27,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
     if recipe.groups:
         check_prover(recipe, name, credit)
+        _check_progress(recipe, name, credit)
     tasks = panels.tasks.get("explore", [])
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
@@ -48,6 +52,42 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
         )
     if recipe.groups and recipe.branch and not reads:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
+
+
+def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse a reward model without its reader, or a reader without it, and a policy that is always its own reference.
+
+    Raises:
+        PerturnError: Saying what to set, or that the policy which the credit names cannot be read.
+    """
+    reads = reads_reward_model(credit)
+    if reads and recipe.reward is None:
+        raise ConfigError(
+            f"credit {name} reads a reward model that learns in each iteration; add a section reward, such as "
+            "reward: {}, or name a trained one in credit.checkpoint."
+        )
+    if recipe.reward is not None and not reads:
+        raise ConfigError(
+            f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
+            "checkpoint."
+        )
+    if "progress" not in credit.needs or reads:
+        return
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    if is_own_reference(credit, recipe, references):
+        raise ConfigError(
+            f"credit {name} would compare each policy with itself; take align.reference=start or average and several "
+            "iterations, or name another policy in credit.checkpoint."
+        )
+    named = getattr(credit, "checkpoint", None)
+    if named in (None, "base", policy_of(recipe, 0)):
+        return
+    if is_of_run(recipe, named):
+        raise ConfigError(
+            f"credit.checkpoint: policy {named} is not there before the loop; name one that is, base or sft, a folder, "
+            "or a Hub id."
+        )
+    empty_model(named)
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:

@@ -36,10 +36,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
     """
     run, settings = session.run, session.recipe.pair
     assert settings is not None
-    # Sorted, since they are stored as they end, which depends on timing.
-    played = sorted(
-        read_trajectories(run.paths.trajectories(f"explore{stage.mark}")), key=lambda one: one.key
-    )
+    played = _explored(session, stage)
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
         pairs, reasons = _PAIRED[settings.within](session, stage, settings, played)
         if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
@@ -52,6 +49,28 @@ def make_pairs(session: Session, stage: Stage) -> None:
                 "tasks, or take a higher temperature."
             )
         write_pairs(run.paths.pairs(stage.mark), pairs)
+
+
+def prefer(session: Session, stage: Stage) -> None:
+    """Pair an iteration's episodes with each other by how they ended, for its reward model; there may be no pair."""
+    run, settings = session.run, session.recipe.reward
+    assert settings is not None
+    file, played = run.paths.preferences(stage.mark), _explored(session, stage)
+    with run.stage(stage.name, file) as counts:
+        fitting, too_long = _fitting(session, played)
+        pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
+        reasons["too_long"] = too_long
+        counts |= reasons
+        console.print(
+            "in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
+        )
+        write_pairs(file, pairs)
+
+
+def _explored(session: Session, stage: Stage) -> list[Trajectory]:
+    """The explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
+    found = read_trajectories(session.run.paths.trajectories(f"explore{stage.mark}"))
+    return sorted(found, key=lambda one: one.key)
 
 
 _Paired = tuple[list[PreferencePair], Counter[str]]

@@ -174,7 +174,8 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     """One pass over the explored episodes for each quantity that the credit reads of a policy."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    read = sorted(needs & (locate("perturn.run.readings:OF_ACTED") | {"reference", "critics"}) - {"clusters"})
+    of_policies = locate("perturn.run.readings:OF_ACTED") | {"reference", "progress", "critics"}
+    read = sorted(needs & of_policies - {"clusters"})
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
@@ -225,17 +226,19 @@ def _forks(settings: Branch, turns: float) -> float:
 def _training_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
 ) -> tuple[str, float, float]:
-    once = stage.name if stage.name in ("base", "sft") else None
-    settings = getattr(recipe, once or "align")
-    on_pairs = once is None and recipe.pair is not None
+    once = stage.section if stage.section in ("base", "sft") else None
+    settings, judges = getattr(recipe, stage.section), stage.section == "reward"
+    on_pairs = judges or (once is None and recipe.pair is not None)
     rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
     if once is None and recipe.outcomes:
         rows = stage.iteration * _corrections(recipe, found) if recipe.outcomes.way.corrected else rows
         rows += (found.sft or found.expert) if recipe.outcomes.way.anew else found.explore
     if on_pairs:
-        own = recipe.pair and recipe.pair.file
-        file = user_path(own, "pair.file") if own else RunPaths(run_folder(recipe)).pairs(stage.mark)
-        rows = sum(1 for _ in read_rows(file)) if file.is_file() else _pairs(recipe, found)
+        own, paths = recipe.pair and recipe.pair.file, RunPaths(run_folder(recipe))
+        made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
+        file = user_path(own, "pair.file") if own else made
+        assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
+        rows = sum(1 for _ in read_rows(file)) if file.is_file() else assumed
         what = "pairs" if file.is_file() else "pairs (assumed)"
     tokens = trained_tokens(found, rows, on_pairs)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"

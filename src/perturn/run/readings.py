@@ -159,9 +159,9 @@ def critics_of(
         before: The critics as the iteration before left them; None: they begin.
         seed: Of the episodes that each critic learns from.
     """
-    found = encoded(trajectories, reader.renderer)
-    order = _in_order(found, trajectories)
-    sequences = [found[i].chosen for i in order]
+    encoded_rows = encoded(trajectories, reader.renderer)
+    order = _in_order(encoded_rows, trajectories)
+    sequences = [encoded_rows[i].chosen for i in order]
     if not order:
         return Learned([Critique([[]], [[]]) for _ in trajectories], before, None, None)
     rewards = getattr(credit, "returns", Return())([trajectories[i] for i in order])

@@ -1,4 +1,7 @@
-"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs, groups or episodes."""
+"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs, groups or episodes.
+
+And its reward models, which are policies too.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +63,11 @@ def train(session: Session, stage: Stage) -> None:
         if rows:
             counts |= _train(session, stage, rows, episodes)
         elif leads():
-            console.print("nothing to learn from; the policy stays as it is", style="yellow")
+            what = "reward model" if stage.section == "reward" else "policy"
+            console.print(f"nothing to learn from; the {what} stays as it is", style="yellow")
             counts["examples"] = 0
             stay(run, stage)
-        if leads() and keeps_average(recipe) and stage.name not in ONCE:
+        if leads() and keeps_average(recipe) and stage.section == "align":
             move_average(run, stage)
     if leads():
         shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
@@ -77,6 +81,8 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
         return taught(run), None
     if stage.name == "sft":
         return expert_episodes(session), None
+    if stage.section == "reward":
+        return list(read_pairs(run.paths.preferences(stage.mark))), None
     if recipe.outcomes:
         return read_rows(session, stage), None
     if recipe.groups is None:
@@ -86,7 +92,7 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
 
 def _settings(recipe: Recipe, stage: Stage) -> Train:
     """The section of a training stage."""
-    settings = getattr(recipe, stage.name if stage.name in ONCE else "align")
+    settings = getattr(recipe, stage.section)
     assert isinstance(settings, Train)
     return settings
 
@@ -156,7 +162,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         _save_whole(
             trainer,
             run.paths.checkpoint(stage.policy),
-            with_optimizer=stage.name not in ONCE and goes_on(recipe),
+            with_optimizer=stage.section == "align" and goes_on(recipe),
         )
     return _count_tokens(examples)
 
@@ -166,7 +172,7 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
-    if keeps_average(run.recipe) and stage.name not in ONCE:
+    if keeps_average(run.recipe) and stage.section == "align":
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
     if stage.name in ONCE or run.recipe.pair is None:
         return made

@@ -46,8 +46,8 @@ if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in olde
 _VOCABULARY = 700
 """Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
-_OF_THE_LOOP = ("minibatches", "reference", "reference_decay")
-"""Settings of `Base` and of `Align` that are not of one training."""
+_OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
+"""Settings of `Base`, and of `Align` and `Reward`, that are not of one training."""
 
 _REMEDY = {
     "groups": "such a loss goes into align, with the section `groups: {}`",
@@ -64,7 +64,8 @@ def check_training(recipe: Recipe) -> None:
     Raises:
         ConfigError: If a setting is wrong, or what it needs is not installed.
     """
-    for name, settings in (("base", recipe.base), ("sft", recipe.sft), ("align", recipe.align)):
+    sections = ("base", "sft", "reward", "align")
+    for name, settings in ((name, getattr(recipe, name)) for name in sections):
         if settings is None:
             continue
         rows = _rows_for(recipe, name)
@@ -92,6 +93,8 @@ def check_training(recipe: Recipe) -> None:
 
 def _rows_for(recipe: Recipe, name: str) -> str:
     """The rows that a training stage has."""
+    if name == "reward":
+        return "pairs"
     if name != "align" or recipe.outcomes:
         labelled = name == "align" and recipe.outcomes and recipe.outcomes.way.labelled
         return "labelled trajectories" if labelled else "single trajectories"
@@ -145,7 +148,7 @@ def check_model(recipe: Recipe, trains: bool) -> None:
     limit, most = context_length(model), recipe.model.max_length
     if limit is not None and most is not None and most > limit:
         raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
-    for name, settings in (("sft", recipe.sft), ("align", recipe.align)):
+    for name, settings in (("sft", recipe.sft), ("reward", recipe.reward), ("align", recipe.align)):
         if settings is not None and settings.lora is not None:
             try:
                 add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)

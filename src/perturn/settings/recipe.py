@@ -26,6 +26,7 @@ from perturn.settings.sections import (
     ModelSettings,
     Pair,
     ProtocolSettings,
+    Reward,
     Section,
     Sft,
     Worlds,
@@ -68,6 +69,8 @@ class Recipe:
     """Where the alignment is a loss on groups, such as ppo-clip; None: it learns from pairs."""
     outcomes: Outcomes | None = None
     """Where the alignment learns from single episodes by how they ended, such as RFT; None: it learns from pairs."""
+    reward: Reward | None = None
+    """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
     credit: Section | None = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore | None = None
@@ -112,6 +115,10 @@ class Recipe:
         rows = [name for name in ("groups", "pair", "outcomes") if getattr(self, name) is not None]
         require(len(rows) < 2, f"{' and '.join(rows[:2])} are both set; leave one of them out.")
         require(self.groups is None or self.align is not None, "groups need an alignment; set align.")
+        require(
+            self.reward is None or self.groups is not None,
+            "reward is read by credits of groups alone; add `groups: {}`, or leave it out.",
+        )
         self._check_outcomes()
         require(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
         if self.align is not None and not rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ _SCORE = (
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "branch", "pair", "groups", "outcomes", "credit", "align")
+_LOOP = (*_EXPLORE, "branch", "reward", "pair", "groups", "outcomes", "credit", "align")
 
 
 VALUE = "value"
@@ -45,6 +45,8 @@ class Stage:
     """Stages whose results it starts from."""
     policy: str = ""
     """The policy that acts, or that training makes."""
+    section: str = ""
+    """The section of the recipe that has the settings of a training: base, sft, reward or align."""
     start: str = ""
     """The policy that training starts from."""
     reference: str = ""
@@ -78,6 +80,11 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
         return "sft" if recipe.sft else "base"
     name = recipe.outcomes.name if recipe.outcomes else recipe.align.loss["name"]
     return f"{name}{mark(recipe, iteration)}"
+
+
+def reward_model_of(recipe: Recipe, iteration: int) -> str:
+    """The reward model that an iteration makes; that of iteration 0 is the policy that the loop begins with."""
+    return f"prm{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
 def learned_from(recipe: Recipe, policy: str) -> str | None:
@@ -125,9 +132,8 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     made = ("base",) if recipe.base else ()
     if recipe.base:
         yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
-        yield Stage(
-            "base", "train", "perturn.run.train:train", ("lessons",), "base", reads=(*_LESSONS, "model")
-        )
+        does, reads = "perturn.run.train:train", (*_LESSONS, "model")
+        yield Stage("base", "train", does, ("lessons",), "base", "base", reads=reads)
     if recipe.sft or with_expert or recipe.expert or recipe.outcomes:
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
@@ -137,7 +143,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     if recipe.sft:
         # Of the expert's episodes it takes those of its own panel, so that of exploration is nothing to it.
         does, needs = "perturn.run.train:train", (*made, "expert")
-        yield Stage("sft", "train", does, needs, "sft", "base", "base", reads=_SFT)
+        yield Stage("sft", "train", does, needs, "sft", "sft", "base", "base", reads=_SFT)
         if scores:
             yield _evaluation("sft", ("sft",), (*_SFT, *_PLAY))
 
@@ -164,12 +170,16 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
         needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
-    rows = list(_rows(recipe, explore, seen, end, {**its, "reads": _rows_read(recipe, before)}))
+    alone = before and recipe.iterations == 1
+    judged = list(_judged(recipe, explore, {**its, "reads": (*before, "reward") if alone else ()}))
+    yield from judged
+    rows = list(_rows(recipe, explore, judged, seen, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows
     if recipe.align:
         policy, needs = policy_of(recipe, number), (rows[-1].name,)
         does, anew = "perturn.run.train:train", recipe.outcomes is not None and recipe.outcomes.way.anew
-        yield Stage(align, "train", does, needs, policy, "base" if anew else start, seen, reads=after, **its)
+        origin = "base" if anew else start
+        yield Stage(align, "train", does, needs, policy, "align", origin, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)
 
@@ -182,11 +192,26 @@ def _reference(recipe: Recipe, number: int) -> str:
     return policy_of(recipe, 0 if kind == "start" else number - 1)
 
 
-def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterator[Stage]:
+def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
+    """The stages that make an iteration's reward model: pairs of own episodes, and training on them."""
+    if recipe.reward is None:
+        return
+    number, end = its["iteration"], its["mark"]
+    yield Stage(f"prefer{end}", "pair", "perturn.run.pair:prefer", (explore,), **its)
+    model, before = (reward_model_of(recipe, each) for each in (number, number - 1))
+    seen = policy_of(recipe, 0 if recipe.reward.reference == "start" else number - 1)
+    does, needs = "perturn.run.train:train", (f"prefer{end}",)
+    yield Stage(f"reward{end}", "train", does, needs, model, "reward", before, seen, **its)
+
+
+def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
     """The stage that makes the rows of the alignment: weighted groups, single episodes, or pairs."""
+    end = its["mark"]
     branched = (f"branch{end}",) if recipe.branch else ()
     if recipe.groups:
-        does, needs = "perturn.run.groups:credit", (explore, *branched)
+        by = judged[-1:]  # the reward model has a reference of its own
+        does, needs = "perturn.run.groups:credit", (explore, *branched, *(stage.name for stage in by))
+        seen = by[0].reference if by else seen
         yield Stage(f"credit{end}", "credit", does, needs, reference=seen, **its)
     elif recipe.outcomes:
         does = "perturn.run.outcomes:make_rows"
@@ -199,10 +224,15 @@ def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterat
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Settings that are read up to the rows, if those up to the exploration are known."""
+    """Settings that are read up to the rows, if those up to the exploration are known.
+
+    Of several iterations reward models are let go, and so nobody else makes the weights that follow from them.
+    """
+    if recipe.reward is not None and recipe.iterations > 1:
+        return ()
     if not before or recipe.groups is None:
         return before and (*before, "branch", "pair", "outcomes")
-    own = ("groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+    own = ("reward", "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
     return (*before, "branch", *own)
 
 

@@ -10,7 +10,7 @@ from perturn.errors import ConfigError, did_you_mean
 from perturn.settings.recipe import Recipe
 from perturn.study.settings import SWEEP, Study
 
-OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "credit", "iterations")
+OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "reward", "credit", "iterations")
 """Sections that go where the alignment goes."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",

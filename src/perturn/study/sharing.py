@@ -55,6 +55,9 @@ def files_of_users(recipe: Recipe) -> list[str]:
         "expert.file": recipe.expert and recipe.expert.file,
         "pair.file": recipe.pair and recipe.pair.file,
     }
+    checkpoint = (recipe.credit or {}).get("checkpoint")
+    if checkpoint is not None and is_local(str(checkpoint)):
+        files["credit.checkpoint"] = str(checkpoint)
     named = [key for key, file in files.items() if file is not None]
     return [*named, "model.name"] if is_local(recipe.model.name) else named
 

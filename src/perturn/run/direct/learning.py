@@ -50,6 +50,7 @@ def assign_credit(
     tokenizer: Any = None,
     chat_template: str | None = None,
     answer: str | None = None,
+    reference: Any = None,
 ) -> list[Tensor]:
     """The weight of every turn; trajectories of one task and one policy are a group.
 
@@ -58,11 +59,14 @@ def assign_credit(
         credit: A credit, or the name of one, or a section `credit`.
         model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
             what replies changed or what turns contributed, the policy that acted; for critics, any policy, on
-            whose hidden states they begin and learn from these trajectories alone.
+            whose hidden states they begin and learn from these trajectories alone; for one that reads progress, the
+            policy that was trained.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
             "Action: finish[{answer}]", where the credit reads how likely one is.
+        reference: A name or a transformers model, of the same tokenizer: the reference of `model`, where the credit
+            reads progress.
 
     Returns:
         One tensor a trajectory, in their order, without unit [turns].
@@ -71,7 +75,7 @@ def assign_credit(
         ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
-    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer)
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference)
     return [one.weight for one in weighed]
 
 
@@ -83,6 +87,7 @@ def weigh(
     tokenizer: Any = None,
     chat_template: str | None = None,
     answer: str | None = None,
+    reference: Any = None,
 ) -> list[WeightedTrajectory]:
     """The trajectories with all that a credit writes of them, as `train` takes them; as `assign_credit` otherwise.
 
@@ -91,7 +96,7 @@ def weigh(
     Raises:
         PerturnError: As `assign_credit`.
     """
-    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer)
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference)
     return [one.row(trajectory) for one, trajectory in zip(weighed, trajectories, strict=True)]
 
 
@@ -102,6 +107,7 @@ def _weighed(
     tokenizer: Any,
     chat_template: str | None,
     answer: str | None,
+    reference: Any,
 ) -> list[Weighed]:
     weigher: Any = credit
     if isinstance(credit, str | Mapping):
@@ -111,12 +117,15 @@ def _weighed(
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(trajectories):
         groups.setdefault((one.task.id, one.policy), []).append(index)
-    _check_given(weigher, model, answer)
+    _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
     if weigher.needs:
         if not isinstance(model, str | Path):
             tokenizer = tokenizer or tokenizer_of(model)
         reader = open_reader(model, tokenizer, chat_template)
+        if "progress" in weigher.needs:
+            needed["progress"] = reference_of(trajectories, reader)
+            reader = open_reader(reference, reader.renderer.tokenizer, chat_template)
         if "reference" in weigher.needs:
             needed["reference"] = reference_of(trajectories, reader)
         if "critics" in weigher.needs:
@@ -126,11 +135,13 @@ def _weighed(
     return [found[index] for index in range(len(trajectories))]
 
 
-_GIVEN = frozenset({"reference", "answer", "answers", "clusters", "feedback", "contributions", "critics"})
+_GIVEN = frozenset(
+    {"reference", "progress", "answer", "answers", "clusters", "feedback", "contributions", "critics"}
+)
 """Quantities that are computed of a model which is given."""
 
 
-def _check_given(weigher: Any, model: Any, answer: Any) -> None:
+def _check_given(weigher: Any, model: Any, answer: Any, reference: Any) -> None:
     """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
 
     Raises:
@@ -146,6 +157,8 @@ def _check_given(weigher: Any, model: Any, answer: Any) -> None:
     if needs and model is None:
         whose = "a reference policy" if "reference" in needs else "the policy that acted"
         raise ConfigError(f"credit {name} reads {whose}; give model=.")
+    if "progress" in needs and reference is None:
+        raise ConfigError(f"credit {name} compares a policy with its reference; give reference=.")
     if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
         raise ConfigError(
             f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "

@@ -1,0 +1,107 @@
+"""OPRL: the outcome, and the implicit reward of each turn by a model that learns from the outcomes of the group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.group import GroupCredit, as_tensors, by_task, episode_advantages, returns_to_go
+from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class OPRL(GroupCredit):
+    """GRPO's advantage, and alpha times the normalized implicit reward of the turn.
+
+        A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha sum_(k >= t) step_gamma^(k - t) z_ik
+        z_it = (r_it - mean(r)) / (std(r) + 1e-6),   r_it = sum_j log pi_prm(y_itj) - log pi_ref(y_itj)
+
+    mean(r) and std(r) are over the turns of the group. pi_prm is made in each iteration by the recipe's section
+    `reward`, which has pi_ref too.
+
+    Source: Liu et al. 2025, "Online Process Reward Learning for Agentic Reinforcement Learning", arXiv:2509.19199, by
+    its abstract; what step-level advantages are is told by others' summaries of it.
+    Differs: beta is no factor of r, since a standard deviation divides by it; with `normalize` mean it belongs into
+    alpha. step_gamma is ours: the paper's shaping rewards would be summed to the end (1), its advantage of a step reads
+    as the step's own reward (0). A FAILED trajectory has no implicit rewards, and counts with score 0. A trajectory
+    alone in its group gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
+
+    alpha: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of implicit rewards beside the outcome; 0: the outcome alone, as `grpo`."""
+
+    step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0
+    """Discount of the implicit rewards of later turns, in [0, 1]; 0: those of the turn alone."""
+
+    reduction: str = "sum"
+    """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
+
+    normalize: str = "std"
+    """Of scores and implicit rewards: less their mean, over their standard deviation (std); or mean, less their mean
+    alone."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    checkpoint: str | None = None
+    """pi_prm: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
+    reward model of the iteration."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("reduction", self.reduction, REDUCTIONS)
+
+    @property
+    def reads_reward_model(self) -> bool:
+        """Whether `progress` is that of a model which the run trains in each iteration."""
+        return self.checkpoint is None
+
+    def __call__(
+        self,
+        group: Sequence[Trajectory],
+        *,
+        progress: Logprobs | None = None,
+        reference: Logprobs | None = None,
+        **_: Any,
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory [turns].
+
+        Raises:
+            ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.
+        """
+        ratios = turn_log_ratios(group, progress, reference, self.reduction)
+        rewards = self.returns(group)
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            if len(members) > 1:
+                fused = self._fuse([rewards[i] for i in members], [ratios[i] for i in members])
+                for i, of_one in zip(members, fused, strict=True):
+                    found[i] = of_one
+        return as_tensors(found)
+
+    def _fuse(self, rewards: Numbers, ratios: Numbers) -> Numbers:
+        scores = [fsum(of_one) for of_one in rewards]
+        outcome = episode_advantages(
+            scores,
+            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            normalize=self.normalize,
+            statistics="trajectories",
+            std=self.std,
+        )
+        steps = [
+            returns_to_go(of_one, self.step_gamma)
+            for of_one in normalized_progress(ratios, self.normalize, self.std)
+        ]
+        return [
+            [own + self.alpha * its for own, its in zip(*both, strict=True)]
+            for both in zip(outcome, steps, strict=True)
+        ]

@@ -1,0 +1,87 @@
+"""Progress advantage: how much likelier reinforcement learning has made a turn, beside the outcome."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.checks import check_choice
+from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
+from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class ProgressAdvantage(GroupCredit):
+    """Score less the mean of the others', and alpha times the normalized log-ratio of a trained policy's turns.
+
+        A_it = S_i - mean_(j != i) S_j + alpha z_it,   z_it = (u_it - mean(u)) / (std(u) + 1e-6)
+        u_it = sum_j log pi_RL(y_itj) - log pi_ref(y_itj)
+
+    mean(u) and std(u) are over the turns of the group. Where pi_RL is pi_ref, as before the first update, u is 0
+    everywhere, and so is z: the outcome alone counts.
+
+    Source: "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents", by its abstract.
+    Differs: the paper scores turns with u and trains on nothing; outcome, normalization and alpha are ours. A FAILED
+    trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
+
+    alpha: Annotated[float, Bound(least=0)] = 0.1
+    """Weight of progress beside the outcome; 0: the outcome alone, as `rloo`."""
+
+    outcome: bool = True
+    """Whether the outcome counts; if not, progress alone does, which scores turns and learns from itself."""
+
+    reduction: str = "sum"
+    """u of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
+
+    normalize: str = "std"
+    """Of u: less its mean, over its standard deviation (std); or mean, less its mean alone, in nats."""
+
+    std: str = "sample"
+    """Standard deviation: sample (over n - 1), or population."""
+
+    checkpoint: str | None = None
+    """pi_RL: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
+    policy that acted."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("reduction", self.reduction, REDUCTIONS)
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expected gradient is the true one, whatever pi_RL is."""
+        return self.outcome and self.alpha == 0
+
+    def __call__(
+        self,
+        group: Sequence[Trajectory],
+        *,
+        progress: Logprobs | None = None,
+        reference: Logprobs | None = None,
+        **_: Any,
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory [turns].
+
+        Raises:
+            ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.
+        """
+        ratios = turn_log_ratios(group, progress, reference, self.reduction)
+        rewards = self.returns(group)
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for members in by_task(group):
+            scores = [fsum(rewards[i]) for i in members]
+            others = means_of_others(members, scores)
+            its = normalized_progress([ratios[i] for i in members], self.normalize, self.std)
+            for i, score, of_one in zip(members, scores, its, strict=True):
+                if i in others:
+                    own = score - others[i] if self.outcome else 0.0
+                    found[i] = [own + self.alpha * z for z in of_one]
+        return as_tensors(found)
