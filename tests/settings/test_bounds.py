@@ -147,9 +147,12 @@ def test_the_choices_of_a_recipe_are_known():
         "groups.remaining",
         "outcomes.name",
         "outcomes.takeover",
+        "branch.at",
         "branch.of",
         "branch.policy",
         "pair.within",
+        "pair.by",
+        "pair.length",
         "pair.remaining",
     ]
 

@@ -139,6 +139,8 @@ class Search:
 class Branch:
     """Play explored episodes on from some of their turns, to see what these turns were worth."""
 
+    at: Literal["every", "wrong"] = "every"
+    """From which turns: every so many, or before the first wrong one of an episode, which `pair.remaining` tells."""
     every: Annotated[int, COUNT] = 5
     """Turns from one that is played on from to the next; the first of an episode is its first turn plus this many."""
     samples: Annotated[int, COUNT] = 2
@@ -165,6 +167,13 @@ class Pair:
     from where his step is worth more; the best of the policy's own of the same task, or of those that share their
     first turns (`branch`); the best next step in each state of a tree (`tree`); or the failed one itself up to its
     first wrong turn, which `remaining` tells, with the expert's turns from there on."""
+    by: Literal["outcome", "progress", "drop"] = "outcome"
+    """What tells the sides of a pair within branches apart: how the episodes end; whether the turn in which they part
+    brings the success nearer, which `remaining` tells; or by how much the policy's mean score falls from the turn
+    before a step of the explored episode to the one after it, which branches from both tell."""
+    length: Literal["episode", "turn"] = "episode"
+    """Where both sides end that begin with the same turns, within branches and corrections: with their episodes, or
+    with the turn in which they part."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
     as many as there are. Read where pairs are made within groups or branches."""
@@ -177,6 +186,11 @@ class Pair:
     one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
     environments can (`perturn.envs.abilities.Pathfinder`), and credits such as first-error read it. None: not
     measured."""
+
+    @property
+    def one_turn(self) -> bool:
+        """Whether the sides end with the turn in which they part."""
+        return self.length == "turn"
 
     @property
     def with_expert(self) -> bool:

@@ -97,7 +97,7 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
     """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score."""
-    with_expert = recipe.pair is not None and recipe.pair.with_expert
+    with_expert = _pairs_with_expert(recipe)
     made = ("base",) if recipe.base else ()
     if recipe.base:
         yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
@@ -166,8 +166,14 @@ def _rows(recipe: Recipe, explore: str, seen: str, end: str, its: Any) -> Iterat
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
-        needs = (explore, *(("expert",) if recipe.pair.with_expert else ()), *branched)
+        needs = (explore, *(("expert",) if _pairs_with_expert(recipe) else ()), *branched)
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
+
+
+def _pairs_with_expert(recipe: Recipe) -> bool:
+    """Whether pairs are made of the expert's episodes, or of those that are played on from his turns."""
+    of_his = recipe.branch is not None and recipe.branch.of == "expert"
+    return of_his or (recipe.pair is not None and recipe.pair.with_expert)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
