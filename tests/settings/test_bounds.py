@@ -42,6 +42,10 @@ FREE = {
         "worlds.pass_env",
         "expert.file",
         "pair.file",
+        "pair.signals.without",
+        "pair.signals.only",
+        "groups.signals.without",
+        "groups.signals.only",
     ),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""

@@ -110,6 +110,21 @@ def test_turns_that_are_not_compared(pair, branch, said):
     assert said in refusal(pair=pair, branch=branch, align={"loss": {"name": "dpo"}})
 
 
+@pytest.mark.parametrize("pair", [{"within": "step"}, {"within": "branch"}, {"file": "pairs.jsonl"}])
+def test_signals_where_no_explored_episode_is_chosen(pair):
+    said = refusal(pair={**pair, "signals": {"without": ["loop"]}}, align={"loss": {"name": "dpo"}})
+
+    assert "pair.signals are read with pair.within=expert or group or correction alone" in said
+
+
+def test_signals_that_leave_nothing():
+    said = refusal(
+        pair={"signals": {"without": ["loop"], "only": ["cut", "loop"]}}, align={"loss": {"name": "dpo"}}
+    )
+
+    assert "only and without both name loop, so that no episode is left" in said
+
+
 @pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
 def test_pairs_of_a_group_that_is_not_paired(pair):
     assert "pair.per_group is read with pair.within=group or branch alone, not with expert" in refusal(

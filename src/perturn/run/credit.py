@@ -40,6 +40,7 @@ def credit_groups(
     *,
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
+    filtered: Collection[tuple[str, int]] = (),
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
 
@@ -49,6 +50,7 @@ def credit_groups(
         needed: What it needs, by keyword, one entry a trajectory.
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
+        filtered: As `ledger` has it.
 
     Returns:
         One row an episode, by task and sample.
@@ -61,7 +63,9 @@ def credit_groups(
     order = [[position[one.key] for one in group] for group in groups]
     weights = weigh_groups(trajectories, order, credit, needed or {})
     listed = [[weights[index].tolist() for index in members] for members in order]
-    return ledger(groups, listed, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
+    return ledger(
+        groups, listed, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long, filtered=filtered
+    )
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:

@@ -23,6 +23,7 @@ from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
 from perturn.run.session import Session, engine_settings
+from perturn.run.signals import left_out
 from perturn.settings.sections import Pair
 from perturn.settings.stages import Stage
 from perturn.table import locate
@@ -42,7 +43,11 @@ def make_pairs(session: Session, stage: Stage) -> None:
         read_trajectories(run.paths.trajectories(f"explore{stage.mark}")), key=lambda one: one.key
     )
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        pairs, reasons = _PAIRED[settings.within](session, stage, settings, played)
+        filtered = left_out(played, settings.signals)
+        chosen = [one for one in played if one.key not in filtered]
+        pairs, reasons = _PAIRED[settings.within](session, stage, settings, chosen)
+        if settings.signals:
+            reasons["filtered"] = len(filtered)
         if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
             each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
             pairs = _that_part(session, pairs, reasons, played, each=each)

@@ -36,6 +36,8 @@ from perturn.settings.shipped import shipped, shipped_recipe
 
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
+_CHOSEN_BY_SIGNALS = ("expert", "group", "correction")
+"""`pair.within` where an explored episode is in one pair at most, and may be left out."""
 _BRANCHED = {
     "branch": Branch(),
     "step": Branch(every=1, samples=5, of="expert"),
@@ -185,6 +187,11 @@ class Recipe:
             self.pair.within in ("expert", "step", "correction") or self.pair.max_extra_turns is None,
             "pair.max_extra_turns is read with pair.within=expert, step or correction alone, not with "
             f"{self.pair.within}; leave it out.",
+        )
+        require(
+            not self.pair.signals or (self.pair.file is None and self.pair.within in _CHOSEN_BY_SIGNALS),
+            f"pair.signals are read with pair.within={' or '.join(_CHOSEN_BY_SIGNALS)} alone, and not of a file; leave "
+            "them out.",
         )
         self._check_turns(self.pair)
         if self.pair.within != "correction":

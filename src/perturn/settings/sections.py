@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import SECONDS, SEED, Bound, bounded, check_bounds
 from perturn.rules import TurnControl
+from perturn.settings.signals import Signals
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -181,6 +182,8 @@ class Pair:
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B); with within=step also in the worth of a step."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+    signals: Signals = field(default_factory=Signals)
+    """Explored episodes that are left out, where they are paired with the expert's, corrected, or paired in groups."""
     remaining: Sense | None = None
     """Measure how much of the way to a success is left around each turn, by playing the episodes again: shortest, for
     one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
@@ -207,6 +210,8 @@ class Groups:
     zero, as with a penalty on invalid actions. Groups without credit are always left out."""
     remaining: Sense | None = None
     """Measure how much of the way to a success is left around each turn, as `pair.remaining` does."""
+    signals: Signals = field(default_factory=Signals)
+    """Episodes that count in their group's statistics and are not trained."""
 
 
 @dataclass(frozen=True)
