@@ -109,7 +109,7 @@ def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):  #
 )
 def test_a_signal_that_there_is_not_is_refused_before_work(tmp_path, command):
     """In a dry run too; of an episode that is broken nothing is to be chosen."""
-    for name, said in (("lop", "Did you mean 'loop'?"), ("broken", "Known: cut, exhaustion, failure, loop, stagnation")):
+    for name, said in (("lop", "Did you mean 'loop'?"), ("broken", "Known: cut, exhaustion, failure")):
         pair = {"signals": {"without": [name]}}
         with pytest.raises(ConfigError) as caught:
             command(make_recipe(output=str(tmp_path), pair=pair))

@@ -169,9 +169,9 @@ class Pair:
     first turns (`branch`); the best next step in each state of a tree (`tree`); or the failed one itself up to its
     first wrong turn, which `remaining` tells, with the expert's turns from there on."""
     by: Literal["outcome", "progress", "drop"] = "outcome"
-    """What tells the sides of a pair within branches apart: how the episodes end; whether the turn in which they part
-    brings the success nearer, which `remaining` tells; or by how much the policy's mean score falls from the turn
-    before a step of the explored episode to the one after it, which branches from both tell."""
+    """Who is chosen within branches: by how the episodes end; by whether the turn in which they part brings the success
+    nearer, which `remaining` tells; or over the explored episode, where the policy's mean score falls from before a
+    step of it to after the step, which branches from both tell."""
     length: Literal["episode", "turn"] = "episode"
     """Where both sides end that begin with the same turns, within branches and corrections: with their episodes, or
     with the turn in which they part."""
