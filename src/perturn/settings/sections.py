@@ -140,8 +140,6 @@ class Search:
 class Branch:
     """Play explored episodes on from some of their turns, to see what these turns were worth."""
 
-    at: Literal["every", "wrong"] = "every"
-    """From which turns: every so many, or before the first wrong one of an episode, which `pair.remaining` tells."""
     every: Annotated[int, COUNT] = 5
     """Turns from one that is played on from to the next; the first of an episode is its first turn plus this many."""
     samples: Annotated[int, COUNT] = 2
@@ -152,6 +150,8 @@ class Branch:
     policy: Literal["base", "sft"] | None = None
     """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
     explored."""
+    at: Literal["every", "wrong"] = "every"
+    """From which turns: every so many, or before the first wrong one of an episode, which `pair.remaining` tells."""
     search: Search | None = None
     """Choose the turns by tree search, and play on from branches too. None: every so many turns."""
 
