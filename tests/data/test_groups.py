@@ -214,3 +214,19 @@ def test_an_episode_that_does_not_fit_is_cut_and_still_counts_in_its_group():
     assert [row.bin for row in rows] == ["trained", "cut", "trained"]
     assert [list(row.weight) for row in rows] == weights
     assert counts_of([group], rows)["cut"] == 1
+
+
+def test_an_episode_that_is_left_out_counts_in_its_group_and_its_weight_is_kept():
+    """Whether it failed, or does not fit, is said first."""
+    group = [episode("a", sample, float(not sample), fails=sample == 3) for sample in range(4)]
+    keys = {one.key for one in group[1:]}
+    rows = ledger(
+        [group],
+        [[[1.0], [-0.5], [-0.5], [0.0]]],
+        drop_equal_outcomes=False,
+        filtered=keys,
+        too_long={("a", 2)},
+    )
+
+    assert [row.bin for row in rows] == ["trained", "filtered", "cut", "failed"]
+    assert rows[1].weight == (-0.5,)

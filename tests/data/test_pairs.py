@@ -273,6 +273,24 @@ def test_as_many_pairs_of_one_turn_as_asked_for():
     assert (tied, nonzero(tie)) == ([], {"tie": 2})
 
 
+def test_one_turn_is_compared_with_another_one_alone():
+    """Of the expert's way look, take: who failed after his own turn says nothing against it, and b is rejected.
+
+    Rewards of the whole episodes are 1, 0.9, 0 and 0; the one that did as the best is the last, and would be rejected.
+    """
+    expert = trajectory(1.0, "look", "take", sample=0)
+    turns = {"taken_over": 1, "origin": 0}
+    tried = [
+        trajectory(0.9, "look", "a", "go", sample=1, **turns),
+        trajectory(0.0, "look", "b", "go", sample=2, **turns),
+        trajectory(0.0, "look", "take", "go", sample=3, **turns),
+    ]
+    pairs, counts = pair_within_branches([expert], tried, 0.4, one_turn=True)
+
+    assert pairs == [PreferencePair(expert, replace(tried[1], turns=tried[1].turns[:2], truncated=True))]
+    assert nonzero(counts) == {"identical": 1, "kept": 2, "alone": 1}
+
+
 def explored(way, reward=0.0, **changes):
     """An episode with the remaining path at its start and after each turn, its actions numbered."""
     one = trajectory(reward, *map(str, range(len(way) - 1)), **changes)
@@ -367,3 +385,24 @@ def test_corrections_of_another_environment_are_refused():
 def test_pairs_of_corrections_refuse_settings_that_mean_nothing(wrong):
     with pytest.raises(ConfigError, match="must be"):
         pair_with_corrected([], [], **wrong)
+
+
+def test_a_correction_of_one_turn_ends_with_it():
+    """Two turns in common, then one each; their rewards stay those of the whole episodes."""
+    pairs, counts = pair_with_corrected([STRAYED], [correction(STRAYED)], one_turn=True)
+    (pair,) = pairs
+
+    assert [len(side.turns) for side in (pair.chosen, pair.rejected)] == [3, 3]
+    assert pair.chosen.turns == correction(STRAYED).turns[:3]
+    assert pair.rejected.turns == STRAYED.turns[:3]
+    assert (pair.chosen.total_reward, pair.rejected.total_reward) == (1.0, 0.0)
+    assert nonzero(counts) == {"kept": 1}
+
+
+def test_a_correction_that_does_the_same_is_no_pair():
+    """In a world of chance the expert may do what the policy did."""
+    mended = correction(STRAYED)
+    same = replace(mended, turns=(*mended.turns[:2], STRAYED.turns[2], *mended.turns[3:]))
+
+    assert nonzero(pair_with_corrected([STRAYED], [same], one_turn=True)[1]) == {"identical": 1}
+    assert nonzero(pair_with_corrected([STRAYED], [same])[1]) == {"kept": 1}

@@ -605,8 +605,8 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             r"branch\.of must be expert with pair\.within=step.* got all",
         ),
         (
-            ["pair.within=branch", "branch.of=expert"],
-            r"branch\.of must be expert .* with nothing else; got expert",
+            ["pair.within=group", "branch.of=expert"],
+            "branch is read by credits of groups and with pair.within=branch, step or tree alone",
         ),
         ([*SPO, "branch.of=expert"], "branch.of must be all with groups"),
         (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),

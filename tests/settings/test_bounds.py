@@ -43,6 +43,10 @@ FREE = {
         "worlds.pass_env",
         "expert.file",
         "pair.file",
+        "pair.signals.without",
+        "pair.signals.only",
+        "groups.signals.without",
+        "groups.signals.only",
     ),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
@@ -154,6 +158,8 @@ def test_the_choices_of_a_recipe_are_known():
         "branch.at",
         "branch.others",
         "pair.within",
+        "pair.by",
+        "pair.length",
         "pair.remaining",
     ]
 

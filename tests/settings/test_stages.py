@@ -151,6 +151,17 @@ def test_pairs_of_steps_play_the_experts_episodes_on():
     assert needs["pair"] == ("explore", "expert", "branch")
 
 
+def test_an_experts_episodes_that_are_played_on_are_shown_first():
+    """Pairs within their branches need them too."""
+    recipe = parse(
+        Recipe, {**PLAYS, "branch": {"of": "expert"}, "pair": {"within": "branch"}, "align": ALIGN}
+    )
+    needs = {one.name: one.needs for one in stages(recipe)}
+
+    assert needs["branch"] == ("explore", "expert")
+    assert needs["pair"] == ("explore", "expert", "branch")
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

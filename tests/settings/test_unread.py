@@ -50,6 +50,81 @@ def test_branches_by_a_policy_that_is_never_there():
     assert parse(Recipe, RECIPE | sections | {"branch": {"policy": "sft"}}).branch.policy == "sft"
 
 
+@pytest.mark.parametrize(
+    ("pair", "branch", "said"),
+    [
+        ({"length": "turn"}, None, "pair.length=turn is read with pair.within=branch or correction alone"),
+        (
+            {"within": "correction", "remaining": "shortest", "length": "turn", "max_extra_turns": 5},
+            None,
+            "pair.max_extra_turns cuts nothing with pair.length=turn",
+        ),
+        ({"by": "drop"}, None, "pair.by is read with pair.within=branch alone, not with expert"),
+        ({"within": "branch", "by": "progress"}, None, "pair.remaining must be shortest or searching"),
+        (
+            {"within": "branch", "by": "progress", "remaining": "shortest", "threshold": 0.5},
+            None,
+            "pair.threshold is a gap between scores, and pair.by=progress reads none",
+        ),
+        (
+            {"within": "branch", "by": "drop", "per_group": 2},
+            None,
+            "pair.per_group is not read with pair.by=drop",
+        ),
+        ({"within": "branch", "by": "drop"}, {"of": "expert"}, "take branch.of=all or failures"),
+        (
+            {"within": "branch", "by": "drop", "remaining": "shortest"},
+            {"at": "wrong"},
+            "leave branch.at out",
+        ),
+        (
+            {"within": "branch", "by": "drop", "length": "turn"},
+            {"every": 2},
+            "branch.every must be 1 with pair.by=drop and pair.length=turn, for of a step of 2 turns",
+        ),
+        (
+            {"within": "branch"},
+            {"at": "wrong"},
+            "pair.remaining must be shortest or searching with branch.at",
+        ),
+        (
+            {"within": "branch", "remaining": "shortest"},
+            {"at": "wrong", "every": 2},
+            "branch.every is not read with branch.at=wrong",
+        ),
+        (
+            {"within": "branch", "remaining": "shortest"},
+            {"at": "wrong", "of": "expert"},
+            "branch.at=wrong is read with pair.within=branch and the policy's own episodes alone",
+        ),
+        ({"within": "step"}, {"of": "all"}, "branch.of must be expert with pair.within=step"),
+        (
+            {"within": "tree"},
+            {"of": "expert", "search": {}},
+            "branch.of=expert is read with pair.within=step or branch alone, not with tree",
+        ),
+    ],
+)
+def test_turns_that_are_not_compared(pair, branch, said):
+    """Neither pairs of turns nor turns to play on from where nothing is made of them."""
+    assert said in refusal(pair=pair, branch=branch, align={"loss": {"name": "dpo"}})
+
+
+@pytest.mark.parametrize("pair", [{"within": "step"}, {"within": "branch"}, {"file": "pairs.jsonl"}])
+def test_signals_where_no_explored_episode_is_chosen(pair):
+    said = refusal(pair={**pair, "signals": {"without": ["loop"]}}, align={"loss": {"name": "dpo"}})
+
+    assert "pair.signals are read with pair.within=expert or group or correction alone" in said
+
+
+def test_signals_that_leave_nothing():
+    said = refusal(
+        pair={"signals": {"without": ["loop"], "only": ["cut", "loop"]}}, align={"loss": {"name": "dpo"}}
+    )
+
+    assert "only and without both name loop, so that no episode is left" in said
+
+
 @pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
 def test_pairs_of_a_group_that_is_not_paired(pair):
     assert "pair.per_group is read with pair.within=group or branch alone, not with expert" in refusal(

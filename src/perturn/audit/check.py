@@ -191,7 +191,8 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
     """Facts of a run on its data beyond the rows.
 
     Returns:
-        `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs and has both files.
+        `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs them all and has both
+            files.
         `tasks`: expert episodes that nobody is taught, and evaluated tasks that were trained on.
         `weights`: turn weights and confidences that the alignment has recorded, by side.
     """
@@ -199,7 +200,7 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
     taught = [one for one in experts if succeeded(one)]
-    if pair is not None and pair.with_expert and all(file.is_file() for file in files):
+    if pair is not None and pair.with_expert and not pair.signals and all(file.is_file() for file in files):
         _, reasons = pair_with_expert(
             taught,
             sorted(explored, key=lambda one: one.key),

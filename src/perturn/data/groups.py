@@ -96,13 +96,15 @@ def ledger(
     *,
     drop_equal_outcomes: bool,
     too_long: Collection[tuple[str, int]] = (),
+    filtered: Collection[tuple[str, int]] = (),
 ) -> list[CreditRow]:
     """Put each episode in exactly one of BINS: the first of these that holds.
 
     - failed: its status is FAILED. It counted in its group's statistics, with score 0.
     - no_spread: every weight of its group is 0, or it is alone in its group and has no baseline, or it has no turn.
     - cut: not even its first turn fits the length limit of training.
-    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped.
+    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or it is to
+      be left out by itself. It counted in its group's statistics.
     - trained.
 
     Args:
@@ -111,6 +113,7 @@ def ledger(
         clips: Factors on the clip ranges of the turns of each group, where the credit gave some.
         drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
         too_long: Keys of the trajectories that do not fit.
+        filtered: Keys of the trajectories that are left out.
 
     Returns:
         One row a trajectory, in the order of the groups.
@@ -124,20 +127,21 @@ def ledger(
         spread = len(group) > 1 and not _is_zero(given)
         dropped = drop_equal_outcomes and has_equal_outcomes(group)
         for trajectory, weight, clip in zip(group, given, ranges, strict=True):
-            where = _bin(trajectory, spread, dropped, trajectory.key in too_long)
+            is_left_out = dropped or trajectory.key in filtered
+            where = _bin(trajectory, spread, is_left_out, trajectory.key in too_long)
             factors = None if clip is None else tuple(clip)
             rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight), factors))
     return rows
 
 
-def _bin(trajectory: Trajectory, spread: bool, dropped: bool, is_too_long: bool) -> str:
+def _bin(trajectory: Trajectory, spread: bool, is_left_out: bool, is_too_long: bool) -> str:
     if failed(trajectory):
         return "failed"
     if not spread or not trajectory.turns:
         return "no_spread"
     if is_too_long:
         return "cut"
-    return "filtered" if dropped else "trained"
+    return "filtered" if is_left_out else "trained"
 
 
 def _checked(trajectory: Trajectory, weight: Sequence[float]) -> tuple[float, ...]:

@@ -42,14 +42,15 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
     Returns:
         `asked`, `bins` (which sum to it) and `groups` (counts of groups, for a credit); `unit`: both count `episodes`,
         or `memberships`, where pairs share their first turns: an explored episode is in a group for each turn that it
-        was played on from; or `nodes`, of trees, that were left by different steps. None if nothing was counted.
+        was played on from; `steps` of explored episodes, from one such turn to the next; or `nodes`, of trees, that
+        were left by different steps. None if nothing was counted.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:
         groups = {name: counts[name] for name in _GROUPS if name in counts}
         bins = {name: counts.get(name, 0) for name in BINS}
         return {"asked": counts["asked"], "bins": bins, "groups": groups, "unit": "episodes"}
-    for unit in ("memberships", "nodes"):
+    for unit in ("memberships", "steps", "nodes"):
         if unit in counts:
             asked = counts.pop(unit)
             return {"asked": asked, "bins": counts, "groups": {}, "unit": unit}

@@ -20,7 +20,7 @@ OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
 """Outcomes of a trajectory among those of its task; `over`: it would be in one pair more than asked for."""
 
-CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "gap", "kept")
+CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "identical", "gap", "kept")
 """Outcomes of an explored trajectory that may be corrected: the first that holds. `no_wrong_turn`: a limit of turns
 ended it on its way; `not_corrected`: the expert did not succeed from there either."""
 
@@ -107,33 +107,55 @@ def pair_within_branches(
     threshold: float = 0.4,
     *,
     per_group: int | None = 1,
+    one_turn: bool = False,
 ) -> tuple[list[PreferencePair], Counter[str]]:
     """Pair the best of the episodes that share their first turns with the worst, and so on, as `pair_within_groups`.
 
     Those that were played on from one turn of an explored episode make a group, the explored one among them. So both
-    sides have the turns before it in common; training keeps these or masks them, as `align.shared_prefix` says.
+    sides have the turns before it in common; training keeps these or masks them, as `align.shared_prefix` says. Of one
+    turn, the best is compared with those that took another one.
 
     Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
     Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
-    Differs: both sides go on to the end of the episode; who is better is known by how that ends, and not from an
-    expert's path or a model of the process.
+    Differs: who is better is known by how the episode ends, and not from a model of the process. Both papers compare
+    one step, as `one_turn` does; by default both sides go on to the end. With episodes of an expert as `explored`, one
+    step of his is compared with what the policy tried in its place (TP-LLaMA's expert searches a tree, and fails in it
+    himself).
 
     Args:
-        explored: Trajectories of the policy.
+        explored: Trajectories that are played on: the policy's, or an expert's.
         branches: Those that were played on from them.
         threshold: tau, in units of total reward; finite and >= 0.
         per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
+        one_turn: Whether both sides end with the turn in which they part; their total rewards stay those of the whole
+            episodes.
 
     Returns:
         The pairs, by explored episode, by turn and then by gap, largest first; and counts: each trajectory of a group
         under one of `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
     """
-    groups = [
-        [one, *by_turn[turn]]
-        for one, by_turn in zip(explored, branches_of(explored, branches), strict=True)
-        for turn in sorted(by_turn)
+    groups, alike = [], 0
+    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
+        for turn in sorted(by_turn):
+            group = [one, *by_turn[turn]]
+            if one_turn:
+                whole = len(group)
+                group = _unlike_best([ending_at(each, turn + 1) for each in group])
+                alike += whole - len(group)
+            groups.append(group)
+    pairs, counts = _pair_ranked(groups, threshold, per_group)
+    counts["identical"] += alike
+    return pairs, counts
+
+
+def _unlike_best(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The group without those that did what the best of it did; FAILED ones stay."""
+    best = max((one for one in group if not failed(one)), key=lambda one: one.total_reward, default=None)
+    return [
+        one
+        for one in group
+        if best is None or one is best or failed(one) or actions_of(one) != actions_of(best)
     ]
-    return _pair_ranked(groups, threshold, per_group)
 
 
 def branches_of(
@@ -203,6 +225,7 @@ def pair_with_corrected(
     threshold: float = 0.4,
     *,
     max_extra_turns: int | None = None,
+    one_turn: bool = False,
 ) -> tuple[list[PreferencePair], Counter[str]]:
     """Pair each failed episode with what the expert made of it from its first wrong turn on.
 
@@ -213,9 +236,10 @@ def pair_with_corrected(
     arXiv:2406.18629 (the first wrong step against a right one, given what both share); and SCOPE, of "Recycling
     Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (what follows the first error is
     replaced), both by their abstracts.
-    Differs: both sides go on to the end of the episode, where Step-DPO compares one step; the corrections are compared
-    with the failures, where SCOPE learns from them as rollouts; the first error is known from the remaining path, and
-    not from a model of the process.
+    Differs: both sides go on to the end of the episode, where Step-DPO compares one step, as `one_turn` does; the
+    corrections are compared with the failures, where SCOPE learns from them as rollouts; the first error is known from
+    the remaining path, and not from a model of the process. Step-DPO's right step is the policy's own; see
+    `perturn.data.turns.pair_right_with_wrong`.
 
     Args:
         explored: Trajectories of the policy, with the remaining path of their turns.
@@ -223,6 +247,8 @@ def pair_with_corrected(
         threshold: tau, in units of total reward; finite and >= 0.
         max_extra_turns: Cut the rejected side to this many turns more than its correction has, as in
             `pair_with_expert`.
+        one_turn: Whether both sides end with the first wrong turn and the expert's in its place; their total rewards
+            stay those of the whole episodes.
 
     Returns:
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
@@ -234,12 +260,15 @@ def pair_with_corrected(
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys((*CORRECTED, "cut"), 0))
     for trajectory in explored:
-        correction = mended.get(trajectory.key)
-        outcome = _nothing_to_correct(trajectory) or _corrected(correction, trajectory, threshold)
+        correction, rejected = mended.get(trajectory.key), trajectory
+        if correction is not None and one_turn:
+            turns = correction.taken_over + 1
+            correction, rejected = ending_at(correction, turns), ending_at(trajectory, turns)
+        outcome = _nothing_to_correct(trajectory) or _corrected(correction, rejected, threshold)
         counts[outcome] += 1
         if correction is not None and outcome == "kept":
-            rejected = _cut(trajectory, correction, max_extra_turns)
-            counts["cut"] += rejected is not trajectory
+            whole, rejected = rejected, _cut(rejected, correction, max_extra_turns)
+            counts["cut"] += rejected is not whole
             pairs.append(PreferencePair(chosen=correction, rejected=rejected))
     return pairs, counts
 
@@ -259,6 +288,8 @@ def _corrected(correction: Trajectory | None, explored: Trajectory, threshold: f
     if correction is None:
         return "not_corrected"
     _check_comparable(correction, explored)
+    if actions_of(correction) == actions_of(explored):
+        return "identical"
     gap = correction.total_reward - explored.total_reward
     return "kept" if exceeds(gap, threshold) else "gap"
 
@@ -303,10 +334,14 @@ def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
 def _cut(trajectory: Trajectory, expert: Trajectory | None, max_extra_turns: int | None) -> Trajectory:
     if expert is None or max_extra_turns is None:
         return trajectory
-    limit = len(expert.turns) + max_extra_turns
-    if len(trajectory.turns) <= limit:
+    return ending_at(trajectory, len(expert.turns) + max_extra_turns)
+
+
+def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
+    """Its first so many turns, where it has more; its total reward stays that of the whole episode."""
+    if len(trajectory.turns) <= turns:
         return trajectory
-    return replace(trajectory, turns=trajectory.turns[:limit], terminated=False, truncated=True)
+    return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True)
 
 
 def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) -> str:

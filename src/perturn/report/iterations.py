@@ -139,7 +139,7 @@ def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The unit of a run's ledgers: `episodes`, or `memberships`; see `ledger_of`."""
+    """The unit of a run's ledgers, such as `episodes`; see `ledger_of`."""
     return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
 
 

@@ -209,6 +209,8 @@ def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         "episodes": "Every episode that was asked for is in one bin; those of the lowest bin are what was trained.",
         "memberships": "An episode is in a group for each turn that it was played on from. Every membership is in one "
         "bin; those of the lowest bin are what was trained.",
+        "steps": "Every step of an explored episode, from one turn that was played on from to the next, is in one bin; "
+        "those of the lowest bin gave a pair.",
         "nodes": "Every state of a tree in which different steps were taken is in one bin; those of the lowest bin "
         "gave a pair.",
     }

@@ -12,13 +12,14 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, NotComeBack, RunError
+from perturn.run.measure import measured
 from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, failed, succeeded
+from perturn.types import Task, Trajectory, failed, succeeded, wrong_turns
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
     protocol = make_protocol(recipe.protocol)
     every = recipe.branch.every if recipe.branch.at == "every" else 1
     longest = max(map(protocol.limit, tasks), default=0)
-    if tasks and recipe.branch.search is None and every >= longest:
+    if tasks and recipe.branch.search is None and recipe.branch.at != "wrong" and every >= longest:
         raise ConfigError(
             f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
             f"take less than {longest}."
@@ -78,7 +79,7 @@ def branch(session: Session, stage: Stage) -> None:
     assert recipe.explore is not None
     begun = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
     file = run.paths.trajectories(stage.name)
-    chosen = () if recipe.branch.at == "every" else (run.paths.forks(stage.mark),)
+    chosen = (run.paths.forks(stage.mark),) if recipe.branch.reads_policy else ()
     with run.stage(stage.name, file, *chosen) as counts:
         if recipe.branch.search is not None:
             counts |= locate("perturn.run.search:search")(session, stage, begun)
@@ -101,19 +102,34 @@ def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dic
     recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
     assert recipe.branch is not None
     assert recipe.explore is not None
-    if recipe.branch.of == "expert":
-        begun = walked(session, {one.task.id for one in begun})
-    how, found = recipe.explore, []
-    if recipe.branch.at != "every":
+    begun = played_on(session, begun)
+    if recipe.branch.at == "wrong":
+        begun = measured(recipe, begun)
+    how, found, turns = recipe.explore, [], None
+    if recipe.branch.reads_policy:
         found = locate("perturn.run.forks:forks_of")(session, stage, begun)
-    turns = {each.key: each.turns for each in found} if recipe.branch.at != "every" else None
+        turns = {each.key: each.turns for each in found}
     jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration, turns)
     counts: dict[str, float] = {}
     counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
-    if turns is not None:
+    if recipe.branch.reads_policy:
         count = locate("perturn.run.forks:fork_counts")
         counts |= count(found, recipe.branch, begun, read_trajectories(file))
     return counts
+
+
+def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajectory]:
+    """The episodes of `branch.of` that did not FAIL: explored ones, or the expert's of their tasks."""
+    settings = session.recipe.branch
+    assert settings is not None
+    if settings.of == "expert":
+        return walked(session, {one.task.id for one in explored})
+    return [one for one in explored if _is_played_on(one, settings)]
+
+
+def _is_played_on(one: Trajectory, settings: Branch) -> bool:
+    """Whether an episode is one of `branch.of`."""
+    return not failed(one) and not (settings.of == "failures" and succeeded(one))
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
@@ -132,7 +148,7 @@ def branch_jobs(
 ) -> list[Job]:
     """Episodes to play on: each begins with the first turns of an explored one.
 
-    Which turns are played on from is known when they are reached, whatever comes after, so that an average over
+    Every so many turns: which these are is known when they are reached, whatever comes after, so that an average over
     branches is no guess of how the explored episode ends. FAILED episodes are left alone.
 
     Args:
@@ -146,17 +162,28 @@ def branch_jobs(
     Returns:
         One job an episode, in the order of the keys of `explored`, of turns and of samples; the seed of each depends
         on the run's seed, the task, its own number and the iteration alone.
+
+    Raises:
+        DataError: If the first wrong turn is asked for, and the remaining path was not measured.
     """
     jobs = []
     for one in sorted(explored, key=lambda one: one.key):
-        if failed(one) or (settings.of == "failures" and succeeded(one)):
+        if not _is_played_on(one, settings):
             continue
-        own = range(settings.every, len(one.turns), settings.every) if turns is None else turns[one.key]
+        own = _turns_of(one, settings) if turns is None else turns[one.key]
         for number, kept in enumerate(kept for kept in own for _ in range(settings.samples)):
             sample = one.sample + samples * (1 + number)
             drawn = seed_of(seed, one.task.id, sample, iteration)
             jobs.append(Job(one.task, drawn, sample, one, kept))
     return jobs
+
+
+def _turns_of(one: Trajectory, settings: Branch) -> Sequence[int]:
+    """Turns before which an episode is played on."""
+    if settings.at == "every":
+        return range(settings.every, len(one.turns), settings.every)
+    wrong = wrong_turns(one)
+    return [wrong.index(True)] if True in wrong else []
 
 
 def branch_values(

@@ -41,6 +41,7 @@ def credit_groups(
     *,
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
+    filtered: Collection[tuple[str, int]] = (),
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
 
@@ -50,6 +51,7 @@ def credit_groups(
         needed: What it needs, by keyword, one entry a trajectory.
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
+        filtered: As `ledger` has it.
 
     Returns:
         One row an episode, by task and sample.
@@ -65,7 +67,14 @@ def credit_groups(
     weights, clips = (
         [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
     )
-    return ledger(groups, weights, clips, drop_equal_outcomes=drop_equal_outcomes, too_long=too_long)
+    return ledger(
+        groups,
+        weights,
+        clips,
+        drop_equal_outcomes=drop_equal_outcomes,
+        too_long=too_long,
+        filtered=filtered,
+    )
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:

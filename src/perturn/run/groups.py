@@ -21,6 +21,7 @@ from perturn.run.members import members_of
 from perturn.run.progress import console
 from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
+from perturn.run.signals import left_out
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, mark, policy_of
@@ -64,6 +65,7 @@ def credit(session: Session, stage: Stage) -> None:
             needed,
             drop_equal_outcomes=settings.drop_equal_outcomes,
             too_long=too_long(session.recipe, episodes),
+            filtered=left_out(episodes, settings.signals),
         )
         counts |= counts_of(groups_of(episodes), rows)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)

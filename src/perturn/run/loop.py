@@ -35,6 +35,7 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
+from perturn.run.signals import check_signals
 from perturn.run.valued import refuse_seen
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
@@ -157,6 +158,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_teacher(recipe)
     check_outcomes(recipe)
     check_choices(recipe)
+    check_signals(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
         if recipe.base is None:

@@ -15,17 +15,19 @@ from perturn.data.pairs import (
 from perturn.data.steps import pair_with_expert_steps
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.data.tree import pair_within_trees
+from perturn.data.turns import pair_right_with_wrong, pair_where_worth_drops
 from perturn.errors import RunError
 from perturn.io.reading import user_path
-from perturn.run.branch import came_back, walked
+from perturn.run.branch import came_back, played_on, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
 from perturn.run.session import Session, engine_settings
+from perturn.run.signals import left_out
 from perturn.settings.sections import Pair
 from perturn.settings.stages import Stage
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, succeeded
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:
@@ -38,9 +40,14 @@ def make_pairs(session: Session, stage: Stage) -> None:
     assert settings is not None
     played = _explored(session, stage)
     with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        pairs, reasons = _PAIRED[settings.within](session, stage, settings, played)
+        filtered = left_out(played, settings.signals)
+        chosen = [one for one in played if one.key not in filtered]
+        pairs, reasons = _PAIRED[settings.within](session, stage, settings, chosen)
+        if settings.signals:
+            reasons["filtered"] = len(filtered)
         if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
-            pairs = _that_part(session, pairs, reasons, played, each=_SHARE_TURNS[settings.within])
+            each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
+            pairs = _that_part(session, pairs, reasons, played, each=each)
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
@@ -109,19 +116,55 @@ def _within_groups(session: Session, stage: Stage, settings: Pair, played: Seque
 
 
 def _within_branches(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    fitting, _ = _fitting(session, played)
+    begun = played_on(session, played)
+    fitting, _ = _fitting(session, begun)
     kept = {one.key for one in fitting}
     branches = list(read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}")))
     of_fitting = [one for one in branches if (one.task.id, one.origin) in kept]
-    pairs, reasons = pair_within_branches(
-        fitting, of_fitting, settings.threshold, per_group=settings.per_group
-    )
-    # An explored episode is in a group for each turn that it was played on from; so are those that do not fit.
+    pairs, reasons = _BRANCHED[settings.by](session, settings, fitting, of_fitting)
+    # An explored episode has a step, and is in a group, for each turn that it was played on from; so have those that
+    # do not fit.
     turns = {(one.task.id, one.origin, one.taken_over) for one in branches}
-    memberships = len(branches) + len(turns)
-    reasons["too_long"] = memberships - reasons.total()
-    reasons["memberships"] = memberships
+    unit, asked = (
+        ("steps", len(turns)) if settings.by == "drop" else ("memberships", len(branches) + len(turns))
+    )
+    reasons["too_long"] = asked - reasons.total()
+    reasons[unit] = asked
+    return pairs, reasons
+
+
+def _by_outcome(
+    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
+) -> _Paired:
+    pairs, reasons = pair_within_branches(
+        begun, branches, settings.threshold, per_group=settings.per_group, one_turn=settings.one_turn
+    )
     return measured_pairs(session.recipe, pairs), reasons
+
+
+def _by_progress(
+    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
+) -> _Paired:
+    # A world that did not come back does not do so now.
+    ended = measured(session.recipe, [one for one in branches if not failed(one)])
+    broken = [one for one in branches if failed(one)]
+    return pair_right_with_wrong(
+        measured(session.recipe, begun),
+        [*ended, *broken],
+        per_group=settings.per_group,
+        one_turn=settings.one_turn,
+    )
+
+
+def _by_drop(
+    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
+) -> _Paired:
+    pairs, reasons = pair_where_worth_drops(begun, branches, settings.threshold, one_turn=settings.one_turn)
+    return measured_pairs(session.recipe, pairs), reasons
+
+
+_BRANCHED = {"outcome": _by_outcome, "progress": _by_progress, "drop": _by_drop}
+"""`pair.by` -> how episodes and those that were played on from them become pairs."""
 
 
 def _within_trees(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
@@ -163,8 +206,13 @@ def _that_part(
 def _with_corrected(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
     explored = measured(session.recipe, played)
     corrected = measured(session.recipe, corrections(session.recipe, explored))
-    extra = settings.max_extra_turns
-    return pair_with_corrected(explored, corrected, settings.threshold, max_extra_turns=extra)
+    return pair_with_corrected(
+        explored,
+        corrected,
+        settings.threshold,
+        max_extra_turns=settings.max_extra_turns,
+        one_turn=settings.one_turn,
+    )
 
 
 _PAIRED = {

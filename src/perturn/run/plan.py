@@ -210,6 +210,8 @@ def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
     begun = found.explore
     if recipe.branch.search is not None:
         return begun, begun * recipe.branch.search.simulations
+    if recipe.branch.at == "wrong":
+        return begun, begun * recipe.branch.samples
     if recipe.branch.of == "expert":
         begun, turns = found.explore // recipe.explore.samples, found.turns
     return begun, round(begun * recipe.branch.samples * _forks(recipe.branch, turns))

@@ -38,10 +38,10 @@ class Branch:
     explored."""
     search: Search | None = None
     """Choose the turns by tree search, and play on from branches too. None: as `at` says."""
-    at: Literal["every", "entropy", "mixed"] = "every"
-    """Turns that are played on from: every so many; by a chance that grows with the entropy of the policy that
-    explored, where its action begins (ARPO); or where it may as well succeed as fail, as a predictor on its hidden
-    states has it (TRACE)."""
+    at: Literal["every", "wrong", "entropy", "mixed"] = "every"
+    """Turns that are played on from: every so many; the first wrong one of an episode, which `pair.remaining` tells; by
+    a chance that grows with the entropy of the policy that explored, where its action begins (ARPO); or where it may as
+    well succeed as fail, as a predictor on its hidden states has it (TRACE)."""
     forks: Annotated[int, COUNT] = 1
     """Turns of an episode that are played on from: with entropy the first so many at most, with mixed so many in the
     mean over the episodes of an iteration."""
@@ -57,7 +57,7 @@ class Branch:
         check_bounds(self)
         unread = {
             "every": self.at != "every",
-            "forks": self.at == "every",
+            "forks": not self.reads_policy,
             "chance": self.at != "entropy",
             "gain": self.at != "entropy",
             "others": self.at != "mixed",
@@ -75,9 +75,14 @@ class Branch:
         )
         require(
             self.of != "expert",
-            f"of must not be expert with branch.at={self.at}, which reads the policy that explored at its own turns.",
+            f"of must not be expert with branch.at={self.at}, which chooses among turns of the policy that explored.",
         )
         require(
             self.at != "mixed" or self.policy is None,
             "policy must be left out with branch.at=mixed, which predicts how the policy that explored goes on.",
         )
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether the policy that explored is read to choose the turns."""
+        return self.at in ("entropy", "mixed")

@@ -36,6 +36,8 @@ from perturn.settings.shipped import shipped, shipped_recipe
 
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
+_CHOSEN_BY_SIGNALS = ("expert", "group", "correction")
+"""`pair.within` where an explored episode is in one pair at most, and may be left out."""
 _BRANCHED = {
     "branch": Branch(),
     "step": Branch(every=1, samples=5, of="expert"),
@@ -192,6 +194,12 @@ class Recipe:
             "pair.max_extra_turns is read with pair.within=expert, step or correction alone, not with "
             f"{self.pair.within}; leave it out.",
         )
+        require(
+            not self.pair.signals or (self.pair.file is None and self.pair.within in _CHOSEN_BY_SIGNALS),
+            f"pair.signals are read with pair.within={' or '.join(_CHOSEN_BY_SIGNALS)} alone, and not of a file; leave "
+            "them out.",
+        )
+        self._check_turns(self.pair)
         if self.pair.within != "correction":
             return
         require(
@@ -202,6 +210,35 @@ class Recipe:
             self.pair.remaining is not None,
             "pair.remaining must be shortest or searching with pair.within=correction, which begins at the first wrong "
             "turn; set it.",
+        )
+
+    def _check_turns(self, pair: Pair) -> None:
+        """Refuse what would go unread of pairs that are told apart by their turns, or end with one."""
+        require(
+            pair.length == "episode" or pair.within in ("branch", "correction"),
+            f"pair.length=turn is read with pair.within=branch or correction alone, not with {pair.within}; leave it "
+            "out.",
+        )
+        require(
+            pair.length == "episode" or pair.max_extra_turns is None,
+            "pair.max_extra_turns cuts nothing with pair.length=turn, where both sides end together; leave it out.",
+        )
+        require(
+            pair.by == "outcome" or pair.within == "branch",
+            f"pair.by is read with pair.within=branch alone, not with {pair.within}; leave it out.",
+        )
+        require(
+            pair.by != "progress" or pair.remaining is not None,
+            "pair.remaining must be shortest or searching with pair.by=progress, which reads whether a turn brings the "
+            "success nearer; set it.",
+        )
+        require(
+            pair.by != "progress" or pair.threshold == Pair.threshold,
+            "pair.threshold is a gap between scores, and pair.by=progress reads none; leave it out.",
+        )
+        require(
+            pair.by != "drop" or pair.per_group == Pair.per_group,
+            "pair.per_group is not read with pair.by=drop, where a step is in one pair at most; leave it out.",
         )
 
     def _complete_branch(self) -> None:
@@ -237,13 +274,45 @@ class Recipe:
             "branch.of must be all with groups: a turn is worth no less for how its own episode ended.",
         )
         require(
-            (self.branch.of == "expert") == (within == "step"),
-            "branch.of must be expert with pair.within=step, which compares the expert's steps with the policy's, and "
-            f"with nothing else; got {self.branch.of} with {within or 'no pairs'}.",
+            self.branch.of == "expert" or within != "step",
+            "branch.of must be expert with pair.within=step, which compares the expert's steps with the policy's, got "
+            f"{self.branch.of}.",
         )
+        require(
+            self.branch.of != "expert" or within in ("step", "branch"),
+            "branch.of=expert is read with pair.within=step or branch alone, not with "
+            f"{within or 'no pairs'}; leave it out.",
+        )
+        self._check_branch_turns(self.branch, within)
         require(
             self.branch.policy != "sft" or self.sft is not None,
             "branch.policy is sft, and the recipe has no section sft; add one, or take branch.policy=base.",
+        )
+
+    def _check_branch_turns(self, branch: Branch, within: str) -> None:
+        """Refuse turns to play on from that do not go with what is made of the branches."""
+        by_drop = within == "branch" and self.pair is not None and self.pair.by == "drop"
+        require(
+            not by_drop or (branch.at == "every" and branch.of != "expert"),
+            "pair.by=drop reads what each step of the policy's own episodes was worth; leave branch.at out, and take "
+            "branch.of=all or failures.",
+        )
+        require(
+            not by_drop or branch.every == 1 or self.pair is None or self.pair.length == "episode",
+            f"branch.every must be 1 with pair.by=drop and pair.length=turn, for of a step of {branch.every} turns any "
+            "may be the one that cost; set it, or take pair.length=episode.",
+        )
+        if branch.at != "wrong":
+            return
+        require(
+            within == "branch" and branch.of != "expert",
+            "branch.at=wrong is read with pair.within=branch and the policy's own episodes alone; take "
+            "branch.at=every.",
+        )
+        require(
+            self.pair is not None and self.pair.remaining is not None,
+            "pair.remaining must be shortest or searching with branch.at=wrong, which begins at the first wrong turn; "
+            "set it.",
         )
 
     def _check_outcomes(self) -> None:

@@ -128,7 +128,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     Scores that are chosen by values come after the first exploration.
     """
     scores = recipe.evaluate is not None and not chooses_by_value(recipe)
-    with_expert = recipe.pair is not None and recipe.pair.with_expert
+    with_expert = _pairs_with_expert(recipe)
     made = ("base",) if recipe.base else ()
     if recipe.base:
         yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
@@ -219,8 +219,14 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
     elif recipe.pair and recipe.pair.file is not None:
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
     elif recipe.pair:
-        needs = (explore, *(("expert",) if recipe.pair.with_expert else ()), *branched)
+        needs = (explore, *(("expert",) if _pairs_with_expert(recipe) else ()), *branched)
         yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
+
+
+def _pairs_with_expert(recipe: Recipe) -> bool:
+    """Whether pairs are made of the expert's episodes, or of those that are played on from his turns."""
+    of_his = recipe.branch is not None and recipe.branch.of == "expert"
+    return of_his or (recipe.pair is not None and recipe.pair.with_expert)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,26 @@
+"""Which explored episodes are learned from, by what can be told of them without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Leave explored episodes out by the signals that they show: failure, loop, stagnation, exhaustion and cut."""
+
+    without: list[str] = field(default_factory=list)
+    """Names of signals; who shows any of them is left out."""
+    only: list[str] = field(default_factory=list)
+    """Names of signals; who shows none of them is left out. [] leaves nobody out."""
+
+    def __post_init__(self) -> None:
+        both = [name for name in self.without if name in self.only]
+        if both:
+            raise ValueError(
+                f"only and without both name {both[0]}, so that no episode is left; take one away."
+            )
+
+    def __bool__(self) -> bool:
+        """Whether it may leave any out."""
+        return bool(self.without or self.only)

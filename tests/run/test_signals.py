@@ -1,0 +1,117 @@
+"""Episodes are left out of pairs and groups by their signals, and counted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perturn.data.iterations import ledger_of
+from perturn.data.store import read_pairs
+from perturn.errors import ConfigError
+from perturn.run.groups import credit
+from perturn.run.loop import check, open_run, run_stages
+from perturn.run.plan import make_plan
+from perturn.run.session import Session
+from perturn.run.signals import left_out
+from perturn.settings.signals import Signals
+from perturn.settings.stages import stages
+from perturn.types import Status
+
+from .online import GROUPS, recipe_of
+from .test_correct import RIGHT, STRAYED, explore, make_recipe, record
+from .test_credit import episode
+from .test_loop import place  # noqa: F401  a fixture
+
+LOOPS = ["look"] * 3
+EPISODES = [record(RIGHT), record(STRAYED, sample=1), record(LOOPS, sample=2)]
+"""What they show: nothing but the limit that ended it; failure, for an action that broke the format; loop."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples"),
+    [
+        ({}, []),
+        ({"without": ["loop"]}, [2]),
+        ({"without": ["loop", "failure"]}, [1, 2]),
+        ({"only": ["loop"]}, [0, 1]),
+        ({"only": ["loop", "failure"]}, [0]),
+        ({"only": ["failure"], "without": ["loop"]}, [0, 2]),
+    ],
+)
+def test_who_shows_any_of_some_signals_is_left_out_or_alone_is_not(settings, samples):
+    assert left_out(EPISODES, Signals(**settings)) == {EPISODES[sample].key for sample in samples}
+
+
+def test_an_episode_that_failed_is_not_chosen_by_signals():
+    """It is counted as failed, as ever."""
+    broken = replace(EPISODES[2], status=Status.FAILED)
+
+    assert left_out([broken], Signals(without=["loop"])) == set()
+    assert left_out([broken], Signals(only=["cut"])) == set()
+
+
+@pytest.mark.parametrize(
+    ("signals", "counted", "rejected"),
+    [
+        ({"without": ["loop"]}, {"succeeded": 1, "kept": 1, "filtered": 1}, [1]),
+        ({"only": ["loop"]}, {"kept": 1, "filtered": 2}, [2]),
+    ],
+)
+def test_a_run_pairs_the_others(tmp_path, signals, counted, rejected):
+    """Of three explored episodes; the bins of its ledger sum to them."""
+    pair = {"within": "correction", "remaining": "searching", "signals": signals}
+    recipe = make_recipe(
+        output=str(tmp_path),
+        base=None,
+        model={"name": "smollm2-135m"},
+        explore={"tasks": {"n": 3}},
+        evaluate=None,
+        pair=pair,
+    )
+    with open_run(recipe) as run:
+        explore(run, "explore", EPISODES)
+        run_stages(run)
+    counts = json.loads(run.paths.manifest.read_text())["stages"]["pair"]["counts"]
+
+    assert {name: count for name, count in counts.items() if count} == counted
+    assert [pair.rejected.sample for pair in read_pairs(run.paths.pairs())] == rejected
+    assert sum(ledger_of(counts, 3)["bins"].values()) == 3
+
+
+def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):  # noqa: F811
+    """The one that loops has a weight, and the others those that they have with it."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    words = [
+        *GROUPS,
+        "credit={name: rloo}",
+        "groups.signals={without: [loop]}",
+        "iterations=1",
+        "evaluate=null",
+    ]
+    group = [
+        episode("train/0", 0, [1.0]),
+        episode("train/0", 1, [0.0] * 3, "aaa"),
+        episode("train/0", 2, [0.0]),
+    ]
+    with open_run(recipe_of(place, *words)) as run:
+        explore(run, "explore", group)
+        with Session(run) as session:
+            stage = next(one for one in stages(run.recipe) if one.command == "credit")
+            credit(session, stage)
+    counts = run.manifest["stages"]["credit"]["counts"]
+
+    assert (counts["asked"], counts["trained"], counts["filtered"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "command", [lambda recipe: check(recipe), lambda recipe: make_plan(recipe, [], None)]
+)
+def test_a_signal_that_there_is_not_is_refused_before_work(tmp_path, command):
+    """In a dry run too; of an episode that is broken nothing is to be chosen."""
+    for name, said in (("lop", "Did you mean 'loop'?"), ("broken", "Known: cut, exhaustion, failure")):
+        pair = {"signals": {"without": [name]}}
+        with pytest.raises(ConfigError) as caught:
+            command(make_recipe(output=str(tmp_path), pair=pair))
+        assert f"pair.signals.without: unknown signal '{name}'" in str(caught.value)
+        assert said in str(caught.value)
