@@ -87,7 +87,7 @@ _NEEDS = {
     "needs_behavior": ("behavior", ""),
     "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
 }
-"""What a class says of itself -> what it reads, and what that costs."""
+"""Claim of a class on itself -> name of that which it reads, and its cost."""
 
 
 def _first_line(entry: Any) -> str:

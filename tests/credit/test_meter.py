@@ -322,8 +322,11 @@ def test_multisets_are_all_groups():
 
 
 def test_what_cannot_be_measured_says_why():
-    with pytest.raises(ValueError, match="Confidence needs reference, which a small process does not have"):
-        measure(CREDITS["confidence"](), LOOP, 2)
+    class Foreign:
+        needs = frozenset({"mood"})
+
+    with pytest.raises(ValueError, match="Foreign needs mood, which a small process does not have"):
+        measure(Foreign(), LOOP, 2)
 
     class Short:
         needs = frozenset()

@@ -95,7 +95,7 @@ def test_branches_by_a_policy_that_is_never_there():
         (
             {"within": "branch", "remaining": "shortest"},
             {"at": "wrong", "of": "expert"},
-            "branch.at=wrong is read with pair.within=branch and the policy's own episodes alone",
+            "branch.of must not be expert with branch.at=wrong",
         ),
         ({"within": "step"}, {"of": "all"}, "branch.of must be expert with pair.within=step"),
         (

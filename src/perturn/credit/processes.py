@@ -224,17 +224,18 @@ class Episodes:
 
         return [[(earned(step) + share) / 2 for step in steps] for steps in self.steps]
 
-    def logprobs(self) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
-        """Return log pi of each turn under the policy and under the best one near it, in nats `[episodes][turns][1]`.
+    def logprobs(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """Return log pi of each turn under the policy and under the best one near it, in nats `[episodes][turns]`, [1].
 
         The best one has the highest expected return less its divergence from the policy, in nats:
         pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
         V(next). So log pi* - log pi is the advantage of the best one.
         """
         own = [
-            [[log(self.process.policy(step.state)[step.action])] for step in steps] for steps in self.steps
+            [_one(log(self.process.policy(step.state)[step.action])) for step in steps]
+            for steps in self.steps
         ]
-        best = [[[self._near_best(step, t)] for t, step in enumerate(steps)] for steps in self.steps]
+        best = [[_one(self._near_best(step, t)) for t, step in enumerate(steps)] for steps in self.steps]
         return own, best
 
     def _near_best(self, step: Step, turn: int) -> float:
@@ -334,3 +335,8 @@ PROCESSES: tuple[Process, ...] = (
 """A state that is revisited, with a reward for the outcome; the same with a bonus that makes a turn more worth about as
 much as finishing, so that little turns the sign; branches of unequal length and difficulty; a late state that two paths
 share."""
+
+
+def _one(number: float) -> Tensor:
+    """The tensor of one number, float64 [1]."""
+    return torch.tensor([number], dtype=torch.float64)

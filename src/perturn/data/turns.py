@@ -102,7 +102,7 @@ def pair_where_worth_drops(
     counts = Counter(dict.fromkeys(DROPS, 0))
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
         for turn, after in _steps(one, by_turn):
-            outcome, better = _compare(one, turn, after, by_turn, threshold)
+            outcome, better = _compare(one, turn, after, by_turn, threshold, one_turn=one_turn)
             counts[outcome] += 1
             if better is not None:
                 pairs.append(_pair(better, one, turn if one_turn else None))
@@ -115,7 +115,13 @@ def _steps(one: Trajectory, by_turn: Mapping[int, object]) -> Iterator[tuple[int
 
 
 def _compare(
-    one: Trajectory, turn: int, after: int, by_turn: Mapping[int, Sequence[Trajectory]], threshold: float
+    one: Trajectory,
+    turn: int,
+    after: int,
+    by_turn: Mapping[int, Sequence[Trajectory]],
+    threshold: float,
+    *,
+    one_turn: bool,
 ) -> tuple[str, Trajectory | None]:
     """Outcome of an episode's step from a turn to another, and the branch that is preferred to it, if one is."""
     there, beyond = ([each for each in by_turn.get(at, ()) if len(each.turns) > at] for at in (turn, after))
@@ -125,8 +131,9 @@ def _compare(
     left = score(one) if is_last else fmean(map(score, beyond))
     if not exceeds(fmean(map(score, there)) - left, threshold):
         return "no_drop", None
-    step = actions_of(one)[turn:after]
-    others = [each for each in there if not failed(each) and actions_of(each)[turn:after] != step]
+    taken = slice(turn, turn + 1 if one_turn else after)
+    step = actions_of(one)[taken]
+    others = [each for each in there if not failed(each) and actions_of(each)[taken] != step]
     if not others:
         return "identical", None
     best = max(others, key=score)

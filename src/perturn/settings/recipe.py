@@ -305,9 +305,8 @@ class Recipe:
         if branch.at != "wrong":
             return
         require(
-            within == "branch" and branch.of != "expert",
-            "branch.at=wrong is read with pair.within=branch and the policy's own episodes alone; take "
-            "branch.at=every.",
+            within == "branch",
+            "branch.at=wrong is read with pair.within=branch alone; take branch.at=every.",
         )
         require(
             self.pair is not None and self.pair.remaining is not None,
