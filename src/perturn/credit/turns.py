@@ -50,7 +50,8 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
     """Geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
     counts = torch.tensor([len(turn) for turn in turns])
     turn_index = torch.arange(len(turns)).repeat_interleave(counts)
-    sums = torch.zeros(len(turns)).index_add(0, turn_index, torch.cat(list(turns)))
+    tokens = torch.cat(list(turns))
+    sums = torch.zeros(len(turns), dtype=tokens.dtype).index_add(0, turn_index, tokens)
     return (sums / counts).exp()
 
 
