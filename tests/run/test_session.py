@@ -13,8 +13,9 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.panels import choose_tasks, make_jobs, panel_digest
 from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
+from perturn.settings.evaluation import Evaluate
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Evaluate, ModelSettings, ProtocolSettings, Tasks
+from perturn.settings.sections import ModelSettings, ProtocolSettings, Tasks
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 GOLDEN_PANEL = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]

@@ -12,10 +12,11 @@ from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
 from perturn.settings.branch import Branch, Search
+from perturn.settings.evaluation import Rerank
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Groups, Rerank, Reward, Sft
+from perturn.settings.sections import Base, Groups, Reward, Sft
 
 GUESS = "own_environment:GuessNumber"
 

@@ -20,7 +20,8 @@ from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling, outcomes
 from perturn.run.strategies import Strategy, controlled, extension_counts
 from perturn.run.valued import Values
-from perturn.settings.sections import Evaluate, Section
+from perturn.settings.evaluation import Evaluate
+from perturn.settings.sections import Section
 from perturn.settings.stages import Stage, chooses_by_value, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
 

@@ -13,13 +13,13 @@ from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.branch import Branch, Search
 from perturn.settings.cluster import Cluster
+from perturn.settings.evaluation import Evaluate
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import (
     COUNT,
     Align,
     Base,
-    Evaluate,
     Expert,
     Explore,
     Groups,
