@@ -249,6 +249,15 @@ def turn_gae(rows: list, row: dict, settings: dict) -> Fraction:
     return total
 
 
+def v0(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return V0's: the score less V of the first turn, and less those of others so many times as they are."""
+    start = next(o["V"] for o in rows if o["i"] == row["i"] and o["t"] == 0)
+    if "prior" not in settings:
+        return row["S"] - start
+    others = [o["S"] for o in rows if o["t"] == 0 and o["i"] != row["i"]]
+    return row["S"] - average([start] * settings["prior"] + others)
+
+
 def hiper(rows: list, row: dict, settings: dict) -> Fraction:
     """Return that of a segment of one turn: turn by turn by the lambda of segments."""
     return turn_gae(rows, row, settings | {"lam": settings.get("high_level_lam", 1)})
@@ -554,6 +563,7 @@ CREDITS = {
     "pav": (pav, [{}, {"alpha": 0.25}, {"alpha": 3.0}]),
     "portool": (rloo, [{}, {"blend": 0.25, "value": "leaves"}]),
     "arpo": (grpo, [{}, {"normalize": "mean"}, {"std": "population"}]),
+    "v0": (v0, [{}, {"prior": 2}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),
     "hiper": (hiper, [{}, {"gamma": 0.9, "lam": 0.3, "high_level_lam": 0.8}]),

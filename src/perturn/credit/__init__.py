@@ -45,6 +45,7 @@ from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import TurnGAE
 from perturn.credit.turns import Confidence, Discount, Uniform
+from perturn.credit.v0 import V0
 from perturn.table import Table
 
 CREDITS: Table[type[Credit]] = Table(
@@ -79,6 +80,7 @@ CREDITS: Table[type[Credit]] = Table(
         "pav": PAV,
         "portool": PORTool,
         "arpo": ARPO,
+        "v0": V0,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,
         "hiper": HiPER,

@@ -1,0 +1,64 @@
+"""V0: a trajectory's score less what was to be expected before its first turn, alone or beside the others' scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from perturn.bounds import Bound
+from perturn.credit.group import GroupCredit, as_tensors, by_task, returns_to_go
+from perturn.credit.turn_gae import Lengths, Values, token_values
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class V0(GroupCredit):
+    """Score of the trajectory less a baseline that knows its task: V before the first turn, and the others' scores.
+
+        A_it = S_i - b_i,   b_i = (prior V_i0 + sum_(j != i) S_j) / (prior + N - 1)
+
+    Without `prior` b is V_0 alone, so that one trajectory of a task is enough. V is learned from other trajectories,
+    and nothing in b depends on what trajectory i did, so the expected gradient is exact whatever V says.
+
+    Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value Model
+    as a Prior for Sparse RL Rollouts", both by their abstracts; that a probe of the policy's own hidden state stands
+    for a value model is POISE's.
+    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.values`), where the paper
+    has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it holds,
+    and draws more samples where it does not; here it counts for so many episodes.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    unbiased: ClassVar[bool] = True
+
+    prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
+    """Episodes that V_0 counts for beside the others of the task, >= 0; 0: `rloo`. None: V_0 alone."""
+
+    def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
+        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
+        return [[[each] for each in returns_to_go(rewards, 1.0)] for rewards in self.returns(group)]
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+
+        Raises:
+            ValueError: If `values` is missing, or has not one entry a turn.
+        """
+        starts = [own[0][0] if own else 0.0 for own in token_values(group, values)]
+        scores = [fsum(rewards) for rewards in self.returns(group)]
+        found = [0.0] * len(group)
+        for members in by_task(group):
+            total = fsum(scores[i] for i in members)
+            for i in members:
+                found[i] = scores[i] - self._baseline(starts[i], total - scores[i], len(members) - 1)
+        return as_tensors([[each] * len(one.turns) for each, one in zip(found, group, strict=True)])
+
+    def _baseline(self, start: float, others: float, count: int) -> float:
+        """Baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
+        if self.prior is None or self.prior + count == 0:
+            return start
+        return (self.prior * start + others) / (self.prior + count)
