@@ -91,7 +91,14 @@ def _progress(group):
     ]
 
 
+def _values(group):
+    """What is to be expected before a turn, which follows from its state alone."""
+    known = {"a": 0.25, "b": 0.5, "c": 0.75, None: 0.5}
+    return [[[known[turn.state_key]] for turn in one.turns] for one in group]
+
+
 _NEEDED = {
+    "values": _values,
     "reference": _reference,
     "progress": _progress,
     "answer": _answers,
