@@ -586,7 +586,6 @@ def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, 
     [
         (["grp"], "unknown credit.name 'grp'. Did you mean 'grpo'?"),
         (["gigpo", "gama=1"], "unknown key 'credit.gama'. Did you mean 'credit.gamma'?"),
-        (["confidence"], "Confidence needs reference, which a small process does not have"),
         (["nowhere:Credit"], "'nowhere:Credit' cannot be loaded: ModuleNotFoundError"),
     ],
 )

@@ -14,7 +14,7 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.credits import choose_credit, credit_of
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.reference import weigh
+from perturn.policy.reference import asked, weigh
 from perturn.types import Action, PreferencePair, Remaining, Task, Trajectory, Turn
 
 
@@ -114,7 +114,7 @@ def test_a_credit_of_a_group_is_refused_where_rows_are_weighed_one_by_one(sectio
 
 
 def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_kept(monkeypatch):
-    """It sees whole episodes, and training computes the reference of what fits."""
+    """It sees whole episodes, and training computes the reference of what fits; of groups it is computed before."""
 
     class Needy(Foreign):
         needs = frozenset({"reference"})
@@ -125,7 +125,10 @@ def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_k
     with pytest.raises(
         ConfigError, match="credit 'needy' needs reference, which training does not compute of a"
     ):
-        choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})
+        choose_credit(LOSSES["sft"](), {"name": "sft"}, {"name": "needy"})
+    chosen = choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})
+    with pytest.raises(ConfigError, match="credit Needy needs reference, which training does not compute"):
+        asked(chosen, [])
 
 
 def test_an_error_among_masked_turns_is_the_first_one_all_the_same(renderer):

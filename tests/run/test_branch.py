@@ -656,7 +656,7 @@ def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, nam
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
     recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
 
-    with pytest.raises(ConfigError, match=rf"branch\.{setting} of the run chose .* credit {name} reads"):
+    with pytest.raises(ConfigError, match=rf"branch\.{setting} is .* credit {name} reads branches"):
         check_prover(recipe, name, CREDITS[name]())
 
 

@@ -14,7 +14,7 @@ from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.settings.sections import Branch
+from perturn.settings.branch import Branch
 from perturn.types import Status
 
 from .test_correct import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record

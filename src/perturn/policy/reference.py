@@ -29,7 +29,6 @@ from perturn.data.cache import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import Loss, TurnLogprobs
-from perturn.policy.credits import OF_GROUPS
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
@@ -236,9 +235,9 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs values, matches or the gold answer, or gives anything but one finite number a turn.
+        ConfigError: If it needs what it is not given, or gives anything but one finite number a turn.
     """
-    missing = sorted(OF_GROUPS & credit.needs - needed.keys())
+    missing = sorted(credit.needs - needed.keys())
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "
