@@ -4,8 +4,9 @@ r"""One episode as every credit sees it: a row a credit, a column a turn.
 
 Takes an online run of a recipe with `branch` and episodes of its first iteration, which SFT's policy explored, on a
 world that knows how far it is from the end (docs/environments.md). Without --task it lists failed episodes of groups in
-which others succeed, with their first wrong turn. Credits that need gold answers or gold calls are left out. Half a
-minute on one core for 64 episodes.
+which others succeed, with their first wrong turn. `progress-advantage` compares the run's last policy with SFT's, and
+shows that alone. Credits that need answers, gold calls or a reward model are left out. Half a minute on one core for
+64 episodes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +28,14 @@ from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
+from perturn.settings.stages import policy_of
 from perturn.types import Trajectory, succeeded, wrong_turns
 
-LEFT_OUT = {"answer", "matches", "progress"}
-SETTINGS = {"infopo": {"placeholder": "Nothing happens."}}
+LEFT_OUT = {"answer", "answers", "matches"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "infopo": {"placeholder": "Nothing happens."},
+    "progress-advantage": {"outcome": False},
+}
 MARK = "-001"
 
 
@@ -43,10 +49,11 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
     found = {}
+    last = {"checkpoint": policy_of(recipe, recipe.iterations)}
     for name, kind in CREDITS.items():
-        credit = kind(**SETTINGS.get(name, {}))
-        if credit.needs & LEFT_OUT:
+        if kind.needs & LEFT_OUT or getattr(kind, "reads_reward_model", False):
             continue
+        credit = kind(**SETTINGS.get(name, {}), **(last if "progress" in kind.needs else {}))
         members = members_of(credit, episodes, paths, recipe, MARK)
         needed = compute_needed(
             credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
