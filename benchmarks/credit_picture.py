@@ -24,12 +24,13 @@ from perturn.data.groups import groups_of
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
+from perturn.remaining import wrong_turns
 from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
 from perturn.settings.stages import policy_of
-from perturn.types import Trajectory, succeeded, wrong_turns
+from perturn.types import Trajectory, succeeded
 
 LEFT_OUT = {"answer", "answers", "matches"}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import are_factors
 from perturn.errors import DataError, EngineFailure
 from perturn.io.plain import fault
+from perturn.remaining import Remaining as Remaining
 from perturn.rules import TurnControl, check_example
 
 Message = dict[str, Any]
@@ -28,6 +29,8 @@ class Status(StrEnum):
     """The episode ran to its end, or to a limit of ours."""
     FAILED = "failed"
     """The environment or the engine raised; `Trajectory.error` says what."""
+    UNFINISHED = "unfinished"
+    """It has played its turns of an iteration (`explore.window`), and goes on in the next one."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +73,6 @@ class Action:
         if self.tool_calls:
             message["tool_calls"] = [dict(call) for call in self.tool_calls]
         return message
-
-
-@dataclass(frozen=True)
-class Remaining:
-    """Turns that the way to a success still takes, as a `Pathfinder` says; None: there is no way any more."""
-
-    before: int | None
-    """Just before an action."""
-    after: int | None
-    """Just after it."""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the action brought the success no nearer: the way after it is longer than a right one leaves."""
-        return self.after is None or (self.before is not None and self.after >= self.before)
-
-    @property
-    def leads_away(self) -> bool:
-        """Whether the way is even longer than before the action."""
-        return self.before is not None and (self.after is None or self.after > self.before)
 
 
 @dataclass(frozen=True)
@@ -183,6 +166,11 @@ def failed(trajectory: Trajectory) -> bool:
     return trajectory.status is Status.FAILED
 
 
+def unfinished(trajectory: Trajectory) -> bool:
+    """Whether the episode goes on in the next iteration, so that its outcome is not known."""
+    return trajectory.status is Status.UNFINISHED
+
+
 def score(trajectory: Trajectory) -> float:
     """The worth of an episode wherever one is scored: its total reward; 0 if it FAILED."""
     return 0.0 if failed(trajectory) else trajectory.total_reward
@@ -191,21 +179,6 @@ def score(trajectory: Trajectory) -> float:
 def succeeded(trajectory: Trajectory) -> bool:
     """Whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
-
-
-def wrong_turns(trajectory: Trajectory) -> list[bool]:
-    """Whether each turn brought the success no nearer [turns]; the first one that did not is the first error.
-
-    Raises:
-        DataError: If that was not measured.
-    """
-    found = [turn.remaining for turn in trajectory.turns]
-    if None in found:
-        raise DataError(
-            f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{found.index(None)}].remaining was "
-            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
-        )
-    return [each is not None and each.is_wrong for each in found]
 
 
 SPARSE = {"sparse": True}

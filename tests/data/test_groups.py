@@ -1,12 +1,22 @@
 """Groups, their ledger, and the file of a credit."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.groups import BINS, CreditRow, counts_of, groups_of, ledger, read_credits, write_credits
+from perturn.data.groups import (
+    BINS,
+    CreditRow,
+    counts_of,
+    groups_of,
+    has_equal_outcomes,
+    ledger,
+    read_credits,
+    write_credits,
+)
 from perturn.errors import DataError
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -43,12 +53,24 @@ def test_an_episode_that_failed_is_left_out_and_its_group_trains():
     assert rows == [CreditRow("a", 0, "trained", (0.5, 0.5)), CreditRow("a", 1, "failed", (-0.5,))]
 
 
-def test_a_group_without_spread_or_of_one_is_left_out():
+def test_a_group_without_spread_is_left_out():
     """Rounding is no spread: 0.1 three times has a mean of 0.1 plus 1e-17. One that failed is said to have failed."""
     equal = [episode("a", 0), episode("a", 1), episode("a", 2, fails=True)]
 
     assert bins([equal], [[[0.0], [1e-17], [0.0]]]) == ["no_spread", "no_spread", "failed"]
-    assert bins([[episode("b", 0, 1.0)]], [[[1.0]]]) == ["no_spread"]
+
+
+def test_an_episode_alone_in_its_task_is_trained_if_anything_weighs_it():
+    """As values do. It has nobody to be equal to, so equal outcomes leave it alone."""
+    assert bins([[episode("b", 0, 1.0)]] * 2, [[[0.0]], [[1.0]]]) == ["no_spread", "trained"]
+    assert bins([[episode("b", 0, 1.0)]], [[[1.0]]], drop_equal_outcomes=True) == ["trained"]
+
+
+def test_outcomes_that_are_not_known_are_not_equal():
+    group = [episode("a", 0), episode("a", 1)]
+
+    assert has_equal_outcomes(group)
+    assert not has_equal_outcomes([group[0], replace(group[1], status=Status.UNFINISHED)])
 
 
 def test_a_weight_of_0_in_a_group_with_spread_is_trained_and_an_episode_without_turns_is_not():

@@ -542,7 +542,7 @@ def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):  # noqa: 
     counts = stages["branch"]["counts"]
 
     assert 0 < counts["not_come_back"] == counts["failed"]
-    assert f"{counts['failed']} of {counts['episodes']} branches were to begin" in " ".join(notices.split())
+    assert f"{counts['failed']} of {counts['episodes']} episodes were to go on" in " ".join(notices.split())
 
 
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):

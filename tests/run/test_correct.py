@@ -13,6 +13,7 @@ from perturn.episodes.episode import episode
 from perturn.episodes.play import Job
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.remaining import wrong_turns
 from perturn.run.correct import check_corrector, correct, corrections, taken_over
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
@@ -21,7 +22,7 @@ from perturn.run.session import make_protocol
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, Status, WeightedTrajectory, wrong_turns
+from perturn.types import Action, Status, WeightedTrajectory
 
 RECIPE = {
     "name": "x",

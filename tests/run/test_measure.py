@@ -11,12 +11,13 @@ from perturn.episodes.episode import episode
 from perturn.episodes.play import Job
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure
+from perturn.remaining import wrong_turns
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import check_pathfinder, measured, measured_pairs
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, PreferencePair, Remaining, wrong_turns
+from perturn.types import Action, PreferencePair, Remaining
 
 RECIPE = {
     "name": "x",

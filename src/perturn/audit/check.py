@@ -103,12 +103,9 @@ class _Part:
             if isinstance(row, WeightedTrajectory):
                 row = row.trajectory
             self._check_text(number, row)
-            own_turns = self.name == "branches"
-            self.examples.append(
-                encode_example(
-                    row, self.view.renderer, self.limit, self.view.shared_prefix, own_turns=own_turns
-                )
-            )
+            view = self.view
+            how = (view.renderer, self.limit, view.shared_prefix)
+            self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
             self.numbers.append(number)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})

@@ -75,7 +75,7 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
             elif isinstance(row, Trajectory):
                 own = given.get(row.key)
             example = encode_example(
-                row, view.renderer, view.max_length, view.shared_prefix, own_turns=view.branches is not None
+                row, view.renderer, view.max_length, view.shared_prefix, own_turns=view.own_turns
             )
             yield (
                 number,

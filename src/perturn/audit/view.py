@@ -30,7 +30,9 @@ class View:
     credit: dict[str, Any] | None
     """Name and settings of what weighs; None: the loss's own."""
     branches: Path | None = None
-    """Branches of a run that are rows too, with loss on the turns that they do not share with explored episodes."""
+    """Branches of a run that are rows too."""
+    own_turns: bool = False
+    """Whether an episode that was played on from another carries loss on the turns alone that it added."""
 
     @property
     def tokenizer(self) -> Any:
@@ -63,22 +65,29 @@ def view_of(
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
     template = chat_template or (template_of(recipe.model) if recipe else None)
     credit = recipe.credit if recipe and named else None
+    of_groups = recipe is not None and recipe.groups is not None
     return View(
         renderer=Renderer(load_tokenizer(model), template),
         max_length=max_length or (recipe.model.max_length if recipe else None),
         shared_prefix=align.shared_prefix if align else "keep",
         loss=section,
         credit=credit,
-        branches=_branches(RunPaths(data), section, credit) if recipe and recipe.groups else None,
+        branches=_branches(RunPaths(data), section, credit) if of_groups else None,
+        own_turns=of_groups and _trains("own_turns", section, credit),
     )
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
     """The newest branches of a run with groups, if its credit trains on them."""
     file = run.trajectories(f"branch{run.mark}")
+    return file if file.is_file() and _trains("branches", loss, section) else None
+
+
+def _trains(what: str, loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
+    """Whether the credit of a loss trains `branches`, or `own_turns` alone."""
     _, credit = locate("perturn.policy.credits:named_credit")(loss, section)
-    trained = locate("perturn.policy.credits:trains_branches")(credit)
-    return file if trained and file.is_file() else None
+    trains: bool = locate(f"perturn.policy.credits:trains_{what}")(credit)
+    return trains
 
 
 def recipe_of(data: Path) -> Recipe | None:

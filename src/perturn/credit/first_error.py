@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from perturn.checks import check_choice, check_positive
-from perturn.types import Trajectory, wrong_turns
+from perturn.remaining import wrong_turns
+from perturn.types import Trajectory
 
 TURNS = ("from", "only")
 """Turns of an episode with an error that take the high weight: those from the first wrong one on, or the wrong ones."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from perturn.checks import check_choice
-from perturn.types import Trajectory, score, wrong_turns
+from perturn.remaining import wrong_turns
+from perturn.types import Trajectory, score
 
 SCORES: dict[str, Callable[[Trajectory], list[float]]] = {
     "progress": lambda one: [float(not wrong) for wrong in wrong_turns(one)],

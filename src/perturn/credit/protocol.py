@@ -60,6 +60,10 @@ class Credit(Protocol):
     `taken_over`. The weights that it gives to shared turns of a branch are read by nobody, for these are trained once,
     in the explored episode.
 
+    One that has `takes_unfinished = True` weighs the turns of episodes that go on in the next iteration, of status
+    UNFINISHED, whose outcome is not known; any other is refused with `explore.window`. Of an episode that has gone on,
+    it is given all turns, and those that it added are trained.
+
     One that also sets the clip range of each turn has `needs_group = True` and a method `clips(group, **needed)`, which
     is given the same and returns factors > 0 on that range, one tensor a trajectory [turns]; or None: as the loss has
     it. A loss that has no clip range is refused.

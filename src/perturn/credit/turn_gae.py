@@ -12,7 +12,7 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
-from perturn.types import Trajectory
+from perturn.types import Trajectory, unfinished
 
 Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
 """V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
@@ -46,17 +46,18 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    With `truncated: bootstrap`, V of the last turn stands for the missing one behind it where a limit cut the episode,
-    and V is learned from the other episodes alone.
+    Where an episode goes on in the next iteration (`explore.window`), V of its last turn stands for the missing one
+    behind it, and V is learned from the other episodes alone; with `truncated: bootstrap` so it is where a limit cut an
+    episode.
 
     Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. Episodes
-    that were cut: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: nothing; of T-PPO, that what is unfinished is cut for good and not played on in the next iteration. V at
-    the first token has seen the state and not the action; at the last token it has seen the action, and would be no
-    baseline. Boundaries come from the turns, never from rewards.
+    that are not over: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
+    Differs: nothing. V at the first token has seen the state and not the action; at the last token it has seen the
+    action, and would be no baseline. Boundaries come from the turns, never from rewards.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    takes_unfinished: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
@@ -78,7 +79,7 @@ class TurnGAE:
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever the values."""
+        """Whether the expected gradient is the true one, whatever the values, where all episodes are over."""
         return self.gamma == 1 and self.lam == 1 and self.truncated == "end"
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
@@ -92,8 +93,8 @@ class TurnGAE:
         ]
 
     def _goes_on(self, trajectory: Trajectory) -> bool:
-        """Whether something would have come after the last turn."""
-        return self.truncated == "bootstrap" and trajectory.truncated
+        """Whether something comes after the last turn, or would have."""
+        return unfinished(trajectory) or (self.truncated == "bootstrap" and trajectory.truncated)
 
     def __call__(
         self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any

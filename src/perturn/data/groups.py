@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from perturn.checks import are_factors
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.types import SPARSE, Trajectory, failed, score, succeeded
+from perturn.types import SPARSE, Trajectory, failed, score, succeeded, unfinished
 
 BINS = ("trained", "no_spread", "failed", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
@@ -101,7 +101,8 @@ def ledger(
     """Put each episode in exactly one of BINS: the first of these that holds.
 
     - failed: its status is FAILED. It counted in its group's statistics, with score 0.
-    - no_spread: every weight of its group is 0, or it is alone in its group and has no baseline, or it has no turn.
+    - no_spread: every weight of its group is 0, as where it is alone and what weighs has no other baseline; or it has
+      no turn.
     - cut: not even its first turn fits the length limit of training.
     - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or it is to
       be left out by itself. It counted in its group's statistics.
@@ -124,8 +125,8 @@ def ledger(
     rows = []
     none = [[None] * len(group) for group in groups]
     for group, given, ranges in zip(groups, weights, none if clips is None else clips, strict=True):
-        spread = len(group) > 1 and not _is_zero(given)
-        dropped = drop_equal_outcomes and has_equal_outcomes(group)
+        spread = not _is_zero(given)
+        dropped = drop_equal_outcomes and len(group) > 1 and has_equal_outcomes(group)
         for trajectory, weight, clip in zip(group, given, ranges, strict=True):
             is_left_out = dropped or trajectory.key in filtered
             where = _bin(trajectory, spread, is_left_out, trajectory.key in too_long)
@@ -159,7 +160,9 @@ def _is_zero(weights: Weights) -> bool:
 
 
 def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
-    """Whether the trajectories of a group all have one score and one success; a FAILED one has 0 and none."""
+    """Whether the trajectories of a group are known to have one score and one success; a FAILED one has 0 and none."""
+    if any(map(unfinished, group)):
+        return False
     scores = [score(one) for one in group]
     return max(scores) - min(scores) <= ROUNDING and len({succeeded(one) for one in group}) == 1
 

@@ -37,7 +37,7 @@ class _Line(TypedDict):
     turns: NotRequired[list[_Turn]]
     total_reward: NotRequired[_Finite]
     success: NotRequired[bool]
-    status: NotRequired[Literal["completed", "failed"]]
+    status: NotRequired[Literal["completed", "failed", "unfinished"]]
     policy: NotRequired[str]
 
 
@@ -62,6 +62,8 @@ class Outcome:
     """The policy that played it, and a hash of its weights."""
     kind: str = ""
     """Kind of the task."""
+    unfinished: bool = False
+    """Whether it goes on in the next iteration, so that score and success are not known yet."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -100,4 +102,5 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         surprise=-sum(logprobs) / len(logprobs) if logprobs else None,
         policy=row.get("policy", ""),
         kind=row["task"].get("kind", ""),
+        unfinished=row.get("status") == "unfinished",
     )

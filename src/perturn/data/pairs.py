@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from perturn.errors import ConfigError, DataError
-from perturn.types import PreferencePair, Trajectory, failed, succeeded, wrong_turns
+from perturn.remaining import wrong_turns
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
 """Outcomes of an explored trajectory: the first that holds."""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from perturn.episodes.allowance import Allowance
 from perturn.episodes.formats import FORMATS, Format
@@ -41,6 +42,8 @@ class Job:
     """An episode to play on: the world is reset as it was for this one, and its turns come first."""
     kept: int | None = None
     """How many of them; None: all."""
+    window: int | None = None
+    """Turns that are played now, at most; an episode that could go on is then left UNFINISHED. None: all."""
 
     @property
     def conversation(self) -> str:
@@ -73,10 +76,11 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
         record = replace(record, tools=seen.tools)
         calls: tuple[ToolCall, ...] = ()
-        while not seen.terminated and allowance.left:
+        last = inf if job.window is None else len(begun) + job.window
+        while not seen.terminated and allowance.left and len(turns) < last:
             heard = allowance.tell(shown(seen, protocol, calls))
             earlier, newest = window(turns, heard, protocol.history)
-            if len(turns) <= len(begun) and len(turns) < len(recorded):
+            if len(turns) <= len(begun):
                 _check_back(recorded, turns, heard)
             if len(turns) < len(begun):
                 action = begun[len(turns)].action
@@ -98,13 +102,16 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
             allowance.spend(seen)
             later = recalled(heard, before, protocol)
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
-        if len(turns) < len(begun):
+        if job.begun is not None and len(turns) <= len(begun):
             raise NotComeBack(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
-        record = replace(
-            record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
-        )
+        if not seen.terminated and allowance.left:
+            record = replace(record, status=Status.UNFINISHED)
+        else:
+            record = replace(
+                record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
+            )
     except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
@@ -146,7 +153,8 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
         NotComeBack: Naming the turn, and what differs.
     """
     at = len(turns)
-    told, then = (heard, recorded[at].observation), [each.reward for each in recorded[:at]]
+    told = (heard, recorded[at].observation if at < len(recorded) else heard)
+    then = [each.reward for each in recorded[:at]]
     rewards = [each.reward for each in turns]
     if told[0] != told[1]:
         texts = [json.dumps(each, ensure_ascii=False) for each in told]  # repr would quote them in two ways

@@ -15,7 +15,7 @@ from perturn.policy.implicit import after_prompt
 from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded, Renderer
 from perturn.policy.values import cross_fit, explained_variance, fit_values
-from perturn.types import Action, Prompt, Trajectory, failed, score
+from perturn.types import Action, Prompt, Trajectory, failed, score, unfinished
 
 
 class ActionValues:
@@ -38,17 +38,18 @@ class ActionValues:
         Args:
             model: A causal language model on the device to compute on, prepared for packed sequences.
             renderer: Conversation -> tokens, for the model.
-            episodes: To learn from; those that FAILED or have no turns are left out.
+            episodes: To learn from; those that FAILED, are not over or have no turns are left out.
             token_budget: Tokens of one pass.
 
         Raises:
             RunError: If none is left.
         """
         self._model, self._renderer, self._budget = model, renderer, token_budget
-        kept = [one for one in episodes if one.turns and not failed(one)]
+        kept = [one for one in episodes if one.turns and not failed(one) and not unfinished(one)]
         if not kept:
             raise RunError(
-                "the episodes that a value head learns from all FAILED or have no turns; choose by something else."
+                "the episodes that a value head learns from all FAILED, are not over or have no turns; choose by "
+                "something else."
             )
         encoded = self._encoded(kept)
         features = self._features(encoded)

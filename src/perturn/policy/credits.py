@@ -170,6 +170,16 @@ def trains_branches(credit: Credit) -> bool:
     return bool(getattr(credit, "trains_branches", False))
 
 
+def takes_unfinished(credit: Credit) -> bool:
+    """Whether a credit weighs the turns of episodes that are not over yet."""
+    return bool(getattr(credit, "takes_unfinished", False))
+
+
+def trains_own_turns(credit: Credit) -> bool:
+    """Whether of an episode that was played on, the turns that it had before carry no loss: they did in another one."""
+    return trains_branches(credit) or takes_unfinished(credit)
+
+
 def sets_clip(credit: Credit) -> bool:
     """Whether a credit may give turns a clip range of their own."""
     return hasattr(credit, "clips")

@@ -66,7 +66,7 @@ def encode_example(
         max_length: Longest sequence in tokens; None for no limit.
         shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
         loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
-        own_turns: Whether a branch of an explored episode carries loss on the turns alone that it does not share.
+        own_turns: Whether an episode that was played on from another carries loss on the turns alone that it added.
 
     Raises:
         DataError: If both sides are the same tokens, or a side has no turn that fits, or none of its own.
@@ -89,14 +89,14 @@ def encode_example(
 
 
 def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
-    """A branch with loss on its own turns alone: the others are the explored episode's, and carry loss there.
+    """An episode that was played on with loss on its own turns alone: the others are another's, and carry loss there.
 
     Raises:
         DataError: If it has none that fits.
     """
     if side.turns <= branch.taken_over:
         raise DataError(
-            f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns that this branch played itself, "
+            f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns that were played on, "
             f"from turn {branch.taken_over} on, fits the length limit; leave it out."
         )
     return _without_turns(side, branch.taken_over)

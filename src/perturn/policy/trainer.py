@@ -33,7 +33,7 @@ from perturn.policy.config import (
     section,
     share_kept,
 )
-from perturn.policy.credits import loss_and_credit, needs_group, trains_branches
+from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
 from perturn.policy.examples import Example, check_lengths, encode_example, sides
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
@@ -188,7 +188,7 @@ class TurnTrainer(Trainer):
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
         args = self.turn_args
-        how = (args.max_length, args.shared_prefix, args.loss_on, trains_branches(self.credit))
+        how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
         example = encode_example(trajectory, self.renderer, *how)
         if self._needs_behavior and isinstance(trajectory, Trajectory):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))

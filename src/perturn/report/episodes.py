@@ -13,7 +13,7 @@ from perturn.report.folder import RecordedRun
 from perturn.report.groups import credited
 from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.turns import body, clip, message_text, tokens
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import Trajectory, failed, score, succeeded, unfinished
 
 PIECE = 48
 """Episodes of a piece."""
@@ -166,9 +166,11 @@ def _number(numbers: dict[str, int], value: str) -> int:
 
 
 def _end(trajectory: Trajectory) -> int:
-    """How it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED."""
+    """How it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED, 4 not yet."""
     if failed(trajectory):
         return 3
+    if unfinished(trajectory):
+        return 4
     return 2 if trajectory.truncated else int(trajectory.terminated)
 
 

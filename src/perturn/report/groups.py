@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from perturn.data.groups import groups_of
 from perturn.report.folder import RecordedRun
 from perturn.report.turns import by_turn
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import Trajectory, failed, score, succeeded, unfinished
 
 Key = tuple[str, int]
 
@@ -80,7 +80,7 @@ def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) ->
     known = [each for each in weights if each is not None]
     return {
         "sample": one.sample,
-        "outcome": "failed" if failed(one) else "success" if succeeded(one) else "no success",
+        "outcome": _outcome(one),
         "score": score(one),
         "turns": len(one.turns),
         "invalid": sum(not turn.valid for turn in one.turns),
@@ -91,6 +91,12 @@ def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) ->
         "valid": [turn.valid for turn in one.turns],
         "link": _link(where, one),
     }
+
+
+def _outcome(one: Trajectory) -> str:
+    if unfinished(one):
+        return "goes on"
+    return "failed" if failed(one) else "success" if succeeded(one) else "no success"
 
 
 def _link(where: Mapping[str, str], one: Trajectory, other: Trajectory | None = None) -> str:

@@ -24,6 +24,9 @@ class Iteration:
 
     number: int
     explored: list[Outcome]
+    """Of these, those that are over."""
+    unfinished: int
+    """Explored episodes that go on in the next iteration."""
     counts: Mapping[str, Any]
     """Counts of its credit, of its pairs, or of its outcomes."""
     metrics: list[dict[str, Any]]
@@ -59,15 +62,17 @@ def _read(
     is_whole = (
         not mark or not stages or notes["explore"].get("done")
     )  # the first episodes to end are the short ones
-    explored = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
+    played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
+    explored = [one for one in played if not one.unfinished]
     trained = _trained(paths, mark, notes["outcomes"], sealed)
     agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
     return Iteration(
         number=int(mark[1:] or 1),
         explored=explored,
+        unfinished=len(played) - len(explored),
         counts=account_of(notes),
         metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
-        trained_turns=[one.turns for one in explored] if trained is None else trained,
+        trained_turns=[one.turns for one in played] if trained is None else trained,
         agreement=float(agreement) if is_number(agreement) else None,
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
@@ -113,6 +118,7 @@ def iteration_rows(
         {
             "iteration": each.number,
             "explored": _explored(each.explored) if each.explored else None,
+            "unfinished": each.unfinished,
             "ledger": ledger_of(each.counts, len(each.explored)),
             "training": (training_of(each.metrics, each.trained_turns) | {"agreement": each.agreement})
             if each.metrics
@@ -135,6 +141,17 @@ def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         f"The bins of iteration {number} hold {held} of the {asked} {unit} asked for. Give its credit again."
         for number, held, asked, unit in sums
         if held != asked
+    ]
+
+
+def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A note on what explored episodes are, where some of them go on in the next iteration."""
+    count = sum(row["unfinished"] for row in rows)
+    if not count:
+        return []
+    return [
+        f"Episodes were explored in windows: {count} times one went on in the next iteration. Scores, success and "
+        "turns of explored episodes are of those that were over in their iteration, and the first to be over are short."
     ]
 
 

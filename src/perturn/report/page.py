@@ -11,7 +11,7 @@ from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue
 from perturn.report.folder import RecordedRun
 from perturn.report.groups import shown_group
-from perturn.report.iterations import unbalanced, unit_of
+from perturn.report.iterations import not_over, unbalanced, unit_of
 from perturn.report.sections import draw, sections
 from perturn.report.shell import ASSETS, fill
 from perturn.report.signals import meaning
@@ -83,7 +83,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
     return {
         "name": name,
         "recipe_name": run.manifest.get("recipe") or name,
-        "notes": [*run.notes, *unbalanced(summary["iterations"])],
+        "notes": [*run.notes, *unbalanced(summary["iterations"]), *not_over(summary["iterations"])],
         "policies": [
             row
             | {

@@ -10,7 +10,7 @@ from perturn.report.folder import RecordedRun
 from perturn.report.iterations import iteration_rows
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import Trajectory, failed, score, succeeded, unfinished
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
     """A row of figures for each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
-        "explored trajectories": run.explored,
+        "explored trajectories": [one for one in run.explored if not unfinished(one)],
         "chosen side of the pairs": [pair.chosen for pair in run.pairs],
         "rejected side of the pairs": [pair.rejected for pair in run.pairs],
     } | {f"evaluation of {name}": items for name, items in run.evaluation.items()}

@@ -12,6 +12,7 @@ from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, NotComeBack, RunError
+from perturn.remaining import wrong_turns
 from perturn.run.measure import measured
 from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
@@ -19,7 +20,7 @@ from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, failed, succeeded, wrong_turns
+from perturn.types import Task, Trajectory, failed, succeeded
 
 _logger = logging.getLogger(__name__)
 
@@ -86,15 +87,7 @@ def branch(session: Session, stage: Stage) -> None:
         else:
             counts |= _play_on(session, stage, begun)
         counts["played_by"] = stage.policy
-        counts["not_come_back"] = sum(map(came_elsewhere, read_trajectories(file)))
-        if counts["not_come_back"]:
-            _logger.warning(
-                "%s: the world did not come back to where %d of %d branches were to begin; they FAILED, and nothing "
-                "reads them.",
-                stage.name,
-                counts["not_come_back"],
-                counts["episodes"],
-            )
+        counts |= not_come_back(stage.name, read_trajectories(file))
 
 
 def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dict[str, float]:
@@ -227,6 +220,21 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
     seal = manifest.get("files", {}).get(paths.name(file))
     refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
     return list(read_trajectories(file))
+
+
+def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """The count of episodes of a stage that were not played on, since the world did not come back; warns of them."""
+    played_on = [one for one in episodes if one.origin is not None]
+    count = sum(map(came_elsewhere, played_on))
+    if count:
+        _logger.warning(
+            "%s: the world did not come back to where %d of %d episodes were to go on; they FAILED, and nothing reads "
+            "them.",
+            stage,
+            count,
+            len(played_on),
+        )
+    return {"not_come_back": count}
 
 
 def came_back(branch: Trajectory) -> bool:

@@ -21,10 +21,11 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.panels import dealt, look_up, make_jobs
+from perturn.run.branch import not_come_back
+from perturn.run.panels import dealt, in_windows, look_up, make_jobs
 from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, world_maker
-from perturn.settings.stages import Stage
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory
+from perturn.settings.stages import Stage, mark
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations"}
 """Keys of which a row of ours or of TRL's has one."""
@@ -224,13 +225,23 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
 
 
 def explore(session: Session, stage: Stage) -> None:
-    """Let a policy play the tasks that it is to learn from."""
+    """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
     settings, seed = session.recipe.explore, session.recipe.seed
     file = session.run.paths.trajectories(stage.name)
     assert settings is not None
     tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, settings.per_iteration)
     jobs = make_jobs(tasks, seed, settings.samples, stage.iteration)
+    if settings.window is not None:
+        before = mark(session.recipe, stage.iteration - 1)
+        left = (
+            read_trajectories(session.run.paths.trajectories(f"explore{before}"))
+            if stage.iteration > 1
+            else ()
+        )
+        jobs = in_windows(jobs, filter(unfinished, left), settings, seed, stage.iteration)
     with session.run.stage(stage.name, file) as counts:
         counts |= session.play(
             file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"
         )
+        if settings.window is not None:
+            counts |= not_come_back(stage.name, read_trajectories(file))

@@ -15,7 +15,13 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import OF_GROUPS, make_credit, reads_reward_model, trains_branches
+from perturn.policy.credits import (
+    OF_GROUPS,
+    make_credit,
+    reads_reward_model,
+    takes_unfinished,
+    trains_branches,
+)
 from perturn.policy.critics import Critics, Learned
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
@@ -28,7 +34,7 @@ from perturn.run.readings import scores_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of, stages
-from perturn.types import Trajectory
+from perturn.types import Trajectory, unfinished
 
 _COMPUTED = OF_GROUPS | {"reference"}
 """Quantities that can be computed for stored episodes."""
@@ -57,8 +63,10 @@ def credit_groups(
         One row an episode, by task and sample.
 
     Raises:
-        ConfigError: If the credit raises, or does not give each turn a finite weight.
+        ConfigError: If the credit raises, does not give each turn a finite weight, or would take episodes for over that
+            are not.
     """
+    _refuse_unfinished(trajectories, credit)
     position = {one.key: index for index, one in enumerate(trajectories)}
     groups = groups_of(trajectories)
     order = [[position[one.key] for one in group] for group in groups]
@@ -75,6 +83,20 @@ def credit_groups(
         too_long=too_long,
         filtered=filtered,
     )
+
+
+def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> None:
+    """Refuse a credit that weighs episodes by how they end where some are not over.
+
+    Raises:
+        ConfigError: Saying what to take.
+    """
+    count = sum(map(unfinished, trajectories))
+    if count and not takes_unfinished(credit):
+        raise ConfigError(
+            f"{count} of {len(trajectories)} episodes go on in the next iteration, and credit {type(credit).__name__} "
+            "weighs by how they end; take one that does not, such as credit.name=turn-gae."
+        )
 
 
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import named_credit, reads_reward_model, trains_branches
+from perturn.policy.credits import named_credit, reads_reward_model, takes_unfinished, trains_branches
 from perturn.policy.models import empty_model
 from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
 from perturn.run.quantities import is_of_run, is_own_reference
+from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages
-from perturn.types import Environment
+from perturn.types import Environment, Task
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
@@ -29,6 +32,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         check_prover(recipe, name, credit)
         _check_progress(recipe, name, credit)
     tasks = panels.tasks.get("explore", [])
+    _check_window(recipe, name, credit, tasks)
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
     if "answer" in credit.needs:
@@ -52,6 +56,28 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
         )
     if recipe.groups and recipe.branch and not reads:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
+
+
+def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Task]) -> None:
+    """Refuse windows that cut no episode, and those whose episodes the credit would take for over.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    window = recipe.explore.window if recipe.explore else None
+    if window is None:
+        return
+    if not takes_unfinished(credit):
+        raise ConfigError(
+            f"credit {name} weighs episodes by how they end, and with explore.window some are not over; take "
+            "credit.name=turn-gae, or leave the window out."
+        )
+    longest = max(map(make_protocol(recipe.protocol).limit, tasks), default=0)
+    if tasks and window >= longest:
+        raise ConfigError(
+            f"explore.window is {window}, and no episode has more than {longest} turns, so that none would be cut; "
+            "take less, or leave it out."
+        )
 
 
 def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:

@@ -7,7 +7,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from perturn.faults import task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Tasks
-from perturn.types import Environment, Task
+from perturn.settings.sections import Explore, Tasks
+from perturn.types import Environment, Task, Trajectory
 
 
 class _Task(TypedDict):
@@ -197,6 +197,29 @@ def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int
         for sample in range(samples)
         for task in tasks
     ]
+
+
+def in_windows(
+    jobs: Iterable[Job], left: Iterable[Trajectory], settings: Explore, seed: int, iteration: int
+) -> list[Job]:
+    """Episodes of an iteration in windows: those that the iteration before left unfinished, and then the new ones.
+
+    One that goes on takes the number behind its own by `samples`, so that new ones and those that began in another
+    iteration have numbers of their own.
+
+    Args:
+        jobs: The new ones.
+        left: What the iteration before left unfinished, in any order.
+        settings: Window and samples.
+        seed: Of the run.
+        iteration: The one to be played.
+    """
+    going_on = [
+        Job(one.task, seed_of(seed, one.task.id, number, iteration), number, one)
+        for one in sorted(left, key=lambda one: one.key)
+        for number in [one.sample + settings.samples]
+    ]
+    return [replace(job, window=settings.window) for job in (*going_on, *jobs)]
 
 
 def seed_of(*parts: object) -> int:

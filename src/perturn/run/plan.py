@@ -156,6 +156,8 @@ def _cost(
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if reranks else "")
     )
+    if explores and recipe.explore and recipe.explore.window:
+        work += f", {recipe.explore.window} of them at a time"
     if stage.name == f"branch{stage.mark}":
         episodes, branches = _branches(recipe, found, found.policy_turns(learned))
         by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""

@@ -34,7 +34,16 @@ from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import ProtocolSettings
 from perturn.table import locate
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory, failed, succeeded
+from perturn.types import (
+    Engine,
+    Environment,
+    EpisodeProtocol,
+    Sampling,
+    Trajectory,
+    failed,
+    succeeded,
+    unfinished,
+)
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
@@ -387,4 +396,6 @@ def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
         counts["turns"] += len(one.turns)
         counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
         counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
+        if unfinished(one):
+            counts["unfinished"] += 1
     return dict(counts)

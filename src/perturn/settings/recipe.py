@@ -133,6 +133,7 @@ class Recipe:
             self.explore is None or self.explore.samples > 1 or not (within or self.groups),
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
+        self._check_window()
         self._check_pair()
         self._complete_branch()
         some = self.groups and self.explore and self.explore.per_iteration
@@ -179,6 +180,26 @@ class Recipe:
         if self.outcomes is None or not self.outcomes.way.told or policy != self.outcomes.name:
             return None
         return self.outcomes.success
+
+    def _check_window(self) -> None:
+        """Refuse episodes in windows where nothing goes on with them, or something takes them for over."""
+        if self.explore is None or self.explore.window is None:
+            return
+        require(
+            self.groups is not None and self.iterations > 1,
+            "explore.window cuts episodes that go on in the next iteration, and is read with groups and iterations > 1 "
+            "alone; leave it out.",
+        )
+        assert self.groups is not None
+        require(
+            self.branch is None,
+            "branch plays on episodes that are over, and with explore.window some are not; leave one out.",
+        )
+        require(
+            not self.groups.drop_equal_outcomes,
+            "groups.drop_equal_outcomes compares outcomes, which are not known of episodes that explore.window cuts; "
+            "leave one out.",
+        )
 
     def _check_pair(self) -> None:
         """Refuse what would go unread, and corrections without what they need."""

@@ -116,6 +116,9 @@ class Explore:
     all of the panel in each."""
     samples: Annotated[int, COUNT] = 1
     """Episodes of each task: the size of a group."""
+    window: Annotated[int, COUNT] | None = None
+    """Turns of an episode in one iteration, at most. One that is not over then goes on in the next iteration, beside
+    the new ones, and the policy learns from the turns that it has (T-PPO). None: each is played to its end."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     concurrency: Annotated[int, COUNT] = 16
     """Episodes played at the same time."""

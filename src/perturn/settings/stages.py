@@ -156,7 +156,11 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     its: Any = {"iteration": number, "mark": end}
     explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
-        needs = (trained[start],) if start in trained else ()
+        goes_on = recipe.explore.window is not None and number > 1
+        needs = (
+            *((trained[start],) if start in trained else ()),
+            *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
+        )
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
         if number == 1 and chooses_by_value(recipe):
             yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)

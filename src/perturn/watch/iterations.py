@@ -22,9 +22,9 @@ class Iteration:
 
     number: int
     success_rate: float | None
-    """Of its explored episodes."""
+    """Of its explored episodes that are over."""
     mean_score: float | None = None
-    """Mean total reward of its explored episodes; of the last iterations alone."""
+    """Mean total reward of its explored episodes that are over; of the last iterations alone."""
     entropy: float | None = None
     """Of the policy at the tokens it trained on, in nats; where it is not logged, estimated by the sampled tokens."""
     kl: float | None = None
@@ -72,17 +72,19 @@ def _look(
     notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
     played = notes["explore"].get("counts") or {}
     explored = played.get("episodes")
+    ended = explored - played.get("unfinished", 0) if is_number(explored) else None
     ledger = ledger_of(account_of(notes), explored if isinstance(explored, int) else 0)
     groups = ledger["groups"] if ledger else {}
     episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
+    scores = [one.score for one in episodes if not one.unfinished]
     logged = rows_of(paths.metrics(f"align{mark}"))
     trained = training_of(logged, [one.turns for one in episodes]) if logged else {}
     surprises = [one.surprise for one in episodes if one.surprise is not None]
     entropy = trained.get("entropy")
     return Iteration(
         number=int(mark[1:]),
-        success_rate=_share(played.get("success"), played.get("episodes")),
-        mean_score=fmean(one.score for one in episodes) if episodes else None,
+        success_rate=_share(played.get("success"), ended),
+        mean_score=fmean(scores) if scores else None,
         entropy=entropy if entropy is not None or not surprises else fmean(surprises),
         kl=trained.get("kl"),
         clip_share=trained.get("clip_share"),

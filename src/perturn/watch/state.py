@@ -210,7 +210,7 @@ class Watcher:
         groups: dict[str, list[float]] = defaultdict(list)
         if not newest or is_done(done, f"explore{newest}"):  # the first samples to end are alike
             for one in explored:
-                if not one.failed:
+                if not (one.failed or one.unfinished):
                     groups[one.task].append(one.score)
         sampled = self._number(0.0, "explore", "sampling", "temperature") > 0
         began = self._rows(self._paths.trajectories(f"explore{first}")) if first != newest else []

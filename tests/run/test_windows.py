@@ -1,0 +1,262 @@
+"""Episodes in windows: played some turns an iteration, played on in the next, and learned from all along."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perturn.audit import audit, inspect_json
+from perturn.credit import CREDITS
+from perturn.data.groups import read_credits
+from perturn.data.store import read_trajectories
+from perturn.episodes.episode import Job, episode
+from perturn.episodes.replay import play_script
+from perturn.errors import ConfigError, EngineFailure
+from perturn.report.folder import read_run
+from perturn.report.iterations import iteration_rows, not_over
+from perturn.run.credit import credit_run
+from perturn.run.loop import check
+from perturn.run.panels import in_windows, make_jobs
+from perturn.settings.sections import Explore
+from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
+
+from .online import GROUPS, begin, recipe_of
+from .test_loop import finish, place  # noqa: F401  a fixture
+
+WORDS = [*GROUPS, "iterations=3", "evaluate=null", "credit.name=turn-gae", "explore.window=1"]
+PLAIN = EpisodeProtocol("plain", format="plain", max_turns=6)
+
+
+class Count:
+    """Each word is answered by how many were said, and pays a tenth of that; so many end it."""
+
+    name = "count-1"
+
+    def __init__(self, end=99, says="heard"):
+        self.end, self.says = end, says
+
+    def tasks(self, split):
+        """One."""
+        return [Task("t")]
+
+    def reset(self, task, seed):
+        """Nothing was said."""
+        self.said = 0
+        return Observation(f"begin {seed}")
+
+    def step(self, action):
+        """The next number."""
+        self.said += 1
+        over = self.said == self.end
+        return Observation(f"{self.says} {self.said}", self.said / 10, terminated=over, success=over)
+
+    def close(self):
+        """Nothing is held."""
+
+
+def played(job, world=None, words=6):
+    """The episode of a job whose policy says the number of each turn."""
+    at = len(job.begun.turns) if job.begun else 0
+    script = [Action(f"word {at + turn}") for turn in range(words)]
+    return play_script(episode(world or Count(), job, protocol=PLAIN), script, EngineFailure("no more"))
+
+
+@pytest.fixture(scope="module")
+def windowed(place):  # noqa: F811
+    """Three iterations of two-turn episodes, one turn at a time."""
+    finish(begin(place, "windowed", *WORDS))
+    return place / "runs" / "windowed"
+
+
+def explored(folder, number):
+    return {one.key: one for one in read_trajectories(folder / f"trajectories/explore-{number:03d}.jsonl")}
+
+
+@given(window=st.integers(1, 7), end=st.integers(1, 8))
+def test_windows_one_after_another_are_the_whole_episode(window, end):
+    """Whether the world ends it or the limit of six turns; all but the last are left unfinished, and decide nothing."""
+    whole = played(Job(Task("t"), 3), Count(end))
+    found = played(Job(Task("t"), 3, window=window), Count(end))
+    parts = [found]
+    while found.status is Status.UNFINISHED:
+        assert (found.terminated, found.truncated, found.success) == (False, False, False)
+        assert len(found.turns) == window * len(parts)
+        found = played(Job(Task("t"), 9, found.sample + 4, found, window=window), Count(end))
+        assert (found.origin, found.taken_over) == (parts[-1].sample, len(parts[-1].turns))
+        parts.append(found)
+
+    assert len(parts) == -(-min(end, 6) // window)
+    assert replace(found, sample=0, origin=None, taken_over=0) == whole
+
+
+@pytest.mark.parametrize(
+    ("world", "said"),
+    [
+        (Count(says="answer"), "did not come back to turn 1: expected"),
+        (Count(end=2), "the world ended at turn 2, before it had come back to turn 2"),
+    ],
+)
+def test_a_world_that_does_not_come_back_to_the_seam_fails(world, said):
+    """One that answers otherwise, and one that is over where the episode was to go on."""
+    begun = played(Job(Task("t"), 3, window=2))
+
+    found = played(Job(Task("t"), 9, 4, begun, window=2), world)
+
+    assert found.status is Status.FAILED
+    assert found.error.startswith("NotComeBack: ")
+    assert said in found.error
+
+
+def test_the_reward_of_the_last_turn_is_compared_too():
+    """No turn was recorded behind it; its reward was."""
+    begun = played(Job(Task("t"), 3, window=2))
+    begun = replace(begun, turns=(begun.turns[0], replace(begun.turns[1], reward=0.7)))
+
+    found = played(Job(Task("t"), 9, 4, begun, window=2))
+
+    assert "expected rewards [0.1, 0.7], got [0.1, 0.2]" in found.error
+
+
+def test_numbers_of_new_episodes_and_of_those_that_go_on_never_meet():
+    """A task that is explored in each of three iterations, two samples each, of which none ends."""
+    settings, left = Explore(samples=2, window=1), []
+    for iteration in (1, 2, 3):
+        jobs = in_windows(make_jobs([Task("t")], 0, 2, iteration), left, settings, 0, iteration)
+        assert sorted(job.sample for job in jobs) == list(range(2 * iteration))
+        assert {job.begun.sample + 2 == job.sample for job in jobs if job.begun} <= {True}
+        assert len({job.seed for job in jobs}) == len(jobs)
+        left = [played(job) for job in jobs]
+
+
+def test_what_is_unfinished_goes_on_in_the_next_iteration(windowed):
+    """Beside as many new ones; the turns that it had and its seed stay, and another policy answers the next."""
+    before = {}
+    for number in (1, 2, 3):
+        now = explored(windowed, number)
+        new = [one for one in now.values() if one.origin is None]
+        going_on = [one for one in now.values() if one.origin is not None]
+        assert (len(new), {one.status for one in new}) == (12, {Status.UNFINISHED})
+        left = [key for key, one in before.items() if one.status is Status.UNFINISHED]
+        assert sorted((one.task.id, one.origin) for one in going_on) == sorted(left)
+        for one in going_on:
+            begun = before[one.task.id, one.origin]
+            assert one.turns[: one.taken_over] == begun.turns
+            assert one.seed == begun.seed
+            assert len(one.turns) == len(begun.turns) + 1
+            assert one.policy != begun.policy
+        assert sum(one.status is Status.COMPLETED for one in going_on) > (0 if number > 1 else -1)
+        before = now
+        counts = json.loads((windowed / "manifest.json").read_text())["stages"][f"explore-{number:03d}"][
+            "counts"
+        ]
+        unfinished = sum(one.status is Status.UNFINISHED for one in now.values())
+        assert (counts["episodes"], counts["unfinished"]) == (len(now), unfinished)
+        assert counts["not_come_back"] == 0
+
+
+def test_turns_carry_loss_in_the_iteration_that_played_them(windowed):
+    """In the last iteration the second turn of what went on, and the first of what is new."""
+    model = str(windowed / "checkpoints" / "sft")
+    rows = [json.loads(line)["chosen"] for line in inspect_json(windowed, model)]
+    stored = list(read_trajectories(windowed / "trajectories/explore-003.jsonl"))
+
+    own = [set(range(one.taken_over, len(one.turns))) for one in stored]
+    assert [{token["turn"] for token in row if token["loss"]} for row in rows] == own
+    assert audit(windowed, model)["parts"]["explored"]["turns"] == sum(map(len, own))
+
+
+def test_every_turn_is_weighed_and_an_episode_alone_in_its_task_is_trained(windowed):
+    """By V, which needs no other episode; at first nothing is over, so V is 0 and a turn weighs its reward."""
+    first = {row.key: row for row in read_credits(windowed / "credits/turn-gae-001.jsonl")}
+    for key, one in explored(windowed, 1).items():
+        assert first[key].weight == (one.turns[0].reward,)
+    second = read_credits(windowed / "credits/turn-gae-002.jsonl")
+    assert {row.bin for row in second} <= {"trained", "no_spread"}
+    assert [len(row.weight) for row in second] == [
+        len(explored(windowed, 2)[row.key].turns) for row in second
+    ]
+
+
+def test_a_credit_that_weighs_by_outcomes_is_refused(windowed):
+    """The unfinished would be failures to it; one that reads values weighs each turn where it was played."""
+    says = "12 of 12 episodes go on in the next iteration, and credit RLOO weighs by how they end"
+    with pytest.raises(ConfigError, match=says):
+        credit_run(windowed, ["credit.name=rloo"])
+
+    words = ["credit.name=turn-gae", "credit.lam=0.5"]
+    again = credit_run(windowed, words, against="turn-gae", name="again", reference="sft")
+    for number, one in enumerate(again["iterations"], start=1):
+        stored = explored(windowed, number)
+        assert one["counts"]["asked"] == len(stored)
+        assert one["against"]["turns"] == len(stored)  # of each the one that it added
+
+
+def test_the_report_takes_means_over_episodes_that_are_over(windowed):
+    """None in the first iteration; and says so."""
+    rows = iteration_rows(read_run(windowed).iterations, [])
+
+    assert rows[0]["explored"] is None
+    for number, row in enumerate(rows[1:], start=2):
+        over = [one for one in explored(windowed, number).values() if one.status is Status.COMPLETED]
+        assert row["unfinished"] == len(explored(windowed, number)) - len(over) > 0
+        found = row["explored"]
+        assert found["n"] == len(over)
+        assert found["mean_turns"] == pytest.approx(sum(len(one.turns) for one in over) / len(over))
+        assert found["success_rate"] == pytest.approx(sum(one.success for one in over) / len(over))
+    assert not_over(rows)[0].count(f"{sum(row['unfinished'] for row in rows)} times one went on") == 1
+    assert not_over([row | {"unfinished": 0} for row in rows]) == []
+
+
+def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
+    """With V = (0.5, 0.25) and rewards (1, 0), delta = (0.75, 0), and so is A; if it were over, (0.5, -0.25).
+
+    Its return is not known, so nobody learns V from it; `truncated` says nothing of it.
+    """
+    turns = (Turn((), Action("a"), reward=1.0), Turn((), Action("b")))
+    over = replace(played(Job(Task("t"), 0, window=1)), turns=turns, status=Status.COMPLETED)
+    going_on = replace(over, status=Status.UNFINISHED)
+
+    for kind in ("end", "bootstrap"):
+        credit = CREDITS["turn-gae"](truncated=kind)
+        weights = credit([going_on, over], values=[[[0.5], [0.25]]] * 2)
+        assert [each.tolist() for each in weights] == [[0.75, 0.0], [0.5, -0.25]]
+        targets = credit.value_targets([going_on, over], [[1, 1]] * 2)
+        assert [value != value for (value,) in targets[0]] == [True, True]
+        assert targets[1] == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["iterations=1"], "explore.window cuts episodes that go on in the next iteration"),
+        (
+            ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
+            "is read with groups",
+        ),
+        (["branch.every=1", "credit.name=portool"], "branch plays on episodes that are over"),
+        (["groups.drop_equal_outcomes=true"], "groups.drop_equal_outcomes compares outcomes"),
+        (["explore.window=0"], "explore.window must be >= 1"),
+    ],
+)
+def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # noqa: F811
+    with pytest.raises(ConfigError, match=says):
+        recipe_of(place, *WORDS, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["credit.name=rloo"],
+            "credit rloo weighs episodes by how they end, and with explore.window some are not",
+        ),
+        (["explore.window=3"], "explore.window is 3, and no episode has more than 3 turns"),
+    ],
+)
+def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    with pytest.raises(ConfigError, match=says):
+        check(recipe_of(place, *WORDS, *words))
