@@ -106,17 +106,19 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
             raise NotComeBack(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
-        if not seen.terminated and allowance.left:
-            record = replace(record, status=Status.UNFINISHED)
-        else:
-            record = replace(
-                record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated
-            )
+        record = _stopped(record, seen, allowance.left)
     except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
+
+
+def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
+    """The record of an episode that is over, or that is UNFINISHED since it has turns left."""
+    if left and not seen.terminated:
+        return replace(record, status=Status.UNFINISHED)
+    return replace(record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated)
 
 
 def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:

@@ -155,14 +155,7 @@ def credit_run(
     paths, recipe = begun(folder), resolve_recipe(folder)
     section = _section(words)
     credit = _make_credit(section, recipe)
-    label = _label(section) if name is None else name
-    if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
-        raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
-    if against is not None and _label({"name": against}) == label:
-        raise ConfigError(
-            f"--against {against} would compare these weights with themselves; give them another name, such as --as "
-            "again."
-        )
+    label = _named(section, name, against)
     found, explored = [], _explored(paths, recipe)
     _check_progress(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
@@ -274,6 +267,23 @@ def _section(words: Sequence[str]) -> dict[str, Any]:
             f"expected credit.name=NAME and its settings, such as credit.gamma=0.9, got {got:.200}."
         )
     return section
+
+
+def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
+    """Name of the files of the weights.
+
+    Raises:
+        ConfigError: If it is none, or that of the weights to compare with.
+    """
+    label = _label(section) if name is None else name
+    if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
+        raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
+    if against is not None and _label({"name": against}) == label:
+        raise ConfigError(
+            f"--against {against} would compare these weights with themselves; give them another name, such as --as "
+            "again."
+        )
+    return label
 
 
 def _label(section: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from perturn.settings.branch import Branch, Search
 from perturn.settings.cluster import Cluster
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.outcomes import Outcomes
+from perturn.settings.pairing import check_pair
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import (
     COUNT,
@@ -36,8 +37,6 @@ from perturn.settings.shipped import shipped, shipped_recipe
 
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
-_CHOSEN_BY_SIGNALS = ("expert", "group", "correction")
-"""`pair.within` where an explored episode is in one pair at most, and may be left out."""
 _BRANCHED = {
     "branch": Branch(),
     "step": Branch(every=1, samples=5, of="expert"),
@@ -134,28 +133,41 @@ class Recipe:
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
         self._check_window()
-        self._check_pair()
+        if self.pair is not None:
+            check_pair(self.pair)
         self._complete_branch()
-        some = self.groups and self.explore and self.explore.per_iteration
-        steps = self.align.minibatches if self.align else None
-        if some and steps and self.explore:
-            require(
-                steps <= some * self.explore.samples,
-                f"align.minibatches must be at most the {some * self.explore.samples} episodes of an iteration, got "
-                f"{steps}.",
-            )
-        how = self.explore.sampling if self.explore else None
-        require(
-            not self.groups or how is None or how.temperature == how.top_p == 1,
-            "explore.sampling must have temperature 1 and top_p 1 with groups, whose gradient is that of the policy "
-            "itself and not of a sharper one that acts in its place.",
-        )
+        self._check_groups()
         self._complete_base()
-        if self.environment is not None:
+        if self.environment is None:
+            self._check_unplayed(paired)
+        else:
             require(
                 self.protocol is not None, "protocol is missing and has no default; set it in the recipe."
             )
+
+    def _check_groups(self) -> None:
+        """Refuse more steps than an iteration has episodes, and groups of another policy than the one that learns."""
+        if self.groups is None or self.explore is None:
             return
+        some, steps = self.explore.per_iteration, self.align.minibatches if self.align else None
+        require(
+            not some or not steps or steps <= some * self.explore.samples,
+            f"align.minibatches must be at most the {(some or 0) * self.explore.samples} episodes of an iteration, got "
+            f"{steps}.",
+        )
+        how = self.explore.sampling
+        require(
+            how.temperature == how.top_p == 1,
+            "explore.sampling must have temperature 1 and top_p 1 with groups, whose gradient is that of the policy "
+            "itself and not of a sharper one that acts in its place.",
+        )
+
+    def _check_unplayed(self, paired: bool) -> None:
+        """Leave the score out where there is no environment, and refuse what would play in it.
+
+        Args:
+            paired: Whether pairs are made.
+        """
         object.__setattr__(self, "evaluate", None)
         own = self.expert is not None and self.expert.file is not None
         plays = {
@@ -199,67 +211,6 @@ class Recipe:
             not self.groups.drop_equal_outcomes,
             "groups.drop_equal_outcomes compares outcomes, which are not known of episodes that explore.window cuts; "
             "leave one out.",
-        )
-
-    def _check_pair(self) -> None:
-        """Refuse what would go unread, and corrections without what they need."""
-        if self.pair is None:
-            return
-        require(
-            self.pair.within in ("group", "branch") or self.pair.per_group == Pair.per_group,
-            f"pair.per_group is read with pair.within=group or branch alone, not with {self.pair.within}; leave it "
-            "out.",
-        )
-        require(
-            self.pair.within in ("expert", "step", "correction") or self.pair.max_extra_turns is None,
-            "pair.max_extra_turns is read with pair.within=expert, step or correction alone, not with "
-            f"{self.pair.within}; leave it out.",
-        )
-        require(
-            not self.pair.signals or (self.pair.file is None and self.pair.within in _CHOSEN_BY_SIGNALS),
-            f"pair.signals are read with pair.within={' or '.join(_CHOSEN_BY_SIGNALS)} alone, and not of a file; leave "
-            "them out.",
-        )
-        self._check_turns(self.pair)
-        if self.pair.within != "correction":
-            return
-        require(
-            self.pair.file is None,
-            "pair.file holds pairs, so pair.within=correction makes none; leave one out.",
-        )
-        require(
-            self.pair.remaining is not None,
-            "pair.remaining must be shortest or searching with pair.within=correction, which begins at the first wrong "
-            "turn; set it.",
-        )
-
-    def _check_turns(self, pair: Pair) -> None:
-        """Refuse what would go unread of pairs that are told apart by their turns, or end with one."""
-        require(
-            pair.length == "episode" or pair.within in ("branch", "correction"),
-            f"pair.length=turn is read with pair.within=branch or correction alone, not with {pair.within}; leave it "
-            "out.",
-        )
-        require(
-            pair.length == "episode" or pair.max_extra_turns is None,
-            "pair.max_extra_turns cuts nothing with pair.length=turn, where both sides end together; leave it out.",
-        )
-        require(
-            pair.by == "outcome" or pair.within == "branch",
-            f"pair.by is read with pair.within=branch alone, not with {pair.within}; leave it out.",
-        )
-        require(
-            pair.by != "progress" or pair.remaining is not None,
-            "pair.remaining must be shortest or searching with pair.by=progress, which reads whether a turn brings the "
-            "success nearer; set it.",
-        )
-        require(
-            pair.by != "progress" or pair.threshold == Pair.threshold,
-            "pair.threshold is a gap between scores, and pair.by=progress reads none; leave it out.",
-        )
-        require(
-            pair.by != "drop" or pair.per_group == Pair.per_group,
-            "pair.per_group is not read with pair.by=drop, where a step is in one pair at most; leave it out.",
         )
 
     def _complete_branch(self) -> None:
