@@ -56,6 +56,7 @@ DEFAULTS = {
     "pav": {"alpha": 1.0},
     "portool": {"blend": 0.5, "value": "tree", "baseline": "others", "normalize": "mean", "count": "even"},
     "arpo": {"normalize": "std", "std": "sample", "shared": "sum"},
+    "slate": {"by": "reward", "normalize": "mean"},
     "v0": {"prior": None},
     "turn-gae": {"gamma": 1.0, "lam": 1.0, "truncated": "end"},
     "bi-level-gae": {"gamma": 1.0, "lam": 1.0, "high_level_gamma": 1.0},

@@ -112,6 +112,18 @@ def rloo(rows: list, row: dict, settings: dict) -> Fraction:
     return row["S"] - average([o["S"] for o in rows if o["t"] == 0 and o["i"] != row["i"]])
 
 
+def slate(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return SLATE's where nothing is played on: first turns, each against the others."""
+    if row["t"]:
+        return F(0)
+    worth = {
+        o["i"]: F(int(o["valid"])) if settings.get("by") == "valid" else o["r"] for o in rows if not o["t"]
+    }
+    if settings.get("normalize") == "std":
+        return z(worth[row["i"]], list(worth.values()), True)
+    return worth[row["i"]] - average([value for i, value in worth.items() if i != row["i"]])
+
+
 def reinforce(rows: list, row: dict, settings: dict) -> Fraction:
     """Return REINFORCE++'s."""
     firsts = [o for o in rows if o["t"] == 0]
@@ -563,6 +575,7 @@ CREDITS = {
     "pav": (pav, [{}, {"alpha": 0.25}, {"alpha": 3.0}]),
     "portool": (rloo, [{}, {"blend": 0.25, "value": "leaves"}]),
     "arpo": (grpo, [{}, {"normalize": "mean"}, {"std": "population"}]),
+    "slate": (slate, [{}, {"normalize": "std"}, {"by": "valid"}]),
     "v0": (v0, [{}, {"prior": 2}]),
     "turn-gae": (turn_gae, [{}, {"gamma": 0.9, "lam": 0.8}]),
     "bi-level-gae": (turn_gae, [{}]),

@@ -40,6 +40,7 @@ from perturn.credit.protocol import Credit, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
 from perturn.credit.siop import SIOP
+from perturn.credit.slate import SLATE
 from perturn.credit.spa import SPA
 from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
@@ -80,6 +81,7 @@ CREDITS: Table[type[Credit]] = Table(
         "pav": PAV,
         "portool": PORTool,
         "arpo": ARPO,
+        "slate": SLATE,
         "v0": V0,
         "turn-gae": TurnGAE,
         "bi-level-gae": BiLevelGAE,

@@ -167,7 +167,7 @@ def branch_jobs(
         for number, kept in enumerate(kept for kept in own for _ in range(settings.samples)):
             sample = one.sample + samples * (1 + number)
             drawn = seed_of(seed, one.task.id, sample, iteration)
-            jobs.append(Job(one.task, drawn, sample, one, kept))
+            jobs.append(Job(one.task, drawn, sample, one, kept, settings.window))
     return jobs
 
 

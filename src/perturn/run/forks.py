@@ -24,7 +24,7 @@ from perturn.run.session import Session, engine_settings
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
-from perturn.types import Trajectory, failed, succeeded
+from perturn.types import Trajectory, failed, succeeded, unfinished
 
 LEAST = 3
 """Tasks, or episodes, that a predictor of outcomes needs: those that are told of, and two that its choices are compared
@@ -160,7 +160,11 @@ def fork_counts(
         told = [[[seen] for seen in each.seen] for each in found]
         true = [[[float(ends[each.key])] for _ in each.seen] for each in found]
         counts |= {"explained_variance": explained_variance(told, true), "predicted": _mean(at)}
-        counts |= {"came_true": _mean([succeeded(one) for one in branches if not failed(one)])}
+        counts |= {
+            "came_true": _mean(
+                [succeeded(one) for one in branches if not failed(one) and not unfinished(one)]
+            )
+        }
     return {name: round(count, 4) for name, count in counts.items() if count is not None}
 
 

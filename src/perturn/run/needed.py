@@ -67,7 +67,7 @@ def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Tas
     window = recipe.explore.window if recipe.explore else None
     if window is None:
         return
-    if not takes_unfinished(credit):
+    if not takes_unfinished(credit) or trains_branches(credit):
         raise ConfigError(
             f"credit {name} weighs episodes by how they end, and with explore.window some are not over; take "
             "credit.name=turn-gae, or leave the window out."
@@ -133,6 +133,11 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
         raise ConfigError(
             f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
             "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
+        )
+    if recipe.branch.window is not None and not takes_unfinished(credit):
+        raise ConfigError(
+            f"branch.window is {recipe.branch.window}, and credit {name} reads how branches end; explore without "
+            "branch.window, or take credit.name=slate."
         )
     if recipe.branch.search is not None:
         raise ConfigError(

@@ -162,7 +162,7 @@ def _cost(
         episodes, branches = _branches(recipe, found, found.policy_turns(learned))
         by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""
         work = f"{branches} episodes played on{by} from turns of {episodes} (assumed)"
-        episodes = ceil(branches / 2)  # half of their turns are played already, in the mean
+        episodes = _whole(recipe, branches, found.policy_turns(learned))
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
@@ -217,6 +217,12 @@ def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
     if recipe.branch.of == "expert":
         begun, turns = found.explore // recipe.explore.samples, found.turns
     return begun, round(begun * recipe.branch.samples * _forks(recipe.branch, turns))
+
+
+def _whole(recipe: Recipe, branches: int, turns: float) -> int:
+    """Whole episodes, of so many turns, that branches cost as much as: half of their turns are there, in the mean."""
+    window = recipe.branch.window if recipe.branch else None
+    return ceil(branches * min(0.5, window / turns if window else 0.5))
 
 
 def _forks(settings: Branch, turns: float) -> float:

@@ -36,6 +36,9 @@ class Branch:
     policy: Literal["base", "sft"] | None = None
     """Who plays them on: base, the model that the run begins with, or sft, the policy after SFT. None: the policy that
     explored."""
+    window: Annotated[int, COUNT] | None = None
+    """Turns that a branch plays, at most; one that is not over then is left so, for whoever reads these turns alone,
+    such as credit `slate`, or pairs of one turn by progress. None: each is played to its end."""
     search: Search | None = None
     """Choose the turns by tree search, and play on from branches too. None: as `at` says."""
     at: Literal["every", "wrong", "entropy", "mixed"] = "every"
@@ -67,6 +70,10 @@ class Branch:
                 not goes_unread or getattr(self, name) == getattr(Branch, name),
                 f"{name} is not read with branch.at={self.at}; leave it out.",
             )
+        require(
+            self.search is None or self.window is None,
+            "search reads how episodes end, and with branch.window they do not; leave one out.",
+        )
         if self.at == "every":
             return
         require(

@@ -256,6 +256,12 @@ class Recipe:
             f"{within or 'no pairs'}; leave it out.",
         )
         self._check_branch_turns(self.branch, within)
+        of_one_turn = self.pair is not None and self.pair.by == "progress" and self.pair.one_turn
+        require(
+            self.branch.window is None or self.groups is not None or of_one_turn,
+            "branch.window leaves branches unfinished, and pairs are made by how they end; leave it out, or take "
+            "pair.by=progress and pair.length=turn.",
+        )
         require(
             self.branch.policy != "sft" or self.sft is not None,
             "branch.policy is sft, and the recipe has no section sft; add one, or take branch.policy=base.",

@@ -1,0 +1,83 @@
+"""SLATE: how good a turn was by itself, against other turns that answered the same history."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.checks import check_choice
+from perturn.credit.forest import forks_of
+from perturn.credit.group import EPSILON, GroupCredit, Visit, deviation, mean, means_of_others
+from perturn.credit.process_score import SCORES
+from perturn.credit.returns import Numbers
+from perturn.types import Trajectory, failed
+
+MEASURES = ("reward", "progress", "valid")
+"""How good a turn was: the reward that counts; 1 where it brought the success nearer; 1 where it could be executed."""
+
+
+@dataclass(frozen=True)
+class SLATE(GroupCredit):
+    """How good a turn was, less the mean of the others that answered the same history.
+
+        A = (q - mean of q over the other turns of the fork) / (turns of the fork)
+
+    A fork has the turn of an explored episode and the first of each branch from there; the first turns of the explored
+    episodes that were posed alike are compared too, and each counts once, as all turns of a fork together do. A turn
+    that none is compared with has 0, and so have those of a branch behind its first. q is 0 in an episode that FAILED.
+    What follows a turn is not in q.
+
+    Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
+    abstract: k samples of the next step from a shared prefix, and a reward for each step.
+    Differs: q is said by the environment and not by a language model that judges each step; the abstract gives no
+    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `branch.window: 1` cuts
+    branches behind their first turn, as it does.
+    """
+
+    trains_branches: ClassVar[bool] = True
+    takes_unfinished: ClassVar[bool] = True
+
+    by: str = "reward"
+    """How good a turn was: its reward (reward), whether it brought the success nearer (progress) or could be executed
+    (valid)."""
+
+    normalize: str = "mean"
+    """mean; or std, less the mean of all turns of a fork, over their deviation."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        super().__post_init__()
+        check_choice("by", self.by, MEASURES)
+
+    @property
+    def needs_remaining(self) -> bool:
+        """Whether the remaining path of each turn must be measured before."""
+        return self.by == "progress"
+
+    def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
+        scores = rewards
+        if self.by != "reward":
+            scores = [[0.0] * len(one.turns) if failed(one) else SCORES[self.by](one) for one in group]
+        found = [[0.0] * len(of_one) for of_one in rewards]
+        for visits, share in _forks(group):
+            own = [scores[member][turn] for member, turn in visits]
+            if len(set(own)) < 2:
+                continue
+            centres, scale = means_of_others(range(len(own)), own), 1.0
+            if self.normalize == "std":
+                centres, scale = dict.fromkeys(centres, mean(own)), deviation(own) + EPSILON
+            for at, (member, turn) in enumerate(visits):
+                found[member][turn] = share * (own[at] - centres[at]) / scale
+        return found
+
+
+def _forks(group: Sequence[Trajectory]) -> Iterator[tuple[list[Visit], float]]:
+    """Turns that answered the same history, and the share of each of them."""
+    posed: dict[object, list[Visit]] = defaultdict(list)
+    for explored, forks in forks_of(group).items():
+        for turn, branches in forks.items():
+            visits = [(member, turn) for member in (explored, *branches) if len(group[member].turns) > turn]
+            yield visits, 1 / len(visits)
+        if group[explored].turns:
+            posed[repr(group[explored].turns[0].observation)].append((explored, 0))
+    yield from ((visits, 1.0) for visits in posed.values())
