@@ -149,7 +149,7 @@ def test_equal_scores_teach_no_difference(tiny_model, renderer, episode):
 def test_what_tells_tasks_apart_says_nothing_of_other_tasks(tiny_model, renderer, episode):
     """Scores are those of the task, of which each action names one: other samples tell them, other tasks do not.
 
-    Learned from other samples of a task too, heads explain 1.00 of what they know nothing about; from other tasks -0.11.
+    Heads that learn from other samples of a task explain 1.00 of what they know nothing about, from other tasks -0.11.
     """
     words = ["one", "two of them", "4", "yes", "no", "a box", "key", "west", "door", "up", "lamp", "fire"]
     lessons = [
