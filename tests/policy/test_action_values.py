@@ -144,3 +144,22 @@ def test_equal_scores_teach_no_difference(tiny_model, renderer, episode):
 
     assert values.of_episodes([episode(0.0, "no"), episode(0.0, "won")]) == pytest.approx([1.0, 1.0])
     assert values.explained is None
+
+
+def test_what_tells_tasks_apart_says_nothing_of_other_tasks(tiny_model, renderer, episode):
+    """Scores are those of the task, of which each action names one: other samples tell them, other tasks do not.
+
+    Heads that learn from other samples of a task explain 1.00 of what they know nothing about, from other tasks -0.11.
+    """
+    words = ["one", "two of them", "4", "yes", "no", "a box", "key", "west", "door", "up", "lamp", "fire"]
+    lessons = [
+        replace(episode(float(k % 3 == 0), word), task=Task(word), sample=sample)
+        for k, word in enumerate(words)
+        for sample in range(6)
+    ]
+
+    values = ActionValues(tiny_model, renderer, lessons, 4096)
+    again = ActionValues(tiny_model, renderer, [replace(one, task=Task("t")) for one in lessons], 4096)
+
+    assert again.explained > 0.9
+    assert values.explained < 0.3

@@ -546,3 +546,22 @@ def test_a_sequence_for_each_turn_trains_as_one_sequence_does(train, groups, agg
     assert [len(row.chosen.starts) for row in found[1].train_dataset.rows] == [1, 2, 3, 1, 2, 3]
     assert history(found[1]) == pytest.approx(history(found[0]), abs=1e-5)
     assert weights(found[1]).allclose(weights(found[0]), atol=1e-5)
+
+
+def test_turns_of_a_branch_have_their_place_in_the_episode():
+    """It shares two turns, which carry no loss in it: its own are the third and the fourth."""
+    explored, branch = [0, 0, 1, 2], [2, 2, 3]
+    side = TurnLogprobs(
+        policy=torch.zeros(7),
+        reference=None,
+        turn=torch.tensor(explored + branch),
+        trajectory=torch.tensor([0] * 4 + [1] * 3),
+    )
+
+    found = by_position(side, {"ratio": torch.arange(1, 6)})
+
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "ratio/turn_1": [1],
+        "ratio/turn_2": [2],
+        "ratio/turn_3-4": [3, 4, 5],
+    }

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.forks import Forks
+from perturn.data.paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
+from perturn.run import forks
+from perturn.run.branch import _play_on
 from perturn.run.forks import check_forks, fork_counts, uncertain_turns
 from perturn.run.loop import check
 from perturn.run.prospects import Prospects, folds_of, mixed_turns, prospects
@@ -144,6 +148,46 @@ def test_hand_worked_counts():
     mixed = fork_counts(found, Branch(at="mixed"), begun, branches)
     assert (mixed["predicted"], mixed["came_true"]) == (0.45, 0.5)
     assert mixed["explained_variance"] == 0.25
+
+
+@pytest.mark.parametrize("at", ["mixed", "entropy"])
+def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch, at):
+    """Failures alone are played on; of failures alone a predictor would learn that nothing ever succeeds."""
+    begun = [of_task(f"{n}", 0, 3, n % 2 == 0) for n in range(6)]
+    seen, jobs = [], []
+
+    def choose(played, reader, settings, seed, iteration):
+        seen.extend(played)
+        turns = [() if settings.of == "failures" and one.success else (1,) for one in played]
+        return [Forks(*one.key, own, (0.1, 0.2, 0.3)) for one, own in zip(played, turns, strict=True)]
+
+    monkeypatch.setattr(forks, "open_policy", lambda *_: None)
+    monkeypatch.setattr(forks, "by_prospects" if at == "mixed" else "by_entropy", choose)
+    paths = RunPaths(tmp_path)
+    paths.trajectories("branch").parent.mkdir()
+    paths.trajectories("branch").touch()
+    explore = SimpleNamespace(samples=1, sampling=None, concurrency=1)
+    recipe = SimpleNamespace(
+        branch=Branch(at=at, of="failures", samples=1),
+        explore=explore,
+        seed=0,
+        iterations=1,
+        align=None,
+        sft=None,
+    )
+    session = SimpleNamespace(
+        recipe=recipe,
+        run=SimpleNamespace(paths=paths),
+        play=lambda file, own, *_: jobs.extend(own) or {"episodes": len(own)},
+    )
+
+    counts = _play_on(session, SimpleNamespace(name="branch", mark="", iteration=1, policy="base"), begun)
+
+    assert seen == begun
+    assert [job.begun for job in jobs] == begun[1::2]
+    assert counts["forks"] == counts["forked"] == 3
+    if at == "entropy":
+        assert counts["entropy_elsewhere"] == 0.3
 
 
 def counts_of(folder, stage):

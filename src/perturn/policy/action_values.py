@@ -14,7 +14,7 @@ from perturn.policy.examples import encode_example
 from perturn.policy.implicit import after_prompt
 from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded, Renderer
-from perturn.policy.values import cross_fit, explained_variance, fit_values
+from perturn.policy.values import cross_fit, explained_variance, fit_values, folds_by
 from perturn.types import Action, Prompt, Trajectory, failed, score, unfinished
 
 
@@ -23,7 +23,8 @@ class ActionValues:
 
         Q(h, a) = w x + b,   x the last hidden state at the last token of a
 
-    Each turn of the episodes that it learns from is a row, with the score of its episode.
+    Each turn of the episodes that it learns from is a row, with the score of its episode. It is asked about other
+    tasks than these are of, so whole tasks are left out to choose its penalty and to say what it explains.
 
     Source: ours; the head is that of `perturn.policy.values`. Values as a guide at test time: Q-guided search, QLASS
     (Lin et al. 2025), arXiv:2502.02584.
@@ -57,16 +58,17 @@ class ActionValues:
             torch.full((len(own),), score(one), dtype=torch.float64)
             for own, one in zip(features, kept, strict=True)
         ]
-        self._head = fit_values(features, targets)
+        folds = _folds(kept)
+        self._head = fit_values(features, targets, folds)
         self.episodes = len(kept)
         """Episodes that it has learned from."""
         self.tokens = sum(len(one.ids) for one in encoded)
         """Tokens of these."""
         found, played = (
-            [[[float(own[-1])]] for own in each] for each in (cross_fit(features, targets), targets)
+            [[[float(own[-1])]] for own in each] for each in (cross_fit(features, targets, folds), targets)
         )
         self.explained = explained_variance(found, played)
-        """Share of the variance of scores that heads of other episodes explain at the end; None: there is none."""
+        """Share of the variance of scores that heads of other tasks explain at the end; None: there is none."""
 
     def of_episodes(self, episodes: Sequence[Trajectory]) -> list[float]:
         """Expected score at the end of the last action of each, in units of reward; -inf for one without turns."""
@@ -95,3 +97,9 @@ class ActionValues:
     def _features(self, encoded: Sequence[Encoded]) -> list[Tensor]:
         with frozen(self._model):
             return action_features(self._model, encoded, self._budget)
+
+
+def _folds(episodes: Sequence[Trajectory]) -> list[int]:
+    """Folds of whole tasks; of one task alone, of episodes."""
+    tasks = [one.task.id for one in episodes]
+    return folds_by(tasks if len(set(tasks)) > 1 else range(len(tasks)))

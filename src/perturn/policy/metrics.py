@@ -91,7 +91,7 @@ def step_metrics(
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values of turns, those of like position together.
+    """Values of turns, those of like position together: in the episode, also where turns before carry no loss.
 
     Args:
         side: The batch.
@@ -102,7 +102,8 @@ def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, T
         `advantage/turn_1`, from which `Means.take` makes the standard deviation.
     """
     ends = torch.tensor(list(POSITIONS.values()), device=side.turn_index.device)
-    bucket = torch.bucketize(side.turn_position + 1, ends)
+    number = side.turn_index.new_zeros(side.num_turns).scatter(0, side.turn_index, side.turn.long())
+    bucket = torch.bucketize(number + 1, ends)
     found = {}
     for index, position in enumerate((*POSITIONS, LATER)):
         there = bucket == index

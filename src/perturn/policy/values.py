@@ -8,7 +8,7 @@ a V does not depend on the episode's actions, so as a baseline it leaves the exp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -140,20 +140,26 @@ def cross_fit(
     return [own[:, :-1] @ heads[fold][:-1] for own, fold in zip(rows, folds, strict=True)]
 
 
-def fit_values(features: Sequence[Tensor], targets: Sequence[Tensor]) -> ValueHead:
+def fit_values(
+    features: Sequence[Tensor], targets: Sequence[Tensor], folds: Sequence[int] | None = None
+) -> ValueHead:
     """Ridge regression on all episodes, for others than these; the penalty is chosen as `cross_fit` does, by folds.
 
     Args:
         features: Of each episode, at least one row [rows, features].
         targets: Of each episode, float64 [rows].
+        folds: As `cross_fit` has them.
     """
+    folds = _dealt(len(features)) if folds is None else folds
     center = torch.cat(list(features)).mean(0, dtype=torch.float64)
     rows = [
         _rows(own - center, torch.ones_like(target), target)
         for own, target in zip(features, targets, strict=True)
     ]
-    count = min(FOLDS, len(rows))
-    moments = [_sum([own.T @ own for own in rows[fold::count]]) for fold in range(count)]
+    moments = [
+        _sum([own.T @ own for own, its in zip(rows, folds, strict=True) if its == fold])
+        for fold in range(max(folds) + 1)
+    ]
     head = _fit(_sum(moments), _penalty(moments))
     return ValueHead(center, head[:-2], head[-2])
 
@@ -224,9 +230,15 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([features, constant.double()[:, None], targets[:, None]], 1)
 
 
+def folds_by(keys: Sequence[Hashable]) -> list[int]:
+    """Folds of what has these keys, in turn; equal keys are in one fold."""
+    order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    return [order[key] % min(FOLDS, len(order)) for key in keys]
+
+
 def _dealt(episodes: int) -> list[int]:
     """Folds of so many episodes, each by its index."""
-    return [index % min(FOLDS, episodes) for index in range(episodes)]
+    return folds_by(range(episodes))
 
 
 def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:

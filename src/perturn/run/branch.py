@@ -95,19 +95,19 @@ def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dic
     recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
     assert recipe.branch is not None
     assert recipe.explore is not None
-    begun = played_on(session, begun)
+    explored, begun = begun, played_on(session, begun)
     if recipe.branch.at == "wrong":
         begun = measured(recipe, begun)
     how, found, turns = recipe.explore, [], None
-    if recipe.branch.reads_policy:
-        found = locate("perturn.run.forks:forks_of")(session, stage, begun)
+    if recipe.branch.reads_policy:  # a predictor of outcomes learns from all, whichever are played on
+        found = locate("perturn.run.forks:forks_of")(session, stage, explored)
         turns = {each.key: each.turns for each in found}
     jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration, turns)
     counts: dict[str, float] = {}
     counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
     if recipe.branch.reads_policy:
         count = locate("perturn.run.forks:fork_counts")
-        counts |= count(found, recipe.branch, begun, read_trajectories(file))
+        counts |= count(found, recipe.branch, explored, read_trajectories(file))
     return counts
 
 

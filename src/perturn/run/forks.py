@@ -68,7 +68,7 @@ def forks_of(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> lis
         begun: Episodes that were explored.
 
     Returns:
-        One entry an episode that may be played on, by task and sample.
+        One entry an episode that did not fail, by task and sample; without turns where it is not played on.
     """
     run, recipe = session.run, session.recipe
     assert recipe.branch is not None
@@ -154,7 +154,8 @@ def fork_counts(
         "mean_turn": _mean(turns),
     }
     if settings.at == "entropy":
-        rest = [seen for each in found for turn, seen in enumerate(each.seen) if turn not in (0, *each.turns)]
+        open_ = [each for each in found if not (settings.of == "failures" and ends[each.key])]
+        rest = [seen for each in open_ for turn, seen in enumerate(each.seen) if turn not in (0, *each.turns)]
         counts |= {"entropy": _mean(at), "entropy_elsewhere": _mean(rest)}
     else:
         told = [[[seen] for seen in each.seen] for each in found]

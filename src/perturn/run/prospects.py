@@ -14,7 +14,7 @@ from torch import Tensor
 from perturn.data.forks import Forks
 from perturn.policy.logprobs import prepare
 from perturn.policy.reference import frozen
-from perturn.policy.values import FOLDS, cross_fit, turn_features
+from perturn.policy.values import cross_fit, folds_by, turn_features
 from perturn.run.panels import seed_of
 from perturn.run.readings import Reader, encoded
 from perturn.settings.branch import Branch
@@ -67,9 +67,7 @@ def by_prospects(
 
 def folds_of(episodes: Sequence[Trajectory], others: str) -> list[int]:
     """The fold of each episode: with `tasks` whole tasks are dealt into folds, with `episodes` each by itself."""
-    keys = [one.task.id if others == "tasks" else one.key for one in episodes]
-    order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    return [order[key] % min(FOLDS, len(order)) for key in keys]
+    return folds_by([one.task.id if others == "tasks" else one.key for one in episodes])
 
 
 def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Sequence[int]) -> Prospects:
