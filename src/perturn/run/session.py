@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
+from perturn.data.paths import RunPaths
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
@@ -115,7 +116,19 @@ def evaluation_sampling(recipe: Recipe) -> Sampling:
     return own or make_protocol(recipe.protocol).sampling or Sampling()
 
 
-def policy_path(run: Run, policy: str) -> str:
+class Policies(Protocol):
+    """A run that has policies, whoever has it open."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the run."""
+
+    @property
+    def paths(self) -> RunPaths:
+        """Where everything of it lies."""
+
+
+def policy_path(run: Policies, policy: str) -> str:
     """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
@@ -127,7 +140,7 @@ def policy_path(run: Run, policy: str) -> str:
     if not (folder / "config.json").is_file():
         raise RunError(
             f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
-            f"run: perturn train {run.folder}"
+            f"run: perturn train {run.paths.folder}"
         )
     return str(folder)
 
