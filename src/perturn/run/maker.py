@@ -59,7 +59,7 @@ class Maker:
         return self.paths.trajectories(explored_before(self.recipe, self.policy))
 
     def lack(self, by: str) -> str | None:
-        """What its recipe lacks to choose by values or implicit rewards; None: nothing."""
+        """Why its recipe has nothing to choose by; None: it has."""
         acting = {policy_of(self.recipe, number) for number in range(self.recipe.iterations + 1)}
         if self.policy not in acting | ({"base"} if self.recipe.base else set()):
             return f"{self.policy} is no policy that acts in {self.folder}; name one of {', '.join(sorted(acting))}."
@@ -113,7 +113,7 @@ class Maker:
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, by: str) -> dict[str, str]:
-        """What is read of it, as a score notes it: names, and a SHA-256 each.
+        """Names of all that is read of it, with a SHA-256 each, as a score notes them.
 
         Raises:
             PerturnError: As `require`.
@@ -197,7 +197,7 @@ def maker_of(run: Run, policy: str, by: str) -> Maker:
 
 
 def noted_maker(run: Run, policy: str) -> dict[str, dict[str, str]]:
-    """The part of a score's protocol that says what it is chosen by, where another run made that; else nothing.
+    """The part of a score's protocol that names another run's files that it is chosen by; empty where there are none.
 
     Raises:
         PerturnError: If that is not there, or the score was begun with another.

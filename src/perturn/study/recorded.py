@@ -84,8 +84,8 @@ class RecordedStudy:
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """Conditions of the scores on the test panel, by environment and method, but for the seed; a method whose runs are
-    not there has none."""
+    """Conditions of the scores on the test panel, by environment and method, but for what is one seed's; a method whose
+    runs are not there has none."""
 
     @cached_property
     def bases(self) -> Bases:
