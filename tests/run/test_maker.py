@@ -179,6 +179,11 @@ def renamed(folder):
     shutil.copytree(folder / "checkpoints/sft", folder / "checkpoints/prm")
 
 
+def of_no_section(folder):
+    """A model that the run has not made, under the name of one that it began with."""
+    shutil.copytree(folder / "checkpoints/sft", folder / "checkpoints/base")
+
+
 def of_another_world(folder):
     """The run explored a later version of the world."""
     file = folder / "tasks.json"
@@ -206,10 +211,11 @@ def unknown(folder):
         (retrained, BEST, r"by=value: .*model\.safetensors has other content than was written"),
         (retrained, IMPLICIT, r"by=implicit: .*model\.safetensors has other content than was written"),
         (let_go, BEST, r"policy sft of .*made is not there any more; name one that is"),
-        (renamed, BEST, r"prm is no policy that acts in .*made; name one of sft"),
+        (renamed, BEST, r"prm is no policy that .*made trains to act; name one of sft"),
+        (of_no_section, IMPLICIT, r"base is no policy that .*made trains to act; name one of sft"),
         (of_another_world, BEST, r"explored guess-number-2\.0, and guess-number-1\.0 is scored, so nobody"),
         (unknown, BEST, r"the run that made .*sft cannot be read: .*recipe\.yaml: unknown key 'newer'"),
-        (lambda folder: (folder / "tasks.json").unlink(), BEST, r"tasks\.json is gone, so nobody can tell"),
+        (lambda folder: (folder / "tasks.json").unlink(), BEST, r"tasks\.json is gone or not sealed, so nobody can tell"),
         (
             lambda folder: None,
             [*BEST, "evaluate.tasks={split: train, n: 6}"],
@@ -220,7 +226,7 @@ def unknown(folder):
 def test_what_the_run_lacks_is_said_before_any_work(made, score, tmp_path, spoil, words, said):
     folder = made()
     spoil(folder)
-    name = "prm" if spoil is renamed else "sft"
+    name = {renamed: "prm", of_no_section: "base"}.get(spoil, "sft")
 
     with pytest.raises(PerturnError, match=said):
         open_run(score(folder / "checkpoints" / name, *words))

@@ -25,10 +25,10 @@ from perturn.settings.recipe import Recipe
 from perturn.settings.stages import (
     IMPLICIT,
     VALUE,
+    Stage,
     chosen_by,
     explored_before,
     learned_from,
-    policy_of,
     stages,
 )
 from perturn.table import locate
@@ -58,11 +58,16 @@ class Maker:
         """The last exploration before its score."""
         return self.paths.trajectories(explored_before(self.recipe, self.policy))
 
+    @property
+    def _training(self) -> list[Stage]:
+        """Its stages that train."""
+        return [one for one in stages(self.recipe) if one.command == "train"]
+
     def lack(self, by: str) -> str | None:
         """Why its recipe has nothing to choose by; None: it has."""
-        acting = {policy_of(self.recipe, number) for number in range(self.recipe.iterations + 1)}
-        if self.policy not in acting | ({"base"} if self.recipe.base else set()):
-            return f"{self.policy} is no policy that acts in {self.folder}; name one of {', '.join(sorted(acting))}."
+        acting = [one.policy for one in self._training if one.section != "reward"]
+        if self.policy not in acting:
+            return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
         if by == IMPLICIT and self.start is None:
             return f"policy {self.policy} of {self.folder} was trained from no other, so it has no implicit reward."
         if by == VALUE and self.recipe.explore is None:
@@ -82,8 +87,7 @@ class Maker:
         manifest = read_manifest(self.folder) or {"stages": {}}
         seals, found = manifest.get("files", {}), Seals()
         for policy in self._read(by):
-            made = [one.name for one in stages(self.recipe) if (one.command, one.policy) == ("train", policy)]
-            self._require_done(manifest, made[0])
+            self._require_done(manifest, next(one.name for one in self._training if one.policy == policy))
             own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
             if not own:
                 raise RunError(f"policy {policy} of {self.folder} is not there any more; name one that is.")
@@ -93,9 +97,9 @@ class Maker:
             names = (self.paths.name(self.explored), self.paths.name(self.paths.tasks))
             found |= {file: one for file, one in seals.items() if file in names}
             for file in (self.explored, self.paths.tasks):
-                if not file.is_file():
+                if not file.is_file() or names[0] not in found:
                     raise RunError(
-                        f"{file} is gone, so nobody can tell what was explored; restore it from a copy."
+                        f"{file} is gone or not sealed, so nobody can tell what was explored; restore it from a copy."
                     )
         refuse_damage(self.folder, found)
         if by == IMPLICIT and self.start not in self._read(by):
