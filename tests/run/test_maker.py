@@ -215,7 +215,11 @@ def unknown(folder):
         (of_no_section, IMPLICIT, r"base is no policy that .*made trains to act; name one of sft"),
         (of_another_world, BEST, r"explored guess-number-2\.0, and guess-number-1\.0 is scored, so nobody"),
         (unknown, BEST, r"the run that made .*sft cannot be read: .*recipe\.yaml: unknown key 'newer'"),
-        (lambda folder: (folder / "tasks.json").unlink(), BEST, r"tasks\.json is gone or not sealed, so nobody can tell"),
+        (
+            lambda folder: (folder / "tasks.json").unlink(),
+            BEST,
+            r"tasks\.json is gone or not sealed, so nobody can tell",
+        ),
         (
             lambda folder: None,
             [*BEST, "evaluate.tasks={split: train, n: 6}"],

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
-from perturn.data.paths import RunPaths
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
@@ -28,6 +27,7 @@ from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.failures import Failures
+from perturn.run.maker import Maker
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
 from perturn.run.strategies import PLAIN, Strategy, controlled
@@ -116,19 +116,7 @@ def evaluation_sampling(recipe: Recipe) -> Sampling:
     return own or make_protocol(recipe.protocol).sampling or Sampling()
 
 
-class Policies(Protocol):
-    """A run that has policies, whoever has it open."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """Of the run."""
-
-    @property
-    def paths(self) -> RunPaths:
-        """Where everything of it lies."""
-
-
-def policy_path(run: Policies, policy: str) -> str:
+def policy_path(run: Run | Maker, policy: str) -> str:
     """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
