@@ -5,13 +5,12 @@ import math
 import pytest
 
 from perturn.audit.check import _run_facts
-from perturn.data.outcomes import parse_outcome
+from perturn.data.outcomes import outcomes, parse_outcome
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.errors import DataError
 from perturn.report.folder import read_run
 from perturn.report.summary import set_rows
-from perturn.run.session import outcomes
 from perturn.types import (
     Action,
     Status,

@@ -179,7 +179,10 @@ def test_the_command_says_what_the_score_is_of(recipe):
         (["evaluate.best_of.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
         (["evaluate.best_of.by=own_environment:__doc__"], "is no function that gives a number each"),
         (["evaluate.best_of.samples=1"], r"evaluate\.best_of\.samples must be >= 2, got 1"),
-        (["evaluate.best_of.by=implicit"], "and no policy here is trained; take by=outcome, likelihood or a"),
+        (
+            ["evaluate.best_of.by=implicit"],
+            "no policy here is trained; score .*, or take by=outcome, likelihood or a",
+        ),
         (
             ["evaluate.best_of.by=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
             "which engine 'api' does not give; take by=outcome",

@@ -289,7 +289,7 @@ def test_a_stamp_reads_as_one_line():
         (["evaluate.rerank.by=own_environment:__doc__"], "is no function that gives a number each"),
         (
             ["evaluate.rerank.by=implicit"],
-            "and no policy here is trained; take by=likelihood, frequency or a",
+            "no policy here is trained; score .*, or take by=likelihood, frequency or a",
         ),
         (["evaluate.rerank.samples=1"], r"evaluate\.rerank\.samples must be >= 2, got 1"),
         (["evaluate.best_of={}"], r"evaluate\.best_of and rerank are both set; leave one of them out"),

@@ -19,7 +19,6 @@ from perturn.run.readings import open_reader
 from perturn.run.rerank import reranking
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before, stages
-from perturn.study.check import _refuse_others
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory, Turn
 
 ASKED = ({"role": "user", "content": "?"},)
@@ -202,13 +201,6 @@ def test_what_teaches_no_head_is_refused_before_work(recipe, section, words, sai
 
     with pytest.raises(ConfigError, match=said):
         check(read_recipe(recipe, chosen))
-
-
-def test_a_study_scores_each_policy_by_itself(recipe):
-    with pytest.raises(
-        ConfigError, match=r"best_of\.by=value learns from explored episodes, and a study scores each"
-    ):
-        _refuse_others(read_recipe(recipe, BEST))
 
 
 def test_the_command_without_a_run_has_nothing_to_learn_from(tiny_folder):

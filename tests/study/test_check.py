@@ -53,23 +53,38 @@ def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, secti
     )
 
 
-def test_a_study_scores_no_policy_by_what_it_was_trained_from(study):
-    """Each is scored by itself, as a model that was trained from nothing."""
-    for choice in ("best_of", "rerank"):
-        best = f"{{evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{by: implicit}}}}"
+@pytest.mark.parametrize("choice", ["best_of", "rerank"])
+def test_a_model_that_no_run_made_is_chosen_by_nothing_of_its_making(study, choice):
+    """Other methods are, by what their runs train and explore."""
+    untaught = "sft: null, align: null, expert: null, "
+    for by, said in (("implicit", "no policy here is trained"), ("value", "nothing is explored here")):
+        best = f"evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{by: {by}}}"
 
-        said = refusal(study, f"methods={{best: {best}}}")
+        found = refusal(study, f"methods={{plain: {{{untaught}{best}}}}}")
 
-        assert (
-            f"evaluate.{choice}.by=implicit reads the policy that another was trained from, and a study scores"
-            in said
-        )
+        assert f"plain seed 0: evaluate.{choice}.by={by} " in found
+        assert said in found
+        assert open_study(
+            study, [f"methods={{taught: {{align: null, {best}}}, aligned: {{{best}}}}}"]
+        ).to_do()
+
+
+def test_a_method_that_explores_for_its_score_does_not_explore_the_test_panel(study):
+    """SFT without an alignment; its exploration has tasks 4 to 7 of train."""
+    best = "{align: null, evaluate.sampling: {temperature: 1.0}, evaluate.best_of: {by: value}}"
+
+    said = refusal(study, f"methods={{best: {best}}}", "test.tasks={split: train, per_kind: 1, skip: 5}")
+
+    assert re.search(r"test\.tasks shares 1 tasks with explore\.tasks", said)
 
 
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("evaluate.best_of: {by: implicit}", "best seed 0: evaluate.best_of.by=implicit reads"),
+        (
+            "evaluate.best_of: {by: implicit}, sft: null, align: null",
+            "best seed 0: evaluate.best_of.by=implicit",
+        ),
         ("evaluate.best_of: {by: likelyhood}", "best seed 0: unknown evaluate.best_of.by 'likelyhood'"),
         ("evaluate.rerank: {by: own_environment:no_such}", "best seed 0: "),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired
@@ -12,6 +14,7 @@ from typing_extensions import TypedDict
 from perturn.data.run_files import REMEDY
 from perturn.errors import RunError
 from perturn.io.reading import complete_lines, explain
+from perturn.types import Trajectory, failed, succeeded, unfinished
 
 _Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 
@@ -104,3 +107,18 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         kind=row["task"].get("kind", ""),
         unfinished=row.get("status") == "unfinished",
     )
+
+
+def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """How many episodes ended in which way, and what they cost."""
+    counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
+    for one in trajectories:
+        counts["episodes"] += 1
+        counts["success"] += succeeded(one)
+        counts["failed"] += failed(one)
+        counts["turns"] += len(one.turns)
+        counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
+        counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
+        if unfinished(one):
+            counts["unfinished"] += 1
+    return dict(counts)

@@ -14,10 +14,11 @@ from perturn.envs.load import load_object
 from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.templates import chat_template
 from perturn.run.choice import check_choice
+from perturn.run.maker import Maker, maker_of
 from perturn.run.session import policy_path
 from perturn.run.valued import Values
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, learned_from
+from perturn.settings.stages import IMPLICIT, VALUE
 from perturn.table import locate
 from perturn.types import Trajectory, failed, score
 
@@ -27,13 +28,17 @@ Scores = Sequence[float]
 """One an episode; the highest of a task is chosen."""
 
 
-def check_best_of(recipe: Recipe) -> None:
+def check_best_of(recipe: Recipe, maker: Maker | None = None) -> None:
     """Refuse to choose among equal episodes, or by what is not there.
+
+    Args:
+        recipe: Of the run that scores.
+        maker: The run that will have made its policy; None: look.
 
     Raises:
         ConfigError: Saying what to set.
     """
-    check_choice(recipe, "best_of", (*_BY, VALUE), read_logprobs=("likelihood",))
+    check_choice(recipe, "best_of", (*_BY, VALUE), read_logprobs=("likelihood",), maker=maker)
 
 
 def best_of(
@@ -108,8 +113,8 @@ def _likelihood(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores
 
 
 def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
-    start = learned_from(run.recipe, policy)
-    if start is None:
+    maker = maker_of(run, policy, IMPLICIT)
+    if maker.start is None:
         _logger.warning(
             "policy %s was trained from no other; the first sample of each task is scored.", policy
         )
@@ -119,8 +124,8 @@ def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
         locate(f"perturn.run.readings:{name}") for name in ("open_reader", "reference_of")
     )
     ours, theirs = (
-        reference_of(episodes, open_reader(policy_path(run, name), None, template))
-        for name in (policy, start)
+        reference_of(episodes, open_reader(path, None, template))
+        for path in (policy_path(run, policy), policy_path(maker, maker.start))
     )
     return [_sum(own) - _sum(its) for own, its in zip(ours, theirs, strict=True)]
 
@@ -137,5 +142,5 @@ def _sum(turns: Sequence[Any]) -> float:
 _BY: Mapping[str, Callable[[Run, str, Sequence[Trajectory]], Scores]] = {
     "outcome": _outcome,
     "likelihood": _likelihood,
-    "implicit": _implicit,
+    IMPLICIT: _implicit,
 }

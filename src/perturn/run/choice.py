@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from perturn.envs.load import load_object
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, PerturnError, did_you_mean
+from perturn.run.maker import Maker, find_maker, is_made_elsewhere
 from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, learned_from, stages
+from perturn.settings.stages import IMPLICIT, VALUE, learned_from, stages
 
-IMPLICIT = "implicit"
-"""Chooses by the reward that is implicit in a policy and in the one it was trained from."""
+_MISSING = {
+    VALUE: "learns from explored episodes, and nothing is explored here; add the section explore, score a policy in "
+    "the checkpoints of a run that explored",
+    IMPLICIT: "reads the policy that another was trained from, and no policy here is trained; score a policy in the "
+    "checkpoints of the run that trained it",
+}
+"""Where a run has nothing to choose by, and its model is no run's."""
 
 
-def check_choice(recipe: Recipe, name: str, known: Collection[str], read_logprobs: Collection[str]) -> None:
+def check_choice(
+    recipe: Recipe,
+    name: str,
+    known: Collection[str],
+    read_logprobs: Collection[str],
+    maker: Maker | None = None,
+) -> None:
     """Refuse to choose among what is alike, or by what is not there.
 
     Args:
@@ -22,6 +34,7 @@ def check_choice(recipe: Recipe, name: str, known: Collection[str], read_logprob
         name: Of the section: best_of or rerank.
         known: What it can be chosen by, beside a function.
         read_logprobs: Those that read the log-probabilities of what was sampled.
+        maker: The run that will have made the policy; None: look.
 
     Raises:
         ConfigError: Saying what to set.
@@ -45,31 +58,37 @@ def check_choice(recipe: Recipe, name: str, known: Collection[str], read_logprob
             f"{where}.by={by} reads the log-probabilities of what was sampled, which engine "
             f"{recipe.engine['name']!r} does not give; take {_other(known, {*read_logprobs, IMPLICIT, VALUE})}."
         )
-    if by == VALUE:
-        _check_value(recipe, where, _other(known, {IMPLICIT, VALUE}))
-    if by == IMPLICIT and not _is_trained(recipe):
-        raise ConfigError(
-            f"{where}.by={by} reads the policy that another was trained from, and no policy here is trained; take "
-            f"{_other(known, {IMPLICIT, VALUE})}."
-        )
-
-
-def _check_value(recipe: Recipe, where: str, others: str) -> None:
-    """Refuse values of which nothing teaches, or of a policy that is not here.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if recipe.explore is None:
-        raise ConfigError(
-            f"{where}.by={VALUE} learns from explored episodes, and nothing is explored here; add the section explore, "
-            f"or take {others}."
-        )
-    if not engine_settings(recipe).serves_checkpoints:
+    others = _other(known, {IMPLICIT, VALUE})
+    if by == VALUE and not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
             f"{where}.by={VALUE} reads the hidden states of the policy, which engine {recipe.engine['name']!r} does "
             f"not have here; take {others}."
         )
+    if by in (VALUE, IMPLICIT):
+        _check_made(recipe, where, by, others, maker)
+
+
+def _check_made(recipe: Recipe, where: str, by: str, others: str, planned: Maker | None) -> None:
+    """Refuse values that nothing teaches, and implicit rewards over a policy that is not there.
+
+    Raises:
+        PerturnError: Saying what to set, or what is missing in the run that made the policy.
+    """
+    if planned is None and not is_made_elsewhere(recipe, by):
+        has = recipe.explore is not None if by == VALUE else _is_trained(recipe)
+        if not has:
+            raise ConfigError(f"{where}.by={by} {_MISSING[by]}, or take {others}.")
+        return
+    maker = planned or find_maker(recipe)
+    if maker is None:
+        raise ConfigError(f"{where}.by={by} {_MISSING[by]}, or take {others}.")
+    try:
+        if planned is None:
+            maker.require(by)
+        elif problem := maker.lack(by):
+            raise ConfigError(problem)
+    except PerturnError as error:
+        raise type(error)(f"{where}.by={by}: {error} Or take {others}.") from error
 
 
 def _is_trained(recipe: Recipe) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.audit.rows import rows_of
+from perturn.data.outcomes import outcomes
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
@@ -23,7 +24,7 @@ from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.run.branch import not_come_back
 from perturn.run.panels import dealt, in_windows, look_up, make_jobs
-from perturn.run.session import Session, WorldMaker, make_protocol, outcomes, world_maker
+from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
 from perturn.settings.stages import Stage, mark
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 

@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from perturn.data.outcomes import outcomes
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job
 from perturn.episodes.prompts import system_prompt
 from perturn.io.writing import write_whole
 from perturn.run.best_of import best_of
+from perturn.run.maker import noted_maker
 from perturn.run.panels import make_jobs, panel_digest
 from perturn.run.rerank import candidate_counts, reranking
-from perturn.run.session import Session, evaluation_sampling, outcomes
+from perturn.run.session import Session, evaluation_sampling
 from perturn.run.strategies import Strategy, controlled, extension_counts
 from perturn.run.valued import Values
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.sections import Section
-from perturn.settings.stages import Stage, chooses_by_value, stages
+from perturn.settings.stages import VALUE, Stage, chosen_by, stages
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -33,9 +35,9 @@ def evaluate(session: Session, stage: Stage) -> None:
     assert settings is not None
     jobs = make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1)
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
-    values = Values(run, stage.policy)
+    values, maker = Values(run, stage.policy), noted_maker(run, stage.policy)
     with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
-        write_whole(run.paths.stamp, json.dumps(_conditions(session, settings), indent=2) + "\n")
+        write_whole(run.paths.stamp, json.dumps(_conditions(session, settings) | maker, indent=2) + "\n")
         counts |= session.play(
             drawn if settings.best_of else file,
             jobs,
@@ -52,7 +54,7 @@ def evaluate(session: Session, stage: Stage) -> None:
             counts |= _choose(session, stage.policy, drawn, file, values)
         if settings.rerank:
             counts |= candidate_counts(read_trajectories(file))
-        if chooses_by_value(recipe):
+        if chosen_by(recipe) == VALUE:
             counts |= values.counts()
 
 

@@ -23,6 +23,7 @@ from perturn.ranks import from_leader, leader_first, leads
 from perturn.run.correct import check_corrector
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
+from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
 from perturn.run.outcomes import check_outcomes
 from perturn.run.panels import Panels, look_up
@@ -194,16 +195,20 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     return panels
 
 
-def check_choices(recipe: Recipe) -> None:
+def check_choices(recipe: Recipe, maker: Maker | None = None) -> None:
     """Refuse an evaluation that would choose among equal episodes or actions, or by what is not there.
+
+    Args:
+        recipe: Of the run that scores.
+        maker: The run that will have made its policy; None: look.
 
     Raises:
         ConfigError: Saying what to set.
     """
     if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
-        locate("perturn.run.best_of:check_best_of")(recipe)
+        locate("perturn.run.best_of:check_best_of")(recipe, maker)
     if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
-        check_rerank(recipe)
+        check_rerank(recipe, maker)
 
 
 def run_stages(

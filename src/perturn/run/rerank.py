@@ -17,11 +17,12 @@ from perturn.episodes.formats import FORMATS, Format
 from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.templates import chat_template
 from perturn.run.choice import check_choice
+from perturn.run.maker import Maker, maker_of
 from perturn.run.session import make_protocol, policy_path
 from perturn.run.strategies import Serve
 from perturn.run.valued import Values
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, learned_from
+from perturn.settings.stages import IMPLICIT, VALUE
 from perturn.table import locate
 from perturn.types import Action, Engine, Prompt, Task, Trajectory
 
@@ -34,13 +35,17 @@ Reward = Callable[[Prompt, Sequence[Action]], Sequence[float]]
 """Of each action after a prompt."""
 
 
-def check_rerank(recipe: Recipe) -> None:
+def check_rerank(recipe: Recipe, maker: Maker | None = None) -> None:
     """Refuse to choose among equal actions, or by what is not there.
+
+    Args:
+        recipe: Of the run that scores.
+        maker: The run that will have made its policy; None: look.
 
     Raises:
         ConfigError: Saying what to set.
     """
-    check_choice(recipe, "rerank", _BY, read_logprobs=("likelihood", "implicit"))
+    check_choice(recipe, "rerank", _BY, read_logprobs=("likelihood", IMPLICIT), maker=maker)
 
 
 def reranking(run: Run, policy: str, jobs: Iterable[Job], values: Values | None = None) -> Serve:
@@ -60,7 +65,7 @@ def reranking(run: Run, policy: str, jobs: Iterable[Job], values: Values | None 
     tasks = {job.conversation: job.task for job in jobs}
 
     def serve(engine: Engine) -> Engine:
-        reward = _implicit_reward(run, policy) if settings.by == "implicit" else None
+        reward = _implicit_reward(run, policy) if settings.by == IMPLICIT else None
         if settings.by == VALUE:
             reward = (values or Values(run, policy)).learned
         return with_candidates(engine, settings.samples, Choice(settings.by, reader, tasks, reward))
@@ -70,14 +75,16 @@ def reranking(run: Run, policy: str, jobs: Iterable[Job], values: Values | None 
 
 def _implicit_reward(run: Run, policy: str) -> Reward | None:
     """Rewards of a policy's actions over the one that it was trained from; None for the base, which has none."""
-    start = learned_from(run.recipe, policy)
-    if start is None:
+    maker = maker_of(run, policy, IMPLICIT)
+    if maker.start is None:
         _logger.warning(
             "policy %s was trained from no other; the first action of each turn is taken.", policy
         )
         return None
     template = chat_template(run.recipe.model)
-    reward: Reward = locate("perturn.policy.implicit:ImplicitReward")(policy_path(run, start), template)
+    reward: Reward = locate("perturn.policy.implicit:ImplicitReward")(
+        policy_path(maker, maker.start), template
+    )
     return reward
 
 
@@ -190,6 +197,6 @@ def _mean_logprob(action: Action) -> float:
 _BY: Mapping[str, Callable[[Choice, Prompt, Sequence[Action]], Ranks]] = {
     "likelihood": _likelihood,
     "frequency": _frequency,
-    "implicit": _implicit,
+    IMPLICIT: _implicit,
     VALUE: _value,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
+from perturn.data.outcomes import outcomes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
@@ -27,6 +27,7 @@ from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
 from perturn.run.failures import Failures
+from perturn.run.maker import Maker
 from perturn.run.panels import Panels, look_up, read_panels
 from perturn.run.progress import bar, console
 from perturn.run.strategies import PLAIN, Strategy, controlled
@@ -41,8 +42,6 @@ from perturn.types import (
     Sampling,
     Trajectory,
     failed,
-    succeeded,
-    unfinished,
 )
 
 WorldMaker = Callable[[], Environment]
@@ -124,7 +123,7 @@ def evaluation_sampling(recipe: Recipe) -> Sampling:
     return own or make_protocol(recipe.protocol).sampling or Sampling()
 
 
-def policy_path(run: Run, policy: str) -> str:
+def policy_path(run: Run | Maker, policy: str) -> str:
     """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
@@ -136,7 +135,7 @@ def policy_path(run: Run, policy: str) -> str:
     if not (folder / "config.json").is_file():
         raise RunError(
             f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
-            f"run: perturn train {run.folder}"
+            f"run: perturn train {run.paths.folder}"
         )
     return str(folder)
 
@@ -384,18 +383,3 @@ def _require_worlds(what: str, wanted: int, most: int) -> None:
             f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "
             "concurrency, which is the size of a block, or raise worlds.processes."
         )
-
-
-def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """How many episodes ended in which way, and what they cost."""
-    counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
-    for one in trajectories:
-        counts["episodes"] += 1
-        counts["success"] += succeeded(one)
-        counts["failed"] += failed(one)
-        counts["turns"] += len(one.turns)
-        counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
-        counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
-        if unfinished(one):
-            counts["unfinished"] += 1
-    return dict(counts)

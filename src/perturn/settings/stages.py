@@ -29,6 +29,8 @@ _LOOP = (*_EXPLORE, "branch", "reward", "pair", "groups", "outcomes", "credit", 
 
 VALUE = "value"
 """Chooses by a head on the policy's hidden states that has learned from explored episodes."""
+IMPLICIT = "implicit"
+"""Chooses by the reward that is implicit in a policy and in the one it was trained from."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +97,22 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
     return "base" if policy == "sft" or anew else policy_of(recipe, 0)
 
 
-def chooses_by_value(recipe: Recipe) -> bool:
-    """Whether an evaluation chooses by a head that learns from explored episodes, so that these come first."""
+def chosen_by(recipe: Recipe) -> str | None:
+    """How an evaluation chooses one of several episodes, or actions; None: it does not."""
     part = recipe.evaluate
-    if part is None or recipe.explore is None:
-        return False
-    return any(one is not None and one.by == VALUE for one in (part.best_of, part.rerank))
+    choice = part and (part.best_of or part.rerank)
+    return choice.by if choice else None
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """The stage that explored last before a policy is evaluated."""
-    found = [
-        stage.name for stage in stages(recipe) if stage.name in ("explore" + stage.mark, f"evaluate-{policy}")
-    ]
-    return found[found.index(f"evaluate-{policy}") - 1]
+    """The stage that explores last before a policy is evaluated by values; of what the loop begins with, the first."""
+    its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
+    return f"explore{mark(recipe, its[0] if its else 1)}"
+
+
+def _explores_first(recipe: Recipe) -> bool:
+    """Whether an evaluation learns from what is explored here, so that this comes first."""
+    return chosen_by(recipe) == VALUE and recipe.explore is not None
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
@@ -127,7 +131,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 
     Scores that are chosen by values come after the first exploration.
     """
-    scores = recipe.evaluate is not None and not chooses_by_value(recipe)
+    scores = recipe.evaluate is not None and not _explores_first(recipe)
     with_expert = _pairs_with_expert(recipe)
     made = ("base",) if recipe.base else ()
     if recipe.base:
@@ -162,7 +166,7 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
             *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
         )
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
-        if number == 1 and chooses_by_value(recipe):
+        if number == 1 and _explores_first(recipe):
             yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)
             if recipe.sft:
                 yield _evaluation("sft", ("sft", explore), _EXPLORE)

@@ -22,7 +22,12 @@ from perturn.settings.cluster import Cluster
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages
-from perturn.study.keys import OF_THE_ALIGNMENT, refuse_unknown, refuse_without_alignment
+from perturn.study.keys import (
+    OF_THE_ALIGNMENT,
+    refuse_unknown,
+    refuse_without_alignment,
+    without_alignment,
+)
 from perturn.study.settings import SWEEP, Study, Test
 
 _OF_TRAINING = ("sft", "align", "expert", "base")
@@ -170,7 +175,7 @@ class Plan:
                     set_key(data, key, copy.deepcopy(value))
         data.pop("cluster", None)
         if data.get("align") is None:
-            for key in OF_THE_ALIGNMENT:
+            for key in without_alignment(data):
                 data.pop(key, None)
         return data
 
@@ -183,7 +188,7 @@ class Plan:
         study, own = self.study, self.study.methods[method].get(SWEEP)
         data = self._data(environment, method, {}, study.seeds[0])
         if data.get("align") is None:
-            refuse_without_alignment(study, method)
+            refuse_without_alignment(study, method, data)
         swept = (
             {key: values for key, values in study.sweep.items() if _has_section(data, key)}
             if own is None

@@ -12,6 +12,7 @@ from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.run.loop import check, check_choices, refuse_early
+from perturn.run.maker import Maker
 from perturn.run.panels import choose_tasks, look_up
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
@@ -38,8 +39,7 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
-            _refuse_others(scoring)
-            check_choices(scoring)
+            check_choices(scoring, _maker(cell))
             refuse_early(cell.recipe, None)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)
@@ -53,21 +53,11 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
             raise type(error)(f"{cell.label}: {error}") from error
 
 
-_OTHERS = {
-    "implicit": "reads the policy that another was trained from",
-    "value": "learns from explored episodes",
-}
-
-
-def _refuse_others(recipe: Recipe) -> None:
-    """Refuse to score by more than the policy itself: a study scores each by itself, as a model of its own."""
-    for name, others in (("best_of", "outcome"), ("rerank", "frequency")):
-        choice = getattr(recipe.evaluate, name, None)
-        if choice and choice.by in _OTHERS:
-            raise ConfigError(
-                f"evaluate.{name}.by={choice.by} {_OTHERS[choice.by]}, and a study scores each policy by itself; take "
-                f"by=likelihood, {others} or a function of yours."
-            )
+def _maker(cell: Cell) -> Maker | None:
+    """The run of a cell, as what makes the policy that is scored; None where it scores a model as it is."""
+    if cell.policy == "base" and cell.recipe.base is None:
+        return None
+    return Maker(cell.folder, cell.recipe, cell.policy)
 
 
 def _panels(recipe: Recipe) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 from perturn.errors import ConfigError, did_you_mean
 from perturn.settings.recipe import Recipe
+from perturn.settings.stages import VALUE
 from perturn.study.settings import SWEEP, Study
 
 OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "reward", "credit", "iterations")
-"""Sections that go where the alignment goes."""
+"""Sections that go where the alignment goes; exploration stays where a score learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",
     "name": "leave it out",
@@ -58,16 +59,34 @@ def _refuse(where: str, keys: Iterable[Any]) -> None:
                 raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
 
 
-def refuse_without_alignment(study: Study, method: str) -> None:
+def without_alignment(data: Mapping[str, Any]) -> list[str]:
+    """Sections that go where a recipe, as it is written, has no alignment."""
+    return [key for key in OF_THE_ALIGNMENT if key != "explore" or not _is_explored_for_a_score(data)]
+
+
+def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
+    """Whether a policy that is taught here is scored by values, which learn from what it explores."""
+    part = data.get("evaluate")
+    choices = [part.get(name) for name in ("best_of", "rerank")] if isinstance(part, Mapping) else []
+    by_value = any(isinstance(one, Mapping) and one.get("by") == VALUE for one in choices)
+    return by_value and any(data.get(name) is not None for name in ("base", "sft"))
+
+
+def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:
     """Refuse what a method without an alignment sets, or sweeps, of the sections that go with it.
+
+    Args:
+        study: The study.
+        method: Its name.
+        data: Its recipe, as it is written.
 
     Raises:
         ConfigError: Naming the first key.
     """
-    own = study.methods[method]
+    own, gone = study.methods[method], without_alignment(data)
     swept = own.get(SWEEP)
     for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
-        if value is not None and key.partition(".")[0] in OF_THE_ALIGNMENT:
+        if value is not None and key.partition(".")[0] in gone:
             raise ConfigError(
                 f"methods.{method} sets {key}, which goes with the alignment, and has none (`align: null`); remove "
                 "the one or the other."

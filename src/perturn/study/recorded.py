@@ -22,6 +22,8 @@ Pair = tuple[str, str]
 """A method, and the one that it is compared with."""
 PROTOCOLS = "protocols.json"
 """The note, in a study's folder, of the conditions of its scores."""
+_OF_ONE_SEED = ("seed", "maker")
+"""Keys of a stamp that are one seed's alone."""
 BASE, SFT = "base", "sft"
 """Policies that no method made; they are scored on the test panel as methods are."""
 
@@ -82,8 +84,8 @@ class RecordedStudy:
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """Conditions of the scores on the test panel, by environment and method, but for the seed; a method whose runs are
-    not there has none."""
+    """Conditions of the scores on the test panel, by environment and method, but for what is one seed's; a method whose
+    runs are not there has none."""
 
     @cached_property
     def bases(self) -> Bases:
@@ -210,5 +212,5 @@ def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, 
         if is_new and (runs := row.get("runs")):
             stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp)
             known = noted.get(environment, {}).get(method, {}) if stamp is None else stamp
-            of[method] = {key: value for key, value in known.items() if key != "seed"}
+            of[method] = {key: value for key, value in known.items() if key not in _OF_ONE_SEED}
     return found

@@ -10,10 +10,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 from perturn.data.outcomes import Outcome, read_outcomes
-from perturn.data.paths import RunPaths
+from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_files import read_note
 from perturn.data.seals import read_manifest
 from perturn.io.writing import write_whole
+from perturn.run.maker import Maker
+from perturn.settings.stages import IMPLICIT, VALUE, chosen_by
 from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
@@ -43,17 +45,29 @@ def note_scored(cell: Cell) -> None:
 
 
 def _is_stale(cell: Cell) -> bool:
-    """Whether a cell's score is that of other weights than its policy has; without a note nobody can tell."""
+    """Whether a cell's score is that of other weights, or chosen by other files, than are there.
+
+    Without a note nobody can tell.
+    """
     noted = read_note(cell.scored / _SCORED, dict[str, str])
     return noted is not None and noted != _weights(cell)
 
 
 def _weights(cell: Cell) -> dict[str, str]:
-    """SHA-256 of the files of a cell's policy, by path in its run; none of a model that no run makes."""
-    within = f"{RunPaths(cell.folder).name(RunPaths(cell.folder).checkpoint(cell.policy))}/"
+    """SHA-256 of the files of a cell's policy, and of what its score is chosen by, by path in its run.
+
+    None of a model that no run makes.
+    """
+    maker, by = Maker(cell.folder, cell.recipe, cell.policy), chosen_by(cell.scoring_recipe(cell.policy))
+    paths, read = maker.paths, [maker.paths.checkpoint(cell.policy)]
+    read += [maker.explored] if by == VALUE else []
+    read += [paths.checkpoint(maker.start)] if by == IMPLICIT and maker.start else []
+    names = {paths.name(each) for each in read}
     manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
     seals = manifest.get("files", {})
-    return {file: one["sha256"] for file, one in seals.items() if file.startswith(within)}
+    return {
+        file: one["sha256"] for file, one in seals.items() if file in names or checkpoint_of(file) in names
+    }
 
 
 def _stages(folder: Path) -> dict[str, Any]:
