@@ -169,7 +169,7 @@ def test_a_field_is_read_by_its_type():
         (["turns", 0, "state_key"], 3, "turns[0].state_key: expected text, got 3"),
         (["turns", 0], "x", "turns[0]: expected a Turn object, got 'x'"),
         (["task", "data"], [], "task.data: expected a JSON object, got []"),
-        (["status"], "done", "status: expected one of completed, failed, got 'done'"),
+        (["status"], "done", "status: expected one of completed, failed, unfinished, got 'done'"),
         (["status"], ["failed"], "status: expected one of completed, failed"),
         (["sample"], -1, "sample: expected a number >= 0"),
         (["version"], None, "version: expected the version of the format"),

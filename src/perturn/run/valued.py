@@ -75,7 +75,7 @@ def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
     panels = None if maker is None else read_panels(maker.paths.tasks)
     if maker is None or panels is None:
         raise RunError(
-            f"by=value: no tasks.json tells what was explored before {recipe.model.name}; restore it from a copy."
+            f"by=value: nothing tells which tasks were explored before {recipe.model.name}; restore it from a copy."
         )
     if panels.environment != environment:
         raise ConfigError(
