@@ -71,7 +71,7 @@ def prefer(session: Session, stage: Stage) -> None:
         console.print(
             "in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
         )
-        write_pairs(file, pairs)
+        write_pairs(file, measured_pairs(session.recipe, pairs))
 
 
 def _explored(session: Session, stage: Stage) -> list[Trajectory]:
