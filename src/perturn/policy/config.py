@@ -136,7 +136,7 @@ class TurnConfig(TrainingArguments):
         """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
         if num_training_steps == 1:
             return 0
-        return int(super().get_warmup_steps(num_training_steps))  # type: ignore[no-untyped-call]
+        return int(super().get_warmup_steps(num_training_steps))
 
     def _refuse_unread(self) -> None:
         """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
