@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from perturn.audit import audit, drawn_by, inspect, inspect_json
 from perturn.cli import app, main
+from perturn.data.records import line_of
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError, DataError
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 
 def say(*texts):
@@ -120,6 +121,19 @@ def shown(file, model, loss, **settings):
     console = Console(file=io.StringIO(), width=400, color_system=None)
     inspect(file, str(model), loss, console, **settings)
     return console.file.getvalue()
+
+
+def test_a_factor_on_the_clip_range_is_shown_with_its_turn(tiny_folder, tmp_path):
+    """Beside the weight, where a row has one; elsewhere nothing is said of it."""
+    file = tmp_path / "rows.jsonl"
+    one = played("Action: a", "Action: b")
+    file.write_bytes(line_of(WeightedTrajectory(one, (0.5, -1.0), (0.75, 1.25))))
+    text = shown(file, tiny_folder, None)
+    file.write_bytes(line_of(WeightedTrajectory(one, (0.5, -1.0))))
+    without = shown(file, tiny_folder, None)
+
+    assert re.findall(r"w=(\S+) clip=(\S+)\]", text) == [("0.5", "0.75"), ("-1", "1.2")]
+    assert "w=0.5]" in without
 
 
 def test_each_turn_of_a_shortened_history_is_shown_as_the_policy_saw_it(tiny_folder, tmp_path):

@@ -74,6 +74,7 @@ def test_critics_that_do_not_fit_are_refused(episode, critics, said):
         ({"tau": 0.0}, "tau"),
         ({"rounds": 0}, "rounds"),
         ({"penalty": 0.0}, "penalty"),
+        ({"penalty": 1e-300}, "penalty must be >= 1e-12"),
     ],
 )
 def test_settings_outside_their_range_are_refused(settings, said):

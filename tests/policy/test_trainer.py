@@ -142,6 +142,16 @@ def test_rewards_are_zero_before_the_first_update(train, loss):
         assert history(trainer, name)[-1] != pytest.approx(0, abs=1e-5)
 
 
+def test_a_training_of_one_step_moves_the_policy(train):
+    """Four pairs in one step, warmup 0.03: ceil(0.03) is 1 step of rise, whose learning rate would be 0."""
+    trainer = train(PAIRS[:4], per_device_train_batch_size=4, warmup_steps=0.03, learning_rate=1e-3)
+    before = [each.clone() for each in trainer.model.parameters()]
+    trainer.train()
+
+    assert history(trainer, "learning_rate") == [pytest.approx(1e-3)]
+    assert any(not torch.equal(*both) for both in zip(before, trainer.model.parameters(), strict=True))
+
+
 def test_training_prefers_the_chosen_side(train):
     """A few epochs on six pairs: the margin grows and the loss falls."""
     trainer = train(num_train_epochs=4, lr_scheduler_type="constant")

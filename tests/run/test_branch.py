@@ -617,6 +617,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             ["pair.within=branch", "branch.every=3"],
             r"branch\.every is 3, and no episode has more than 3 turns",
         ),
+        ([*SPO, "branch.every=1", "protocol.max_turns=1"], r"more than 1 turns.* let them take two or more"),
         ([*SPO, "branch.every=4"], r"branch\.every is 4, and no episode has more than 3 turns.* less than 3"),
         (
             ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"],

@@ -12,9 +12,10 @@ from torch.testing import assert_close
 import perturn
 from perturn.credit import CREDITS
 from perturn.data.groups import read_credits
-from perturn.data.store import read_trajectories
+from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.critics import read_critics
+from perturn.run import groups
 from perturn.run.credit import credit_run
 from perturn.run.loop import open_run, run_stages
 from perturn.run.panels import seed_of
@@ -139,6 +140,28 @@ def test_without_the_critics_before_an_iteration_is_not_weighed(online, monkeypa
         pytest.raises(RunError, match=r"critics-002\.safetensors, .* is not there"),
     ):
         run_stages(run, names=["credit-003"])
+
+
+def test_critics_begin_once_there_is_something_to_learn_from(online, monkeypatch):
+    """Where no episode of the first iteration has a turn, as if every world had FAILED to start, in the second."""
+    copy = online.with_name("late")
+    shutil.copytree(online, copy)
+    monkeypatch.chdir(online.parents[1])
+    with open_run(copy, []) as run:
+        first, second = (
+            next(one for one in stages(run.recipe) if one.name == f"credit-00{n}") for n in (1, 2)
+        )
+        with pytest.raises(RunError, match=r"critics-001\.safetensors, .* is not there"):
+            groups._critics_before(run, ARCHER(), second)
+        file = run.paths.trajectories("explore-001")
+        empty = [replace(one, turns=()) for one in read_trajectories(file)]
+        file.unlink()
+        with TrajectoryStore(file) as store:
+            for one in empty:
+                store.append(one)
+
+        assert groups._critics_before(run, ARCHER(), first) is None
+        assert groups._critics_before(run, ARCHER(), second) is None
 
 
 def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):

@@ -277,7 +277,10 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
             [*TRACE, "explore.per_iteration=2"],
             "from other tasks of an iteration, of which there must be 3 or more",
         ),
-        ([*ARPO, "protocol.max_turns=1"], "no episode has more than 1 turns"),
+        (
+            [*ARPO, "protocol.max_turns=1"],
+            r"at begins at turn 1, .* more than 1 turns.* let them take two or more",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811

@@ -129,11 +129,12 @@ def test_what_a_kill_left_of_earlier_policies_goes_with_the_next_call(online, tm
     assert {one.name for one in (copy / "checkpoints").iterdir()} == {"sft", "ppo-clip-002", "ppo-clip-003"}
 
 
-def test_what_starts_from_a_policy_that_was_let_go_cannot_be_made_again(online, tmp_path):
-    """Damage in the second exploration, whose policy was not kept: nothing is said to be removed for it."""
+@pytest.mark.parametrize("name", ["trajectories/explore-002.jsonl", "credits/anchor-rloo-002.jsonl"])
+def test_what_starts_from_a_policy_that_was_let_go_cannot_be_made_again(online, tmp_path, name):
+    """Damage in the second iteration, whose policy was not kept for a second training: nothing is to be removed."""
     copy = tmp_path / "online"
     shutil.copytree(online, copy)
-    file = copy / "trajectories/explore-002.jsonl"
+    file = copy / name
     file.write_bytes(file.read_bytes()[:-2] + b" }")
 
     (remedy,) = verify(copy).remedies

@@ -18,6 +18,7 @@ from perturn.run.plan import (
     Plan,
     Planned,
     generation_seconds,
+    judged_tokens,
     make_plan,
     print_plan,
     trained_tokens,
@@ -140,6 +141,22 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
+@pytest.mark.parametrize("way", ["best_of", "rerank"])
+def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, way):
+    """The explored episodes, and those among which it chooses; by likelihood nothing more is read."""
+    read, plain = (
+        {
+            step.name: step
+            for step in make_plan(recipe, [*SAMPLED_THREE_TIMES[:1], f"evaluate.{way}.by={by}"], None).steps
+        }
+        for by in ("value", "likelihood")
+    )
+
+    assert read["evaluate-base"].work == f"{plain['evaluate-base'].work}, chosen by a head on 8 explored ones"
+    assert read["evaluate-base"].seconds > plain["evaluate-base"].seconds
+    assert read["explore"].work == plain["explore"].work
+
+
 @pytest.mark.parametrize(
     ("control", "turns"), [("{limit: 2}", 2), ("{limit: 2, extend: 3, times: 2}", 8), ("{extend: 3}", 8)]
 )
@@ -239,6 +256,12 @@ def test_tokens_are_worked_by_hand():
     """Expert: 100 + 2 * 20 + 3 * 10 = 170. Taught policy, 4 turns: 100 + 3 * 20 + 4 * 10 = 200."""
     assert trained_tokens(EPISODES, 2, on_pairs=False) == 2 * 170
     assert trained_tokens(EPISODES, 2, on_pairs=True) == 2 * 370
+
+
+def test_what_a_head_reads_is_worked_by_hand():
+    """Of 4 turns: 8 explored of 200 and 12 drawn; up to the turns of each 110, 140, 170 and 200."""
+    assert judged_tokens(EPISODES, 12, at_turns=False) == 20 * 200
+    assert judged_tokens(EPISODES, 12, at_turns=True) == 8 * 200 + 12 * (110 + 140 + 170 + 200)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -37,6 +38,16 @@ REWARD = "reward={learning_rate: 3.0e-3, batch_size: 2, epochs: 2}"
 WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2", "align.learning_rate=1.0e-4"]
 ALONE = ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 """One episode at a time and no guesses, so that rounding is the same whenever it is killed."""
+MEASURED = '''
+from perturn_letters import Letters
+
+
+class Measured(Letters):
+    """Knows that an episode has two turns."""
+
+    def remaining(self, task, actions, sense):
+        return [2 - number for number in range(len(actions) + 1)]
+'''
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +163,37 @@ def test_a_run_with_a_model_is_looked_at_like_any_other(judged):
     assert export_policy(judged, judged.parent / "policy") == "ppo-clip-002"
     export_policy(judged, judged.parent / "model", "prm-002")
     assert "loss `dpo`" in (judged.parent / "model" / "README.md").read_text()
+
+
+def test_weights_by_a_model_that_was_let_go_cannot_be_made_again(judged, tmp_path):
+    """The first iteration's, whose policy is there and whose reward model is not; with its pairs all is made again."""
+    copy = tmp_path / "judged"
+    shutil.copytree(judged, copy)
+    weights_file, pairs = copy / "credits/oprl-001.jsonl", copy / "preferences-001.jsonl"
+    whole = weights_file.read_bytes()
+    weights_file.write_bytes(whole[:-2] + b" }")
+    (remedy,) = verify(copy).remedies
+    weights_file.write_bytes(whole)
+    pairs.write_bytes(pairs.read_bytes()[:-2] + b" }")
+    (other,) = verify(copy).remedies
+
+    assert remedy.endswith("prm-001 was not kept.")
+    assert "rm -r" in other
+
+
+def test_pairs_of_a_reward_model_are_measured(forks):
+    """Where `groups.remaining` says so, so that the loss w-dpo finds the way that is left of its turns."""
+    (forks.place / "perturn_measured.py").write_text(MEASURED)
+    words = [*WORDS, "environment.name=perturn_measured:Measured", "iterations=1", "evaluate=null"]
+    words += ["reward={loss: {name: w-dpo}}", "groups={remaining: shortest}", "worlds.processes=0"]
+
+    forks.run("measured", "online.yaml", *words)
+
+    pairs = list(read_pairs(forks.place / "runs/measured/preferences.jsonl"))
+    assert pairs
+    assert all(
+        turn.remaining for pair in pairs for side in (pair.chosen, pair.rejected) for turn in side.turns
+    )
 
 
 def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(forks, judged):

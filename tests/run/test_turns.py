@@ -9,6 +9,7 @@ import pytest
 from perturn.data.iterations import ledger_of
 from perturn.data.pairs import actions_of
 from perturn.data.store import read_pairs, read_trajectories
+from perturn.errors import RunError
 from perturn.report import write_report
 from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
@@ -125,6 +126,16 @@ def test_an_own_turn_that_comes_nearer_is_preferred_to_the_first_wrong_one(tmp_p
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"failed": 1, "kept": 2, "alone": 1, "memberships": 4}
+
+
+def test_where_no_pair_is_left_nothing_is_named_that_goes_unread(tmp_path):
+    """By progress no threshold is read, so more branches are what helps."""
+    branches = [branch_of([*RIGHT[:3], "look", "look"], 3, 7)]
+
+    with pytest.raises(
+        RunError, match=r"no pair is left of 3 .*; take more branch\.samples, explore more tasks"
+    ):
+        pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
 
 
 def test_a_turn_that_cost_the_episode_is_rejected(tmp_path):

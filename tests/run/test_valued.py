@@ -216,7 +216,8 @@ def test_a_head_of_equal_scores_is_said_to_know_nothing():
     row = {"name": "base", "value_head": {"episodes": 2, "tokens": 9, "explained": None}}
 
     assert cost_lines([row]) == [
-        "base read 2 explored episodes for this, with 9 tokens, which taught its value head; their scores are all one."
+        "base read 2 explored episodes for this, with 9 tokens, which taught its value head; their scores are all "
+        "alike."
     ]
 
 

@@ -183,15 +183,20 @@ def inspect(
             model_name, list(examples.values())[:limit], credit
         )
         for (number, example), weights in zip(examples.items(), weighed, strict=False):
-            for name, side, of_turns in zip(("chosen", "rejected"), example.sides, weights, strict=False):
+            clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
+            sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
+            for name, side, of_turns, clip in sides:
                 console.rule(f"line {number} {name}")
-                console.print(_coloured(side, of_turns, view.tokenizer))
+                factors = dict(zip(of_turns, clip, strict=False))  # empty: there are none
+                console.print(_coloured(side, of_turns, factors, view.tokenizer))
         _legend(console)
         _totals(console, list(examples.values()))
     _name(data, refused)
 
 
-def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer: Any) -> Text:
+def _coloured(
+    side: Encoded, weights: dict[int, tuple[float, float]], clips: dict[int, float], tokenizer: Any
+) -> Text:
     text = Text()
     values = [weight for _, weight in weights.values()]
     highest, lowest = max(values), min(values)
@@ -205,7 +210,8 @@ def _coloured(side: Encoded, weights: dict[int, tuple[float, float]], tokenizer:
         else:
             confidence, weight = weights[turn]
             if turn != last:
-                text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}]", style="cyan")
+                clip = f" clip={clips[turn]:.2g}" if turn in clips else ""
+                text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}{clip}]", style="cyan")
             kind = _kind(weight, lowest, highest)
             text.append(piece.replace("\n", "⏎\n"), style=_STYLES[kind])
         last = turn
@@ -229,7 +235,7 @@ def _legend(console: Console) -> None:
             ("lower weight, or a negative advantage", _STYLES["low"]),
             "  ",
             ("one weight for all, or none", _STYLES["one"]),
-            "  [turn: p=confidence w=weight]",
+            "  [turn: p=confidence w=weight clip=factor on the clip range, where there is one]",
         )
     )
 

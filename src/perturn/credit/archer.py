@@ -83,9 +83,10 @@ class ArCHer:
     """Regressions of each head in an iteration, >= 1; each is followed by a move of the copies, so that a reward is
     heard of a turn earlier after about 2 / tau rounds. They cost next to nothing."""
 
-    penalty: Annotated[float, Bound(above=0)] = 1e-4
+    penalty: Annotated[float, Bound(least=1e-12)] = 1e-4
     """Pull of each head to what it was when the iteration began, relative to the variance of all features together,
-    > 0. Before the first iteration it was 0 everywhere."""
+    >= 1e-12, or rounding decides where features depend on each other. Before the first iteration it was 0
+    everywhere."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""

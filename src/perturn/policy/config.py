@@ -132,6 +132,12 @@ class TurnConfig(TrainingArguments):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
+        if num_training_steps == 1:
+            return 0
+        return int(super().get_warmup_steps(num_training_steps))
+
     def _refuse_unread(self) -> None:
         """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
         if self.train_sampling_strategy not in ("random", "sequential"):

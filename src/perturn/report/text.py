@@ -173,7 +173,7 @@ def _taught(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if found := row.get("value_head"):
             share = found["explained"]
             said = (
-                "their scores are all one"
+                "their scores are all alike"
                 if share is None
                 else f"it explains {share:.2f} of how others' scores vary"
             )

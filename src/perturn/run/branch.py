@@ -44,9 +44,12 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
     every = recipe.branch.every if recipe.branch.at == "every" else 1
     longest = max(map(protocol.limit, tasks), default=0)
     if tasks and recipe.branch.search is None and recipe.branch.at != "wrong" and every >= longest:
+        remedy = (
+            f"take less than {longest}" if longest > 1 else "let them take two or more (protocol.max_turns)"
+        )
         raise ConfigError(
-            f"branch.every is {every}, and no episode has more than {longest} turns, so that none would be played on; "
-            f"take less than {longest}."
+            f"branch.{'every is' if recipe.branch.at == 'every' else 'at begins at turn'} {every}, and no episode has "
+            f"more than {longest} turns, so that none would be played on; {remedy}."
         )
     locate("perturn.run.forks:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
     if not recipe.explore.sampling.temperature:

@@ -81,14 +81,19 @@ def credit(session: Session, stage: Stage) -> None:
 
 
 def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
-    """The critics that the iteration before left; None in the first one, and where the credit reads none.
+    """The critics that the iteration before left; None where none have begun, and where the credit reads none.
 
     Raises:
         RunError: If they are not there.
     """
-    if "critics" not in credit.needs or stage.iteration == 1:
+    earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
+    if "critics" not in credit.needs or not earlier:
         return None
-    return read_critics(run.paths.critics(mark(run.recipe, stage.iteration - 1)))
+    file = run.paths.critics(earlier[-1])
+    explored = (run.paths.trajectories(f"explore{each}") for each in earlier)
+    if not file.is_file() and not any(one.turns for each in explored for one in read_trajectories(each)):
+        return None
+    return read_critics(file)
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:

@@ -51,9 +51,11 @@ def make_pairs(session: Session, stage: Stage) -> None:
         counts |= reasons
         console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
+            first = "lower pair.threshold" if settings.by != "progress" else "take more branch.samples"
+            first += ", leave out fewer by pair.signals" if settings.signals else ""
             raise RunError(
-                f"no pair is left of {len(played)} explored trajectories; lower pair.threshold, explore more "
-                "tasks, or take a higher temperature."
+                f"no pair is left of {len(played)} explored trajectories; {first}, explore more tasks, or take a "
+                "higher temperature."
             )
         write_pairs(run.paths.pairs(stage.mark), pairs)
 
@@ -71,7 +73,7 @@ def prefer(session: Session, stage: Stage) -> None:
         console.print(
             "in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
         )
-        write_pairs(file, pairs)
+        write_pairs(file, measured_pairs(session.recipe, pairs))
 
 
 def _explored(session: Session, stage: Stage) -> list[Trajectory]:

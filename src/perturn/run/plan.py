@@ -28,7 +28,7 @@ from perturn.run.session import (
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, chooses_by_value, stages
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -152,9 +152,11 @@ def _cost(
         episodes *= recipe.evaluate.best_of.samples
     reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
     candidates = reranks.samples if reranks else 1
+    by_value = not explores and chooses_by_value(recipe)
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if reranks else "")
+        + (f", chosen by a head on {found.explore} explored ones" if by_value else "")
     )
     if explores and recipe.explore and recipe.explore.window:
         work += f", {recipe.explore.window} of them at a time"
@@ -169,7 +171,17 @@ def _cost(
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
+    if by_value:
+        seconds += _passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
     return work, seconds, memory
+
+
+def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
+    """Tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
+    turns = found.policy_turns(learned=True)
+    whole = found.prompt + (turns - 1) * found.heard + turns * found.said
+    up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
+    return found.explore * whole + episodes * (up_to_each if at_turns else whole)
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:

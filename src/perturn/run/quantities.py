@@ -160,8 +160,10 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
         return open_reader(recipe.model.name, None, template, budget)
     folder = paths.checkpoint(name)
     if not (folder / "config.json").is_file():
+        others = " or ".join(
+            f"--reference {each}" for each in ("sft", "base") if each == "base" or recipe.sft
+        )
         raise RunError(
-            f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as --reference sft "
-            "or --reference base."
+            f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as {others}."
         )
     return open_reader(folder, None, template, budget)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from perturn.data.paths import RunPaths, begun
+from perturn.data.paths import OPTIMIZER, RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import Damage, find_damage, own_digest, read_manifest
 from perturn.errors import RunError
+from perturn.run.kept import goes_on, keeps_average
 from perturn.run.loop import made_from
-from perturn.settings.stages import Stage, stages
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage, average_of, mark, reward_model_of, stages
+from perturn.table import locate
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
     recipe = resolve_recipe(folder)
-    if not _can_be_redone(RunPaths(folder), stages(recipe), one.stage):
+    if missing := _missing(RunPaths(folder), recipe, one.stage):
         return (
-            f"restore what {one.stage} made from a copy; it cannot be made again, since the policy that it starts from "
-            "was not kept."
+            f"restore what {one.stage} made from a copy; it cannot be made again with what follows from it, since "
+            f"{missing} was not kept."
         )
     paths = " ".join(made_from(folder, recipe, seals, one.stage))
     removal = f"rm -r {paths} && " if paths else ""
@@ -77,13 +79,52 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
     )
 
 
-def _can_be_redone(paths: RunPaths, planned: Iterable[Stage], name: str) -> bool:
-    """Whether the policy that a stage begins with, or that acts in it, is still there."""
-    for stage in planned:
-        if stage.name == name:
-            policy = stage.start if stage.command == "train" else stage.policy
-            return policy in ("", "base") or paths.checkpoint(policy).is_dir()
-    return True
+def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
+    """The first that is not there of what a stage, and all that follows from it, would begin with or read."""
+    again, made = {name}, set[Path]()
+    for stage in stages(recipe):
+        if stage.name != name and not again.intersection(stage.needs):
+            continue
+        again.add(stage.name)
+        for path in _read_by(paths, recipe, stage):
+            if path not in made and not path.exists():
+                return path
+        made |= _made_by(paths, recipe, stage)
+    return None
+
+
+def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
+    """Policies, optimizers and critics that a stage begins with or reads, as far as a run may have let them go."""
+    trains = stage.command == "train"
+    policies = [stage.start, stage.reference] if trains else [stage.policy]
+    found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
+    if stage.command == "credit" and recipe.reward is not None:
+        found.append(paths.checkpoint(reward_model_of(recipe, stage.iteration)))
+    if stage.iteration == 1:
+        return found
+    if stage.command == "credit" and _learns_critics(recipe):
+        found.append(paths.critics(mark(recipe, stage.iteration - 1)))
+    if stage.section == "align" and goes_on(recipe):
+        found.append(paths.checkpoint(stage.start) / OPTIMIZER[0])
+    return found
+
+
+def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
+    """Policies, optimizers and critics that a stage makes."""
+    if stage.command == "credit":
+        return {paths.critics(stage.mark)}
+    if stage.command != "train":
+        return set()
+    made = paths.checkpoint(stage.policy)
+    average = {paths.checkpoint(average_of(recipe, stage.iteration))} if keeps_average(recipe) else set()
+    return {made, made / OPTIMIZER[0], *average}
+
+
+def _learns_critics(recipe: Recipe) -> bool:
+    """Whether the credit reads critics that go on from iteration to iteration."""
+    assert recipe.align is not None
+    _, credit = locate("perturn.policy.credits:named_credit")(recipe.align.loss, recipe.credit)
+    return "critics" in credit.needs
 
 
 def print_verified(found: Verified, console: Console) -> None:
