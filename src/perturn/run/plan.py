@@ -28,7 +28,7 @@ from perturn.run.session import (
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
-from perturn.settings.stages import Stage, chooses_by_value, stages
+from perturn.settings.stages import VALUE, Stage, chosen_by, stages
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -152,11 +152,12 @@ def _cost(
         episodes *= recipe.evaluate.best_of.samples
     reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
     candidates = reranks.samples if reranks else 1
-    by_value = not explores and chooses_by_value(recipe)
+    by_value = not explores and chosen_by(recipe) == VALUE
+    learned_from = f"{found.explore} explored ones" if recipe.explore else "those that another run explored"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if reranks else "")
-        + (f", chosen by a head on {found.explore} explored ones" if by_value else "")
+        + (f", chosen by a head on {learned_from}" if by_value else "")
     )
     if explores and recipe.explore and recipe.explore.window:
         work += f", {recipe.explore.window} of them at a time"
