@@ -11,13 +11,14 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
-from perturn.errors import RunError
+from perturn.errors import ConfigError, RunError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.run.credit import credit_run, explained
+from perturn.run.loop import check
 from perturn.run.readings import open_reader, values_of
 
-from .online import GROUPS, begin
+from .online import GROUPS, begin, recipe_of
 from .test_credit import EPISODES, explored  # noqa: F401  a fixture
 from .test_loop import finish, place  # noqa: F401  a fixture
 
@@ -121,3 +122,26 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
     assert values_of(EPISODES, credit, open_reader(str(tiny_folder))) == values_of(
         EPISODES, credit, open_reader(model, tokenizer)
     )
+
+
+def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypatch):  # noqa: F811
+    """By V alone; RLOO has nothing to compare with then, unless it keeps the score."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    for words in (["credit.name=v0"], ["credit.name=turn-gae"], ["credit={name: rloo, singleton: raw}"]):
+        check(recipe_of(place, *WORDS, "explore.samples=1", *words))
+
+    with pytest.raises(
+        ConfigError, match=r"samples must be > 1 with credit rloo, which compares the samples"
+    ):
+        check(recipe_of(place, *WORDS, "explore.samples=1", "credit.name=rloo"))
+
+
+def test_an_episode_alone_in_its_task_is_trained(place):  # noqa: F811
+    """Every one of them, by what it earned beyond V."""
+    words = ["explore.samples=1", "explore.per_iteration=8", "iterations=1", "evaluate=null"]
+    finish(begin(place, "alone", *WORDS, *words))
+    rows = read_credits(place / "runs/alone/credits/turn-gae.jsonl")
+
+    assert [row.bin for row in rows] == ["trained"] * 8
+    assert len({row.task for row in rows}) == 8

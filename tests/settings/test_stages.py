@@ -167,7 +167,6 @@ def test_an_experts_episodes_that_are_played_on_are_shown_first():
     [
         ({"groups": {}, "pair": {}, "align": ALIGN}, "groups and pair are both set"),
         ({"groups": {}}, "groups need an alignment"),
-        ({"groups": {}, "align": ALIGN}, "explore.samples must be > 1"),
         ({"pair": {"within": "group"}, "align": ALIGN}, "explore.samples must be > 1"),
     ],
 )

@@ -12,10 +12,10 @@ class Credit(Protocol):
     """A frozen dataclass of settings that weighs the turns of a group once called.
 
     A credit that compares the trajectories of a group has `needs_group = True`: trajectories weighed one by one would
-    get nothing from it. One whose statistics run over several tasks has `across_tasks = True` and is given all groups
-    of an iteration in one call; any other, one group a call. One that reads `Turn.remaining`, which must be measured
-    before, has `needs_remaining = True`. One whose expected gradient is the true one, but for a positive factor, says
-    so with `unbiased = True`, and `perturn check-credit` holds it to that.
+    get nothing from it, unless it says `weighs_alone = True`. One whose statistics run over several tasks has
+    `across_tasks = True` and is given all groups of an iteration in one call; any other, one group a call. One that
+    reads `Turn.remaining`, which must be measured before, has `needs_remaining = True`. One whose expected gradient is
+    the true one, but for a positive factor, says so with `unbiased = True`, and `perturn check-credit` holds it to that.
 
     One that needs `values` has a method `value_targets(group, tokens)`: from trajectories, and the number of tokens of
     each of their turns `[trajectories][turns]`, to the return that V stands for `[trajectories][turns][tokens]`, at as

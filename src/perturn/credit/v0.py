@@ -32,6 +32,7 @@ class V0(GroupCredit):
 
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
     unbiased: ClassVar[bool] = True
+    weighs_alone: ClassVar[bool] = True
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
     """Episodes that V_0 counts for beside the others of the task, >= 0; 0: `rloo`. None: V_0 alone."""

@@ -170,6 +170,13 @@ def trains_branches(credit: Credit) -> bool:
     return bool(getattr(credit, "trains_branches", False))
 
 
+def weighs_alone(credit: Credit) -> bool:
+    """Whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
+    compares = needs_group(credit) and not getattr(credit, "across_tasks", False)
+    alone = getattr(credit, "singleton", "zero") == "raw" or getattr(credit, "weighs_alone", False)
+    return not compares or bool(alone)
+
+
 def takes_unfinished(credit: Credit) -> bool:
     """Whether a credit weighs the turns of episodes that are not over yet."""
     return bool(getattr(credit, "takes_unfinished", False))

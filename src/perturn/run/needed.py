@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import named_credit, reads_reward_model, takes_unfinished, trains_branches
+from perturn.policy.credits import (
+    named_credit,
+    reads_reward_model,
+    takes_unfinished,
+    trains_branches,
+    weighs_alone,
+)
 from perturn.policy.models import empty_model
 from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
@@ -31,6 +37,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     if recipe.groups:
         check_prover(recipe, name, credit)
         _check_progress(recipe, name, credit)
+        _check_samples(recipe, name, credit)
     tasks = panels.tasks.get("explore", [])
     _check_window(recipe, name, credit, tasks)
     if "matches" in credit.needs:
@@ -56,6 +63,19 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
         )
     if recipe.groups and recipe.branch and not reads:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
+
+
+def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse groups of one where the credit compares the samples of a task.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.explore is not None and recipe.explore.samples == 1 and not weighs_alone(credit):
+        raise ConfigError(
+            f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
+            "that weighs each by itself, such as credit.name=turn-gae."
+        )
 
 
 def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Task]) -> None:

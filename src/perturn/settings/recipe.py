@@ -129,7 +129,7 @@ class Recipe:
             object.__setattr__(self, "explore", Explore())
         within = paired and self.pair is not None and self.pair.within == "group"
         require(
-            self.explore is None or self.explore.samples > 1 or not (within or self.groups),
+            self.explore is None or self.explore.samples > 1 or not within,
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
         self._check_window()
