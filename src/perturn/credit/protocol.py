@@ -15,7 +15,7 @@ class Credit(Protocol):
     get nothing from it, unless it says `weighs_alone = True`. One whose statistics run over several tasks has
     `across_tasks = True` and is given all groups of an iteration in one call; any other, one group a call. One that
     reads `Turn.remaining`, which must be measured before, has `needs_remaining = True`. One whose expected gradient is
-    the true one, but for a positive factor, says so with `unbiased = True`, and `perturn check-credit` holds it to that.
+    the true one, but for a positive factor, says so with `unbiased = True`, which `perturn check-credit` holds it to.
 
     One that needs `values` has a method `value_targets(group, tokens)`: from trajectories, and the number of tokens of
     each of their turns `[trajectories][turns]`, to the return that V stands for `[trajectories][turns][tokens]`, at as
