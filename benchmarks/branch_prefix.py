@@ -1,0 +1,75 @@
+"""Tokens that a policy reads to play branches on, and that it would read if no two of them shared their first turns.
+
+    ALFWORLD_DATA=... python benchmarks/branch_prefix.py RUN [--episodes 16] [--every 5]
+
+RUN is a finished run that has explored. Its SFT policy, or its base, plays its explored episodes on from every so many
+turns, once and four times, all at the same time, with the local engine. Tokens are those that go through the model,
+whatever for; beside them stand the fewest that could, each beginning that some have in common once, and the sum of what
+each branch has read and written by its end.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from perturn.data.paths import RunPaths
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.store import read_trajectories
+from perturn.episodes.play import play
+from perturn.policy.names import load_tokenizer
+from perturn.policy.templates import chat_template
+from perturn.policy.tokens import Renderer
+from perturn.run.branch import branch_jobs
+from perturn.run.session import make_protocol, serve_policy, world_maker
+from perturn.settings.branch import Branch
+from perturn.settings.stages import policy_of
+
+
+def main() -> None:
+    """Print both counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--episodes", type=int, default=16)
+    parser.add_argument("--every", type=int, default=5)
+    asked = parser.parse_args()
+    recipe, paths = resolve_recipe(asked.run), RunPaths(asked.run)
+    recipe = replace(recipe, engine={"name": "local", "speculate": False})  # guesses are tokens too
+    path, template = str(paths.checkpoint(policy_of(recipe, 0))), chat_template(recipe.model)
+    renderer = Renderer(load_tokenizer(path), template)
+    file = paths.trajectories(f"explore{paths.marks[0]}")
+    explored = sorted(read_trajectories(file), key=lambda one: one.key)[: asked.episodes]
+    print(
+        f"{'samples':>8}{'branches':>9}{'through the model':>18}{'fewest':>8}{'alone':>8}{'ratio':>7}{'seconds':>9}"
+    )
+    for samples in (1, 4):
+        engine = serve_policy(recipe, "sft", template, None, path)
+        fed = [0]
+        embedding = engine._model.get_input_embeddings()
+        embedding.register_forward_hook(
+            lambda _, given, __, fed=fed: fed.__setitem__(0, fed[0] + given[0].numel())
+        )
+        jobs = branch_jobs(explored, Branch(every=asked.every, samples=samples), recipe.seed, samples=8)
+        began = time.perf_counter()
+        how = {"protocol": make_protocol(recipe.protocol), "sampling": recipe.explore.sampling}
+        played = list(play(jobs, engine, world_maker(recipe), **how, concurrency=len(jobs)))
+        took = time.perf_counter() - began
+        engine.close()
+        read = [renderer.encode(one).ids for one in played]
+        alone, least = sum(map(len, read)), fewest(read)
+        print(f"{samples:>8}{len(jobs):>9}{fed[0]:>18}{least:>8}{alone:>8}{fed[0] / alone:>7.2f}{took:>9.1f}")
+
+
+def fewest(rows: list[tuple[int, ...]]) -> int:
+    """Tokens of all rows, what some begin with in common counted once."""
+    rows = sorted(rows)
+    same = [
+        next((i for i, (a, b) in enumerate(zip(*two, strict=False)) if a != b), min(map(len, two)))
+        for two in pairwise(rows)
+    ]
+    return sum(map(len, rows)) - sum(same)
+
+
+if __name__ == "__main__":
+    main()
