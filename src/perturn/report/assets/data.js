@@ -105,7 +105,8 @@ async function searchedRows(rows, words, tell) {
 
 function hasOutcome(number, outcome) {
   if (outcome === "success") return value("success", number) === 1;
-  if (outcome === "no-success") return value("success", number) === 0;
+  if (outcome === "no-success") return value("success", number) === 0 && value("end", number) !== 4;
+  if (outcome === "goes-on") return value("end", number) === 4;
   if (outcome === "limit") return value("end", number) === 2;
   return value("end", number) === 3;
 }
