@@ -1,7 +1,7 @@
 """Episodes in windows: played some turns an iteration, played on in the next, and learned from all along."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
+from perturn.credit.returns import Return
+from perturn.credit.turn_gae import TurnGAE
 from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job, episode
@@ -56,6 +58,11 @@ class Count:
 
     def close(self):
         """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class Mine(TurnGAE):
+    """The same credit under another name."""
 
 
 def played(job, world=None, words=6):
@@ -229,9 +236,55 @@ def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
         assert targets[1] == [[1.0], [0.0]]
 
 
+def test_an_outcome_is_not_paid_before_it_is_known():
+    """V = (3, 3) promises the whole outcome, so both turns are worth 3 - 3; what was earned so far is in it."""
+    turns = (Turn((), Action("a"), reward=1.0), Turn((), Action("b"), reward=2.0))
+    cut = replace(
+        played(Job(Task("t"), 0, window=1)), turns=turns, total_reward=3.0, status=Status.UNFINISHED
+    )
+    limited = replace(cut, status=Status.COMPLETED, truncated=True)
+
+    credit = CREDITS["turn-gae"](truncated="bootstrap", returns=Return("outcome"))
+    weights = credit([cut, limited], values=[[[3.0], [3.0]]] * 2)
+
+    assert [each.tolist() for each in weights] == [[0.0, 0.0]] * 2
+    assert Return("outcome", invalid_penalty=0.5)([cut]) == [[0.0, 0.0]]
+
+
+def test_nothing_is_learned_from_an_episode_that_did_not_go_on():
+    """What comes after its turns is not known: it is no failure. One that failed at a turn of its own is."""
+    begun = played(Job(Task("t"), 3, window=2))
+    lost = played(Job(Task("t"), 9, 4, begun, window=2), Count(says="answer"))
+    crashed = replace(played(Job(Task("t"), 9, 4, begun, window=2)), status=Status.FAILED)
+    assert lost.status is Status.FAILED
+    assert lost.turns
+
+    targets = CREDITS["turn-gae"]().value_targets([lost, crashed], [[1]] * 2)
+
+    assert all(value != value for (value,) in targets[0])
+    assert targets[1] == [[0.0]] * 4
+
+
+def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
+    """One that the run has no weights of gives them for all that was explored."""
+    again = credit_run(
+        windowed, ["credit.name=turn-gae"], against=f"{__name__}:Mine", reference="sft", writes=False
+    )
+    for number, one in enumerate(again["iterations"], start=1):
+        assert one["against"]["turns"] == len(explored(windowed, number))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (
+            ["evaluate={best_of: {samples: 2, by: value}}"],
+            "by=value learns from explored episodes that are over",
+        ),
+        (
+            ["evaluate={rerank: {samples: 2, by: value}}"],
+            "by=value learns from explored episodes that are over",
+        ),
         (["iterations=1"], "explore.window cuts episodes that go on in the next iteration"),
         (
             ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
