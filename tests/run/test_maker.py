@@ -153,6 +153,14 @@ def unfinished(folder):
     file.write_text(json.dumps(manifest))
 
 
+def of_none_over(folder):
+    """Windows cut every episode."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["stages"]["explore"]["counts"] = {"episodes": 8, "failed": 2, "unfinished": 6}
+    file.write_text(json.dumps(manifest))
+
+
 def altered(folder):
     """An episode of the exploration is gone."""
     file = folder / "trajectories/explore.jsonl"
@@ -207,6 +215,7 @@ def unknown(folder):
             BEST,
             r"best_of\.by=value: stage explore of .*made is not done; run: perturn run .*made",
         ),
+        (of_none_over, BEST, r"by=value: no episode of .*explore\.jsonl is over, or all of them FAILED"),
         (altered, TAKEN, r"rerank\.by=value: .*explore\.jsonl has \d+ bytes, and was written with"),
         (retrained, BEST, r"by=value: .*model\.safetensors has other content than was written"),
         (retrained, IMPLICIT, r"by=implicit: .*model\.safetensors has other content than was written"),
