@@ -22,6 +22,7 @@ from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.panels import in_windows, make_jobs
 from perturn.settings.sections import Explore
+from perturn.settings.stages import stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 
 from .online import GROUPS, begin, recipe_of
@@ -166,6 +167,20 @@ def test_what_is_unfinished_goes_on_in_the_next_iteration(windowed):
         assert counts["not_come_back"] == 0
 
 
+def test_an_exploration_in_windows_starts_from_the_one_before(place):  # noqa: F811
+    """And from the policy; without windows from that alone."""
+    needs, others = (
+        {stage.name: stage.needs for stage in stages(recipe_of(place, *words))}
+        for words in (WORDS, WORDS[:-1])
+    )
+
+    assert [needs[f"explore-00{number}"] for number in (2, 3)] == [
+        ("align-001", "explore-001"),
+        ("align-002", "explore-002"),
+    ]
+    assert others["explore-002"] == ("align-001",)
+
+
 def test_turns_carry_loss_in_the_iteration_that_played_them(windowed):
     """In the last iteration the second turn of what went on, and the first of what is new."""
     model = str(windowed / "checkpoints" / "sft")
@@ -257,15 +272,16 @@ def test_an_outcome_is_not_paid_before_it_is_known():
 def test_nothing_is_learned_from_an_episode_that_did_not_go_on():
     """What comes after its turns is not known: it is no failure. One that failed at a turn of its own is."""
     begun = played(Job(Task("t"), 3, window=2))
-    lost = played(Job(Task("t"), 9, 4, begun, window=2), Count(says="answer"))
+    lost = [
+        played(Job(Task("t"), 9, 4, begun, window=2), world) for world in (Count(says="answer"), Count(end=2))
+    ]
     crashed = replace(played(Job(Task("t"), 9, 4, begun, window=2)), status=Status.FAILED)
-    assert lost.status is Status.FAILED
-    assert lost.turns
+    assert [(one.status, len(one.turns)) for one in lost] == [(Status.FAILED, 1), (Status.FAILED, 2)]
 
-    targets = CREDITS["turn-gae"]().value_targets([lost, crashed], [[1]] * 2)
+    *unknown, known = CREDITS["turn-gae"]().value_targets([*lost, crashed], [[1]] * 3)
 
-    assert all(value != value for (value,) in targets[0])
-    assert targets[1] == [[0.0]] * 4
+    assert all(value != value for of_one in unknown for (value,) in of_one)
+    assert known == [[0.0]] * 4
 
 
 def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
