@@ -153,7 +153,7 @@ def test_a_training_of_one_step_moves_the_policy(train):
 
 
 def test_iterations_of_one_step_begin_with_a_step_up(train):
-    """Of three, warmup 0.4: ceil(1.6) = 2 steps of rise, so the first learns at a half of the peak, the next at the peak."""
+    """Of three, warmup 0.4: ceil(1.6) = 2 steps of rise, so the first has a half of the peak, the next all of it."""
     settings = {
         "per_device_train_batch_size": 4,
         "warmup_steps": 0.4,

@@ -17,6 +17,7 @@ from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure
 from perturn.report.folder import read_run
+from perturn.report.groups import shown_group
 from perturn.report.iterations import iteration_rows, not_over
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
@@ -236,6 +237,18 @@ def test_the_report_takes_means_over_episodes_that_are_over(windowed):
     assert not_over([row | {"unfinished": 0} for row in rows]) == []
 
 
+def test_the_page_says_of_a_group_who_goes_on(windowed):
+    """Neither a success nor none."""
+    run = read_run(windowed)
+    group = shown_group(run, "run")
+    status = {one.sample: one.status for one in run.explored if one.task.id == group["task"]}
+
+    assert {row["sample"] for row in group["samples"] if row["outcome"] == "goes on"} == {
+        sample for sample, each in status.items() if each is Status.UNFINISHED
+    }
+    assert Status.UNFINISHED in status.values()
+
+
 def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
     """With V = (0.5, 0.25) and rewards (1, 0), delta = (0.75, 0), and so is A; if it were over, (0.5, -0.25).
 
@@ -325,6 +338,10 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # n
         (
             ["credit.name=rloo"],
             "credit rloo weighs episodes by how they end, and with explore.window some are not",
+        ),
+        (
+            ["credit.name=slate"],
+            "credit slate weighs branches of episodes, and with explore.window some are not",
         ),
         (["explore.window=3"], "explore.window is 3, and no episode has more than 3 turns"),
     ],
