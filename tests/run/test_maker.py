@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.data.paths import RunPaths
+from perturn.data.paths import OPTIMIZER, RunPaths
 from perturn.data.seals import file_digest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
@@ -64,6 +65,7 @@ def made(recipe, tokenizer, explore):
             with run.stage("sft", folder):
                 make_tiny_model(3).save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
+                (folder / OPTIMIZER[0]).write_bytes(b"moments")
             if run.recipe.explore:
                 explore(run)
         return run.folder
@@ -303,6 +305,21 @@ def test_a_score_that_was_stopped_goes_on_with_the_same_exploration(stopped):
         key: counts[key] for key in counts if key.startswith("value_")
     }
     assert found["drawn_episodes"] == counts["drawn_episodes"] == 12
+
+
+def test_a_score_goes_on_once_the_optimizer_is_let_go(stopped):
+    """As a run does with that of a policy from which no training goes on; the policy is the same."""
+    read, _ = stopped
+    policy = Path(read.model.name)
+    (policy / OPTIMIZER[0]).unlink()
+    file = policy.parents[1] / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["files"][f"checkpoints/sft/{OPTIMIZER[0]}"]
+    file.write_text(json.dumps(manifest))
+
+    with open_run(read) as run:
+        run_stages(run)
+        assert run.is_done("evaluate-base")
 
 
 def test_a_score_does_not_go_on_with_another_exploration(stopped, recipe, explore):
