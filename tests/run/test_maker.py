@@ -257,6 +257,22 @@ def test_a_run_that_explored_nothing_teaches_no_head(made, score):
     check(score(policy, *IMPLICIT))
 
 
+def test_a_model_beside_the_checkpoints_of_a_run_is_of_no_run(made, score):
+    folder = made()
+    shutil.copytree(folder / "checkpoints/sft", folder / "exports/sft")
+
+    with pytest.raises(ConfigError, match="nothing is explored here"):
+        check(score(folder / "exports/sft", *BEST))
+
+
+def test_a_base_of_the_runs_own_is_asked_for_too(made, recipe):
+    """SFT began with it, so its implicit reward reads it."""
+    read = read_recipe(recipe, ["model={name: base}", "base={}"])
+
+    with pytest.raises(RunError, match=r"stage base of .*made is not done"):
+        Maker(made(), read, "sft").require("implicit")
+
+
 def test_a_base_has_no_implicit_reward(recipe, tmp_path):
     read = read_recipe(recipe, ["model={name: base}", "base={}"])
 
