@@ -152,6 +152,26 @@ def test_a_training_of_one_step_moves_the_policy(train):
     assert any(not torch.equal(*both) for both in zip(before, trainer.model.parameters(), strict=True))
 
 
+def test_iterations_of_one_step_begin_with_a_step_up(train):
+    """Of three, warmup 0.4: ceil(1.6) = 2 steps of rise, so the first has a half of the peak, the next all of it."""
+    settings = {
+        "per_device_train_batch_size": 4,
+        "warmup_steps": 0.4,
+        "learning_rate": 1e-3,
+        "schedule_steps": 3,
+    }
+    first = train(PAIRS[:4], **settings)
+    first.train()
+    first.save_model()
+    first._save_optimizer_and_scheduler(first.args.output_dir)
+
+    second = train(PAIRS[:4], **settings, optimizer_from=first.args.output_dir)
+    second.train()
+
+    assert history(first, "learning_rate") == [pytest.approx(5e-4)]
+    assert history(second, "learning_rate") == [pytest.approx(1e-3)]
+
+
 def test_training_prefers_the_chosen_side(train):
     """A few epochs on six pairs: the margin grows and the loss falls."""
     trainer = train(num_train_epochs=4, lr_scheduler_type="constant")

@@ -186,10 +186,18 @@ def test_values_that_are_not_numbers_are_left_out():
             {"loss": "nan", "grad_norm": True},
             {"loss": -(10**400)},
         ],
-        [34],
+        [range(34)],
     )
 
     assert (found["loss"], found["kl"], found["grad_norm"], found["entropy"]) == (1.0, 0.5, None, None)
+
+
+def test_a_mean_over_turns_is_of_those_that_carried_loss():
+    """One first turn at 1 and two second turns at 4, of episodes whose first turn another had: (1 + 4 + 4) / 3."""
+    logged = [{"kl/turn_1": 1.0, "kl/turn_2": 4.0, "kl/turn_3-4": 9.0}]
+
+    assert training_of(logged, [range(1), range(1, 2), range(1, 2)])["kl"] == 3.0
+    assert training_of(logged, [range(2, 7)])["kl"] == 9.0
 
 
 def test_learning_is_drawn_with_the_training_behind_it(online, make):

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.data.paths import RunPaths
+from perturn.data.paths import OPTIMIZER, RunPaths
 from perturn.data.seals import file_digest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
@@ -64,6 +65,7 @@ def made(recipe, tokenizer, explore):
             with run.stage("sft", folder):
                 make_tiny_model(3).save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
+                (folder / OPTIMIZER[0]).write_bytes(b"moments")
             if run.recipe.explore:
                 explore(run)
         return run.folder
@@ -153,6 +155,14 @@ def unfinished(folder):
     file.write_text(json.dumps(manifest))
 
 
+def of_none_over(folder):
+    """Windows cut every episode."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["stages"]["explore"]["counts"] = {"episodes": 8, "failed": 2, "unfinished": 6}
+    file.write_text(json.dumps(manifest))
+
+
 def altered(folder):
     """An episode of the exploration is gone."""
     file = folder / "trajectories/explore.jsonl"
@@ -207,6 +217,7 @@ def unknown(folder):
             BEST,
             r"best_of\.by=value: stage explore of .*made is not done; run: perturn run .*made",
         ),
+        (of_none_over, BEST, r"by=value: no episode of .*explore\.jsonl is over, or all of them FAILED"),
         (altered, TAKEN, r"rerank\.by=value: .*explore\.jsonl has \d+ bytes, and was written with"),
         (retrained, BEST, r"by=value: .*model\.safetensors has other content than was written"),
         (retrained, IMPLICIT, r"by=implicit: .*model\.safetensors has other content than was written"),
@@ -244,6 +255,22 @@ def test_a_run_that_explored_nothing_teaches_no_head(made, score):
     with pytest.raises(ConfigError, match=r"by=value: .*made explores nothing that values could learn from"):
         check(score(policy, *BEST))
     check(score(policy, *IMPLICIT))
+
+
+def test_a_model_beside_the_checkpoints_of_a_run_is_of_no_run(made, score):
+    folder = made()
+    shutil.copytree(folder / "checkpoints/sft", folder / "exports/sft")
+
+    with pytest.raises(ConfigError, match="nothing is explored here"):
+        check(score(folder / "exports/sft", *BEST))
+
+
+def test_a_base_of_the_runs_own_is_asked_for_too(made, recipe):
+    """SFT began with it, so its implicit reward reads it."""
+    read = read_recipe(recipe, ["model={name: base}", "base={}"])
+
+    with pytest.raises(RunError, match=r"stage base of .*made is not done"):
+        Maker(made(), read, "sft").require("implicit")
 
 
 def test_a_base_has_no_implicit_reward(recipe, tmp_path):
@@ -294,6 +321,21 @@ def test_a_score_that_was_stopped_goes_on_with_the_same_exploration(stopped):
         key: counts[key] for key in counts if key.startswith("value_")
     }
     assert found["drawn_episodes"] == counts["drawn_episodes"] == 12
+
+
+def test_a_score_goes_on_once_the_optimizer_is_let_go(stopped):
+    """As a run does with that of a policy from which no training goes on; the policy is the same."""
+    read, _ = stopped
+    policy = Path(read.model.name)
+    (policy / OPTIMIZER[0]).unlink()
+    file = policy.parents[1] / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["files"][f"checkpoints/sft/{OPTIMIZER[0]}"]
+    file.write_text(json.dumps(manifest))
+
+    with open_run(read) as run:
+        run_stages(run)
+        assert run.is_done("evaluate-base")
 
 
 def test_a_score_does_not_go_on_with_another_exploration(stopped, recipe, explore):

@@ -1,7 +1,7 @@
 """Episodes in windows: played some turns an iteration, played on in the next, and learned from all along."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 
 from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
+from perturn.credit.returns import Return
+from perturn.credit.turn_gae import TurnGAE
 from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure
 from perturn.report.folder import read_run
+from perturn.report.groups import shown_group
 from perturn.report.iterations import iteration_rows, not_over
-from perturn.run.branch import branch_jobs
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.panels import in_windows, make_jobs
-from perturn.settings.branch import Branch
 from perturn.settings.sections import Explore
+from perturn.settings.stages import stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 
 from .online import GROUPS, begin, recipe_of
@@ -56,6 +58,11 @@ class Count:
 
     def close(self):
         """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class Mine(TurnGAE):
+    """The same credit under another name."""
 
 
 def played(job, world=None, words=6):
@@ -129,6 +136,9 @@ def test_numbers_of_new_episodes_and_of_those_that_go_on_never_meet():
         assert sorted(job.sample for job in jobs) == list(range(2 * iteration))
         assert {job.begun.sample + 2 == job.sample for job in jobs if job.begun} <= {True}
         assert len({job.seed for job in jobs}) == len(jobs)
+        begun = [job.begun.key for job in jobs if job.begun]
+        assert begun == sorted(begun)
+        assert in_windows(jobs[len(begun) :], left[::-1], settings, 0, iteration) == jobs
         left = [played(job) for job in jobs]
 
 
@@ -158,6 +168,20 @@ def test_what_is_unfinished_goes_on_in_the_next_iteration(windowed):
         assert counts["not_come_back"] == 0
 
 
+def test_an_exploration_in_windows_starts_from_the_one_before(place):  # noqa: F811
+    """And from the policy; without windows from that alone."""
+    needs, others = (
+        {stage.name: stage.needs for stage in stages(recipe_of(place, *words))}
+        for words in (WORDS, WORDS[:-1])
+    )
+
+    assert [needs[f"explore-00{number}"] for number in (2, 3)] == [
+        ("align-001", "explore-001"),
+        ("align-002", "explore-002"),
+    ]
+    assert others["explore-002"] == ("align-001",)
+
+
 def test_turns_carry_loss_in_the_iteration_that_played_them(windowed):
     """In the last iteration the second turn of what went on, and the first of what is new."""
     model = str(windowed / "checkpoints" / "sft")
@@ -166,6 +190,8 @@ def test_turns_carry_loss_in_the_iteration_that_played_them(windowed):
 
     own = [set(range(one.taken_over, len(one.turns))) for one in stored]
     assert [{token["turn"] for token in row if token["loss"]} for row in rows] == own
+    (trained,) = (one.trained_turns for one in read_run(windowed).iterations if one.number == 3)
+    assert sorted(map(set, trained), key=min) == sorted(own, key=min)
     assert audit(windowed, model)["parts"]["explored"]["turns"] == sum(map(len, own))
 
 
@@ -211,6 +237,18 @@ def test_the_report_takes_means_over_episodes_that_are_over(windowed):
     assert not_over([row | {"unfinished": 0} for row in rows]) == []
 
 
+def test_the_page_says_of_a_group_who_goes_on(windowed):
+    """Neither a success nor none."""
+    run = read_run(windowed)
+    group = shown_group(run, "run")
+    status = {one.sample: one.status for one in run.explored if one.task.id == group["task"]}
+
+    assert {row["sample"] for row in group["samples"] if row["outcome"] == "goes on"} == {
+        sample for sample, each in status.items() if each is Status.UNFINISHED
+    }
+    assert Status.UNFINISHED in status.values()
+
+
 def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
     """With V = (0.5, 0.25) and rewards (1, 0), delta = (0.75, 0), and so is A; if it were over, (0.5, -0.25).
 
@@ -229,9 +267,56 @@ def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
         assert targets[1] == [[1.0], [0.0]]
 
 
+def test_an_outcome_is_not_paid_before_it_is_known():
+    """V = (3, 3) promises the whole outcome, so both turns are worth 3 - 3; what was earned so far is in it."""
+    turns = (Turn((), Action("a"), reward=1.0), Turn((), Action("b"), reward=2.0))
+    cut = replace(
+        played(Job(Task("t"), 0, window=1)), turns=turns, total_reward=3.0, status=Status.UNFINISHED
+    )
+    limited = replace(cut, status=Status.COMPLETED, truncated=True)
+
+    credit = CREDITS["turn-gae"](truncated="bootstrap", returns=Return("outcome"))
+    weights = credit([cut, limited], values=[[[3.0], [3.0]]] * 2)
+
+    assert [each.tolist() for each in weights] == [[0.0, 0.0]] * 2
+    assert Return("outcome", invalid_penalty=0.5)([cut]) == [[0.0, 0.0]]
+
+
+def test_nothing_is_learned_from_an_episode_that_did_not_go_on():
+    """What comes after its turns is not known: it is no failure. One that failed at a turn of its own is."""
+    begun = played(Job(Task("t"), 3, window=2))
+    lost = [
+        played(Job(Task("t"), 9, 4, begun, window=2), world) for world in (Count(says="answer"), Count(end=2))
+    ]
+    crashed = replace(played(Job(Task("t"), 9, 4, begun, window=2)), status=Status.FAILED)
+    assert [(one.status, len(one.turns)) for one in lost] == [(Status.FAILED, 1), (Status.FAILED, 2)]
+
+    *unknown, known = CREDITS["turn-gae"]().value_targets([*lost, crashed], [[1]] * 3)
+
+    assert all(value != value for of_one in unknown for (value,) in of_one)
+    assert known == [[0.0]] * 4
+
+
+def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
+    """One that the run has no weights of gives them for all that was explored."""
+    again = credit_run(
+        windowed, ["credit.name=turn-gae"], against=f"{__name__}:Mine", reference="sft", writes=False
+    )
+    for number, one in enumerate(again["iterations"], start=1):
+        assert one["against"]["turns"] == len(explored(windowed, number))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (
+            ["evaluate={best_of: {samples: 2, by: value}}"],
+            "by=value learns from explored episodes that are over",
+        ),
+        (
+            ["evaluate={rerank: {samples: 2, by: value}}"],
+            "by=value learns from explored episodes that are over",
+        ),
         (["iterations=1"], "explore.window cuts episodes that go on in the next iteration"),
         (
             ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
@@ -254,6 +339,10 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # n
             ["credit.name=rloo"],
             "credit rloo weighs episodes by how they end, and with explore.window some are not",
         ),
+        (
+            ["credit.name=slate"],
+            "credit slate weighs branches of episodes, and with explore.window some are not",
+        ),
         (["explore.window=3"], "explore.window is 3, and no episode has more than 3 turns"),
     ],
 )
@@ -262,75 +351,3 @@ def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=says):
         check(recipe_of(place, *WORDS, *words))
-
-
-SLATE = [
-    *GROUPS,
-    "iterations=1",
-    "evaluate=null",
-    "credit.name=slate",
-    "branch={every: 1, samples: 2, window: 1}",
-]
-
-
-def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
-    """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
-    finish(begin(place, "slate", *SLATE))
-    folder = place / "runs" / "slate"
-    begun, branches = (
-        list(read_trajectories(folder / f"trajectories/{name}.jsonl")) for name in ("explore", "branch")
-    )
-    rows = {row.key: row for row in read_credits(folder / "credits/slate.jsonl")}
-
-    assert all(len(one.turns) == one.taken_over + 1 for one in branches)
-    for one in begun:
-        for at in range(1, len(one.turns)):
-            fork = [
-                one,
-                *(
-                    b
-                    for b in branches
-                    if (b.task.id, b.origin, b.taken_over) == (one.task.id, one.sample, at)
-                ),
-            ]
-            q = [each.turns[at].reward for each in fork]
-            assert len(fork) == 3
-            expected = [(each - (sum(q) - each) / 2) / 3 for each in q]
-            assert [rows[each.key].weight[at] for each in fork] == pytest.approx(expected)
-    counts = json.loads((folder / "manifest.json").read_text())["stages"]["branch"]["counts"]
-    assert counts.get("unfinished", 0) == sum(one.status is Status.UNFINISHED for one in branches)
-    with pytest.raises(ConfigError, match=r"branch\.window is 1, and credit portool reads how branches end"):
-        credit_run(folder, ["credit.name=portool"])
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["groups=null", "pair.within=branch", "credit=null", "align.loss={name: dpo}"],
-            "branch.window leaves",
-        ),
-        (["branch.search={}"], "search reads how episodes end"),
-    ],
-)
-def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):  # noqa: F811
-    with pytest.raises(ConfigError, match=says):
-        recipe_of(place, *SLATE, *words)
-
-
-def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811
-    pair = "pair={within: branch, by: progress, length: turn, remaining: searching}"
-    recipe = recipe_of(place, *SLATE, "groups=null", "credit=null", "align.loss={name: dpo}", pair)
-
-    assert recipe.branch.window == 1
-
-
-def test_a_branch_in_a_window_is_left_where_it_is():
-    """Played on from turn 2 of six, one turn: it is neither over nor cut."""
-    jobs = branch_jobs([played(Job(Task("t"), 3))], Branch(every=2, samples=1, window=1), seed=0)
-    found = [played(job) for job in jobs]
-
-    assert [(len(one.turns), one.status, one.truncated) for one in found] == [
-        (3, Status.UNFINISHED, False),
-        (5, Status.UNFINISHED, False),
-    ]

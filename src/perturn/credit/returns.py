@@ -6,7 +6,7 @@ from typing import Annotated
 
 from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
-from perturn.types import Status, Trajectory
+from perturn.types import Status, Trajectory, unfinished
 
 Numbers = list[list[float]]
 """A number for each turn `[trajectories][turns]`."""
@@ -34,7 +34,7 @@ class Return:
 
     rewards: str = "turns"
     """Rewards that count: turns (each as the environment gave it), outcome (their sum, at the last turn) or success
-    (1 or 0, at the last turn)."""
+    (1 or 0, at the last turn). An episode that is UNFINISHED has no outcome yet."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
     """Taken off the reward of each turn whose action was invalid, in units of reward; >= 0."""
@@ -50,10 +50,9 @@ class Return:
 
     def _rewards(self, trajectory: Trajectory) -> list[float]:
         rewards = recorded_rewards(trajectory)
-        if self.rewards == "outcome":
-            rewards = _at_the_end(sum(rewards), len(rewards))
-        elif self.rewards == "success":
-            rewards = _at_the_end(float(solved(trajectory)), len(rewards))
+        if self.rewards != "turns":
+            outcome = sum(rewards) if self.rewards == "outcome" else float(solved(trajectory))
+            rewards = _at_the_end(0.0 if unfinished(trajectory) else outcome, len(rewards))
         if not self.invalid_penalty or trajectory.status is Status.FAILED:
             return rewards
         return [

@@ -1,7 +1,7 @@
 """Turn-level GAE: generalized advantage estimation over the turns of each trajectory, with a learned value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +12,7 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
-from perturn.types import Trajectory, unfinished
+from perturn.types import Status, Trajectory, failed, unfinished
 
 Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
 """V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
@@ -85,11 +85,12 @@ class TurnGAE:
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`.
 
-        It is NaN in an episode whose rest is not known.
+        It is NaN in an episode whose rest is not known: that goes on, or was to go on and did not.
         """
         return [
-            [[nan if self._goes_on(one) else each] for each in returns_to_go(rewards, self.gamma)]
+            [[nan if unknown else each] for each in returns_to_go(rewards, self.gamma)]
             for one, rewards in zip(group, self.returns(group), strict=True)
+            for unknown in [self._goes_on(one) or _was_lost(one)]
         ]
 
     def _goes_on(self, trajectory: Trajectory) -> bool:
@@ -105,6 +106,17 @@ class TurnGAE:
         return as_tensors(
             [
                 generalized_advantages(rewards, own, self.gamma, self.lam, after)
-                for rewards, own, after in zip(self.returns(group), known, ends, strict=True)
+                for rewards, own, after in zip(self._paid(group), known, ends, strict=True)
             ]
         )
+
+    def _paid(self, group: Sequence[Trajectory]) -> Numbers:
+        """Rewards that count, without an outcome where something comes after, whose V has it."""
+        return self.returns(
+            [replace(one, status=Status.UNFINISHED) if self._goes_on(one) else one for one in group]
+        )
+
+
+def _was_lost(trajectory: Trajectory) -> bool:
+    """Whether an episode that was to go on FAILED before it had, which says nothing of the turns that it had."""
+    return failed(trajectory) and 0 < len(trajectory.turns) <= trajectory.taken_over

@@ -42,6 +42,9 @@ class _Line(TypedDict):
     success: NotRequired[bool]
     status: NotRequired[Literal["completed", "failed", "unfinished"]]
     policy: NotRequired[str]
+    sample: NotRequired[int]
+    origin: NotRequired[int | None]
+    taken_over: NotRequired[int]
 
 
 _LINE = TypeAdapter(_Line)
@@ -60,13 +63,17 @@ class Outcome:
     invalid: int
     """Turns whose action broke the format, or that the environment did not understand."""
     surprise: float | None
-    """Mean negative log-probability of its sampled tokens, in nats; None if none were recorded."""
+    """Mean negative log-probability of the sampled tokens of its own turns, in nats; None if none were recorded."""
     policy: str
     """The policy that played it, and a hash of its weights."""
     kind: str = ""
     """Kind of the task."""
     unfinished: bool = False
     """Whether it goes on in the next iteration, so that score and success are not known yet."""
+    sample: int = 0
+    """Index among the trajectories of its task."""
+    first: int = 0
+    """Its first own turn, from 0: those before are of the episode that it was played on from."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -94,7 +101,8 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
     failed = row.get("status") == "failed"
     turns = row.get("turns", [])
-    logprobs = [each for turn in turns for each in turn["action"].get("logprobs") or ()]
+    own = 0 if row.get("origin") is None else row.get("taken_over", 0)
+    logprobs = [each for turn in turns[own:] for each in turn["action"].get("logprobs") or ()]
     return Outcome(
         task=row["task"]["id"],
         score=0.0 if failed else row.get("total_reward", 0.0),
@@ -106,6 +114,8 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         policy=row.get("policy", ""),
         kind=row["task"].get("kind", ""),
         unfinished=row.get("status") == "unfinished",
+        sample=row.get("sample", 0),
+        first=own,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -318,11 +319,22 @@ class TurnTrainer(Trainer):
         super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule, asked for after the optimizer; both go on where an earlier training stopped."""
+        """Make the schedule, asked for after the optimizer; both go on where an earlier training stopped.
+
+        Of several trainings of one step each, the first begins where the learning rate has risen once: at 0 it would
+        change nothing.
+        """
         args = self.turn_args
-        super().create_scheduler(args.schedule_steps or num_training_steps, optimizer)
+        steps = args.schedule_steps or num_training_steps
+        rises = num_training_steps == 1 < steps and args.get_warmup_steps(steps) > 0
+        scheduler = super().create_scheduler(steps + rises, optimizer)
         if args.optimizer_from is not None:
             self._load_optimizer_and_scheduler(args.optimizer_from)
+        elif rises:
+            with warnings.catch_warnings(
+                action="ignore", category=UserWarning
+            ):  # torch expects a step before
+                scheduler.step()
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -31,7 +31,7 @@ class Iteration:
     """Counts of its credit, of its pairs, or of its outcomes."""
     metrics: list[dict[str, Any]]
     """Entries of its training, a row an optimizer step."""
-    trained_turns: list[int]
+    trained_turns: list[range]
     """Turns of each episode that was trained; of all that were explored, where nothing says which."""
     agreement: float | None
     """Mean absolute difference of the log-probabilities of sampling and of training, in nats a token."""
@@ -64,7 +64,7 @@ def _read(
     )  # the first episodes to end are the short ones
     played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
     explored = [one for one in played if not one.unfinished]
-    trained = _trained(paths, mark, notes["outcomes"], sealed)
+    trained = _trained(paths, mark, notes["outcomes"], sealed, played)
     agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
     return Iteration(
         number=int(mark[1:] or 1),
@@ -72,25 +72,33 @@ def _read(
         unfinished=len(played) - len(explored),
         counts=account_of(notes),
         metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
-        trained_turns=[one.turns for one in played] if trained is None else trained,
+        trained_turns=[range(one.first, one.turns) for one in played] if trained is None else trained,
         agreement=float(agreement) if is_number(agreement) else None,
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
 
 
 def _trained(
-    paths: RunPaths, mark: str, outcomes: Mapping[str, Any], sealed: Mapping[str, Any]
-) -> list[int] | None:
-    """Turns of each episode that was trained; None where neither a credit nor outcomes say which."""
+    paths: RunPaths,
+    mark: str,
+    outcomes: Mapping[str, Any],
+    sealed: Mapping[str, Any],
+    played: Sequence[Outcome],
+) -> list[range] | None:
+    """Own turns of each episode that was trained; None where neither a credit nor outcomes say which."""
     if outcomes.get("done") and paths.outcomes(mark).is_file():
-        return [len(row.weight) for row in read_records(paths.outcomes(mark), WeightedTrajectory)]
+        return [range(len(row.weight)) for row in read_records(paths.outcomes(mark), WeightedTrajectory)]
     own = [
         file
         for file in paths.credits(mark).values()
         if (sealed.get(paths.name(file)) or {}).get("stage") == f"credit{mark}"
     ]
-    rows = (row for file in own for row in read_credits(file))
-    return [len(row.weight) for row in rows if row.bin == "trained"] if own else None
+    if not own:
+        return None
+    branches = read_outcomes(paths.trajectories(f"branch{mark}"))
+    first = {(one.task, one.sample): one.first for one in (*played, *branches)}
+    rows = (row for file in own for row in read_credits(file) if row.bin == "trained")
+    return [range(first.get(row.key, 0), len(row.weight)) for row in rows]
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:

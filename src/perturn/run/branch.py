@@ -51,9 +51,25 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
             f"branch.{'every is' if recipe.branch.at == 'every' else 'at begins at turn'} {every}, and no episode has "
             f"more than {longest} turns, so that none would be played on; {remedy}."
         )
+    if tasks and recipe.branch.window is not None:
+        _check_window(recipe.branch, longest - (every if recipe.branch.at != "wrong" else 0))
     locate("perturn.run.forks:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
     if not recipe.explore.sampling.temperature:
         _check_greedy(recipe, recipe.branch)
+
+
+def _check_window(settings: Branch, longest: int) -> None:
+    """Refuse a window that cuts no branch, of which none has more than `longest` turns.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    assert settings.window is not None
+    if settings.window >= longest:
+        raise ConfigError(
+            f"branch.window is {settings.window}, and no branch has more than {longest} turns, so that none would be "
+            "cut; take less, or leave it out."
+        )
 
 
 def _check_greedy(recipe: Recipe, settings: Branch) -> None:

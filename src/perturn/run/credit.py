@@ -347,7 +347,8 @@ def _other(
     file = paths.credit(_label({"name": name}), stage.mark)
     if weigher is None or (file.is_file() and "critics" not in weigher.credit.needs):
         return read_credits(file)
-    credit, episodes = weigher.credit, [one for one in weighed if one.origin is None]
+    credit, explored = weigher.credit, {one.key for one in read_trajectories(paths.trajectories(stage.name))}
+    episodes = [one for one in weighed if one.key in explored]
     if trains_branches(credit):
         episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
     return credit_groups(episodes, credit, weigher.needed(stage, episodes))

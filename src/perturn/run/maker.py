@@ -94,6 +94,10 @@ class Maker:
             found |= own
         if by == VALUE:
             self._require_done(manifest, self.explored.stem)
+            counts = manifest["stages"][self.explored.stem].get("counts") or {}
+            known = counts.get("episodes", 1) - counts.get("failed", 0) - counts.get("unfinished", 0)
+            if known < 1:
+                raise ConfigError(f"no episode of {self.explored} is over, or all of them FAILED.")
             names = (self.paths.name(self.explored), self.paths.name(self.paths.tasks))
             found |= {file: one for file, one in seals.items() if file in names}
             for file in (self.explored, self.paths.tasks):

@@ -33,13 +33,13 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
+    tasks = panels.tasks.get("explore", [])
+    _check_window(recipe, name, credit, tasks)
     _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
     if recipe.groups:
         check_prover(recipe, name, credit)
         _check_progress(recipe, name, credit)
         _check_samples(recipe, name, credit)
-    tasks = panels.tasks.get("explore", [])
-    _check_window(recipe, name, credit, tasks)
     if "matches" in credit.needs:
         check_gold_calls(env, tasks, name)
     if "answer" in credit.needs:
@@ -88,9 +88,10 @@ def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Tas
     if window is None:
         return
     if not takes_unfinished(credit) or trains_branches(credit):
+        what = "branches of episodes" if trains_branches(credit) else "episodes by how they end"
         raise ConfigError(
-            f"credit {name} weighs episodes by how they end, and with explore.window some are not over; take "
-            "credit.name=turn-gae, or leave the window out."
+            f"credit {name} weighs {what}, and with explore.window some are not over; take credit.name=turn-gae, or "
+            "leave the window out."
         )
     longest = max(map(make_protocol(recipe.protocol).limit, tasks), default=0)
     if tasks and window >= longest:

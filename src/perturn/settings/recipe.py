@@ -207,6 +207,12 @@ class Recipe:
             self.branch is None,
             "branch plays on episodes that are over, and with explore.window some are not; leave one out.",
         )
+        choice = self.evaluate and (self.evaluate.best_of or self.evaluate.rerank)
+        require(
+            not choice or choice.by != "value",
+            "by=value learns from explored episodes that are over, and with explore.window the first iteration has the "
+            "short ones alone, or none; choose by something else, or leave the window out.",
+        )
         require(
             not self.groups.drop_equal_outcomes,
             "groups.drop_equal_outcomes compares outcomes, which are not known of episodes that explore.window cuts; "

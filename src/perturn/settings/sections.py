@@ -217,7 +217,7 @@ class Train:
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises from 0 to its peak, in whole steps, rounded up. A training of
-    one step has no such step, or it would change nothing."""
+    one step has no such step, or it would change nothing; with iterations of one step the first is a step up."""
     scheduler: str = "cosine"
     """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
     arguments."""

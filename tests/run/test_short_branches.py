@@ -1,0 +1,99 @@
+"""Branches of so many turns: left where they are, and read by what these turns were worth."""
+
+import json
+
+import pytest
+
+from perturn.data.groups import read_credits
+from perturn.data.store import read_trajectories
+from perturn.episodes.episode import Job
+from perturn.errors import ConfigError
+from perturn.run.branch import branch_jobs
+from perturn.run.credit import credit_run
+from perturn.run.loop import check
+from perturn.settings.branch import Branch
+from perturn.types import Status, Task
+
+from .online import GROUPS, begin, recipe_of
+from .test_loop import finish, place  # noqa: F401  a fixture
+from .test_windows import played
+
+SLATE = [
+    *GROUPS,
+    "iterations=1",
+    "evaluate=null",
+    "credit.name=slate",
+    "branch={every: 1, samples: 2, window: 1}",
+]
+
+
+def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
+    """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
+    finish(begin(place, "slate", *SLATE))
+    folder = place / "runs" / "slate"
+    begun, branches = (
+        list(read_trajectories(folder / f"trajectories/{name}.jsonl")) for name in ("explore", "branch")
+    )
+    rows = {row.key: row for row in read_credits(folder / "credits/slate.jsonl")}
+
+    assert all(len(one.turns) == one.taken_over + 1 for one in branches)
+    for one in begun:
+        for at in range(1, len(one.turns)):
+            fork = [
+                one,
+                *(
+                    b
+                    for b in branches
+                    if (b.task.id, b.origin, b.taken_over) == (one.task.id, one.sample, at)
+                ),
+            ]
+            q = [each.turns[at].reward for each in fork]
+            assert len(fork) == 3
+            expected = [(each - (sum(q) - each) / 2) / 3 for each in q]
+            assert [rows[each.key].weight[at] for each in fork] == pytest.approx(expected)
+    counts = json.loads((folder / "manifest.json").read_text())["stages"]["branch"]["counts"]
+    assert counts.get("unfinished", 0) == sum(one.status is Status.UNFINISHED for one in branches)
+    with pytest.raises(ConfigError, match=r"branch\.window is 1, and credit portool reads how branches end"):
+        credit_run(folder, ["credit.name=portool"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["groups=null", "pair.within=branch", "credit=null", "align.loss={name: dpo}"],
+            "branch.window leaves",
+        ),
+        (["branch.search={}"], "search reads how episodes end"),
+    ],
+)
+def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):  # noqa: F811
+    with pytest.raises(ConfigError, match=says):
+        recipe_of(place, *SLATE, *words)
+
+
+def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F811
+    """Episodes have three turns, and branches begin with the second."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+
+    with pytest.raises(ConfigError, match=r"branch\.window is 2, and no branch has more than 2 turns"):
+        check(recipe_of(place, *SLATE, "branch.window=2"))
+
+
+def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811
+    pair = "pair={within: branch, by: progress, length: turn, remaining: searching}"
+    recipe = recipe_of(place, *SLATE, "groups=null", "credit=null", "align.loss={name: dpo}", pair)
+
+    assert recipe.branch.window == 1
+
+
+def test_a_branch_in_a_window_is_left_where_it_is():
+    """Played on from turn 2 of six, one turn: it is neither over nor cut."""
+    jobs = branch_jobs([played(Job(Task("t"), 3))], Branch(every=2, samples=1, window=1), seed=0)
+    found = [played(job) for job in jobs]
+
+    assert [(len(one.turns), one.status, one.truncated) for one in found] == [
+        (3, Status.UNFINISHED, False),
+        (5, Status.UNFINISHED, False),
+    ]
