@@ -134,7 +134,9 @@ def test_what_cannot_be_read_is_the_lowest_and_what_failed_teaches_nothing(
     assert (values.episodes, found[0]) == (12, -inf)
     assert found[1] > -inf
     assert values.of_episodes([lost[1], lessons[0]])[0] == -inf
-    with pytest.raises(RunError, match="learns from all FAILED or have no turns; choose by something else"):
+    with pytest.raises(
+        RunError, match="learns from all FAILED, are not over or have no turns; choose by something else"
+    ):
         ActionValues(tiny_model, renderer, lost, 4096)
 
 

@@ -362,7 +362,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
 
     The oracle and process scores read how far each turn is from the end, which nobody measured here; there are no tools
     to call, and the game has no answers for igpo and its kin, and no episode was played on for spo and pav, nor for
-    portool and arpo, which train on such; and nobody was trained for progress-advantage and oprl to compare.
+    portool, arpo and slate, which train on such; and nobody was trained for progress-advantage and oprl to compare.
     """
     given = [
         name
@@ -377,7 +377,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 12
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 13
     with pytest.raises(DataError, match=r"was not measured; set pair\.remaining, or groups\.remaining"):
         credit_run(explored, ["credit.name=first-error"])
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
