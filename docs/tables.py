@@ -1,8 +1,9 @@
 """Put the tables of studies into the pages of results, so that no number is typed by hand.
 
 Each block `<!-- study NAME -->` ... `<!-- end -->` gets what `studies/results/NAME/table.md` holds, and each
-`<!-- row NAME: FIRST CELL -->` ... `<!-- -->` the difference of one row of it, with its size and p. With `--check`
-nothing is written, and what is not equal is an error.
+`<!-- row NAME: FIRST CELL -->` ... `<!-- -->` the difference of one row of it, with its size and p: in points of
+success, or in the score with `row NAME: FIRST CELL, score`. With `--check` nothing is written, and what is not equal
+is an error.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _BEGIN, _END = re.compile(r"<!-- study (\S+) -->"), "<!-- end -->"
-_ROW = re.compile(r"<!-- row (\S+): ([^>]+) -->.*?<!-- -->")
+_ROW = re.compile(r"<!-- row (\S+): ([^>]+?)(, score)? -->.*?<!-- -->")
 
 
 def filled(page: str, studies: Path) -> str:
@@ -27,8 +28,9 @@ def filled(page: str, studies: Path) -> str:
     """
 
     def row(match: re.Match[str]) -> str:
-        name, key = match.groups()
-        return f"<!-- row {name}: {key} -->{_difference(_table(studies, name), key)}<!-- -->"
+        name, key, scored = match.groups()
+        said = _difference(_table(studies, name), key, "score" if scored else "points")
+        return f"<!-- row {name}: {key}{scored or ''} -->{said}<!-- -->"
 
     first, *rest = _BEGIN.split(_ROW.sub(row, page))
     found = [first]
@@ -44,22 +46,24 @@ def _table(studies: Path, name: str) -> str:
     return (studies / name / "table.md").read_text(encoding="utf-8")
 
 
-def _difference(table: str, key: str) -> str:
-    """The difference that the row of a table has which begins with a cell, with its size and p.
+def _difference(table: str, key: str, unit: str) -> str:
+    """The difference, in "points" or "score", that the row has which begins with a cell; with its size and p.
 
     Raises:
-        ValueError: If no row begins so.
+        ValueError: If no row with such a difference begins so.
     """
     head: list[str] = []
     for line in table.splitlines():
         cells = line.strip("| ").split(" | ")
-        if any(cell.endswith(", points") for cell in cells):
+        if any(cell.endswith(f", {unit}") for cell in cells):
             head = cells
         elif head and cells[0] == key:
             said = dict(zip(head, cells, strict=True))
-            points = next(cell for name, cell in said.items() if name.endswith(", points"))
-            return f"{points}; {said['tasks × seeds']}; p {said['p (Holm)']}"
-    raise ValueError(f"no row of the table begins with {key!r}.")
+            found = next(cell for name, cell in said.items() if name.endswith(f", {unit}"))
+            return f"{found}; {said['tasks × seeds']}; p {said['p (Holm)']}"
+        elif not line:
+            head = []
+    raise ValueError(f"no row of the table begins with {key!r} and has {unit}.")
 
 
 def main(arguments: list[str] | None = None) -> str | None:

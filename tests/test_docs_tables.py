@@ -105,6 +105,14 @@ TABLE = """| method | tasks × seeds | success, % | against sft, points | p (Hol
 | A against B | tasks × seeds | A − B, points | p (Holm) |
 |---|---|---|---|
 | tlm-dre against dpo | 139 × 4 | +0.5 [−1.0, +2.0] | 0.61 |
+
+| method | tasks × seeds | score | against sft, score | p (Holm) |
+|---|---|---|---|---|
+| dpo | 140 × 5 | 0.550 [0.500, 0.600] | −0.010 [−0.020, +0.001] | 0.07 |
+
+| A against B | tasks × seeds | A − B, score | p (Holm) |
+|---|---|---|---|
+| tlm-dre against dpo | 139 × 4 | +0.005 [−0.010, +0.020] | 0.62 |
 """
 
 
@@ -113,6 +121,8 @@ TABLE = """| method | tasks × seeds | success, % | against sft, points | p (Hol
     [
         ("dpo", "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"),
         ("tlm-dre against dpo", "+0.5 [−1.0, +2.0]; 139 × 4; p 0.61"),
+        ("dpo, score", "−0.010 [−0.020, +0.001]; 140 × 5; p 0.07"),
+        ("tlm-dre against dpo, score", "+0.005 [−0.010, +0.020]; 139 × 4; p 0.62"),
     ],
 )
 def test_a_cell_gets_the_difference_of_its_row(page, key, said):
@@ -131,4 +141,11 @@ def test_a_cell_gets_the_difference_of_its_row(page, key, said):
 def test_a_row_that_no_table_has_is_refused(page):
     page.write_text("<!-- row lab: gone --><!-- -->\n")
 
-    assert call(page) == "lab.md: no row of the table begins with 'gone'."
+    assert call(page) == "lab.md: no row of the table begins with 'gone' and has points."
+
+
+def test_a_row_without_scores_is_refused(page):
+    (page.parents[2] / "studies/results/lab/table.md").write_text(TABLE.partition("\n\n")[0])
+    page.write_text("<!-- row lab: dpo, score --><!-- -->\n")
+
+    assert call(page) == "lab.md: no row of the table begins with 'dpo' and has score."
