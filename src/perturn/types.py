@@ -13,7 +13,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from perturn.bounds import Bound, check_bounds
 from perturn.checks import are_factors
-from perturn.errors import DataError, EngineFailure
+from perturn.errors import DataError, EngineFailure, NotComeBack
 from perturn.io.plain import fault
 from perturn.remaining import Remaining as Remaining
 from perturn.rules import TurnControl, check_example
@@ -169,6 +169,16 @@ def failed(trajectory: Trajectory) -> bool:
 def unfinished(trajectory: Trajectory) -> bool:
     """Whether the episode goes on in the next iteration, so that its outcome is not known."""
     return trajectory.status is Status.UNFINISHED
+
+
+def came_back(trajectory: Trajectory) -> bool:
+    """Whether the world came back to where the episode was to go on; one that did not says nothing of any turn."""
+    return len(trajectory.turns) >= trajectory.taken_over and not came_elsewhere(trajectory)
+
+
+def came_elsewhere(trajectory: Trajectory) -> bool:
+    """Whether the world did not come back to where the episode was to go on."""
+    return failed(trajectory) and (trajectory.error or "").startswith(NotComeBack.__name__)
 
 
 def score(trajectory: Trajectory) -> float:

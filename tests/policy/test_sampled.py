@@ -396,6 +396,18 @@ def test_what_is_logged_by_the_position_of_a_turn(train, groups):
     assert not any("/turn_5" in name for name in entry)
 
 
+def test_the_kl_of_a_step_is_a_mean_over_its_turns(train, groups):
+    """Three first turns, two second ones, one third; also of a row without weight, which carries the KL alone."""
+    rows = weighted(groups[:3], [1.0], [2.0, -1.0], [0.0, 0.0, 0.0])
+    trainer = train(rows, loss={"name": "ppo-clip", "kl": 0.1}, num_train_epochs=2)
+    trainer.train()
+    entry = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+
+    means = [entry[f"kl/turn_{n}"] for n in ("1", "2", "3-4")]
+    assert max(means) > 2 * min(means) > 0
+    assert entry["kl/turns"] == pytest.approx((3 * means[0] + 2 * means[1] + means[2]) / 6)
+
+
 def test_positions_that_are_logged_together():
     """Turns 1, 2, 3-4, 5-8, 9-16, 17-32 and what follows: 40 turns of one trajectory."""
     side = TurnLogprobs.from_nested([[[-1.0]] * 40])

@@ -167,7 +167,7 @@ def online_run(folder, iterations=3):
             [
                 {"step": step, "loss": 0.5, "grad_norm": float(step), "clip_share": 0.25 * (step - 1)}
                 | {"behavior_kl": 0.01 * step, "entropy/chosen": 1.0 / number}
-                | {"kl/turn_1": 0.1, "kl/turn_2": 0.2, "kl/turn_3-4": 0.6}
+                | {"kl/turn_1": 0.1, "kl/turn_2": 0.5, "kl/turns": 0.3}
                 for step in (1, 2)
             ],
         )

@@ -18,6 +18,7 @@ from perturn.report import summarize
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.maker import Maker
 from perturn.run.panels import read_panels
+from perturn.run.plan import make_plan
 from perturn.run.readings import open_reader, reference_of
 from perturn.run.score import scoring_recipe
 from perturn.settings.recipe import read_recipe
@@ -46,11 +47,12 @@ def explore(renderer):
     def write(run, word="take"):
         file = run.paths.trajectories("explore")
         file.unlink(missing_ok=True)
-        with run.stage("explore", file), TrajectoryStore(file) as store:
+        with run.stage("explore", file) as counts, TrajectoryStore(file) as store:
             for task in read_panels(run.paths.tasks).tasks["explore"]:
                 for sample, text in enumerate(("no", f"{word} the lamp")):
                     turns = (Turn(ASKED, action(text)),)
                     store.append(Trajectory(task, turns, total_reward=float(sample), sample=sample))
+            counts["episodes"] = len(store)
 
     return write
 
@@ -155,11 +157,11 @@ def unfinished(folder):
     file.write_text(json.dumps(manifest))
 
 
-def of_none_over(folder):
-    """Windows cut every episode."""
+def of_failures(folder):
+    """No episode was played to an end."""
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text())
-    manifest["stages"]["explore"]["counts"] = {"episodes": 8, "failed": 2, "unfinished": 6}
+    manifest["stages"]["explore"]["counts"] = {"episodes": 8, "failed": 8}
     file.write_text(json.dumps(manifest))
 
 
@@ -217,7 +219,7 @@ def unknown(folder):
             BEST,
             r"best_of\.by=value: stage explore of .*made is not done; run: perturn run .*made",
         ),
-        (of_none_over, BEST, r"by=value: no episode of .*explore\.jsonl is over, or all of them FAILED"),
+        (of_failures, BEST, r"by=value: all episodes of .*explore\.jsonl FAILED"),
         (altered, TAKEN, r"rerank\.by=value: .*explore\.jsonl has \d+ bytes, and was written with"),
         (retrained, BEST, r"by=value: .*model\.safetensors has other content than was written"),
         (retrained, IMPLICIT, r"by=implicit: .*model\.safetensors has other content than was written"),
@@ -246,6 +248,18 @@ def test_what_the_run_lacks_is_said_before_any_work(made, score, tmp_path, spoil
     with pytest.raises(PerturnError, match=said):
         open_run(score(folder / "checkpoints" / name, *words))
     assert not (tmp_path / "scores").exists()
+
+
+def test_the_plan_of_a_score_counts_what_the_run_explored(made, score):
+    """Its head reads them all; without one the score takes less long."""
+    model = made() / "checkpoints/sft"
+    (by_value,), (by_likelihood,) = (
+        make_plan(score(model, *DECODED, f"evaluate.best_of={{samples: 3, by: {by}}}"), [], None).steps
+        for by in ("value", "likelihood")
+    )
+
+    assert by_value.work.endswith("chosen by a head on 8 that another run explored")
+    assert by_value.seconds > by_likelihood.seconds
 
 
 def test_a_run_that_explored_nothing_teaches_no_head(made, score):

@@ -125,16 +125,27 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
 
 
 def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypatch):  # noqa: F811
-    """By V alone; RLOO has nothing to compare with then, unless it keeps the score."""
+    """By V alone, over all tasks, or with branches of its own; RLOO has nothing then, unless it keeps the score."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
-    for words in (["credit.name=v0"], ["credit.name=turn-gae"], ["credit={name: rloo, singleton: raw}"]):
+    for words in (
+        ["credit.name=v0"],
+        ["credit.name=turn-gae"],
+        ["credit={name: rloo, singleton: raw}"],
+        ["credit.name=reinforce++"],
+        ["credit.name=portool", "branch.every=1"],
+    ):
         check(recipe_of(place, *WORDS, "explore.samples=1", *words))
 
+    for credit in ("{name: rloo}", "{name: reinforce++, baseline: true}"):
+        with pytest.raises(
+            ConfigError, match=r"samples must be > 1 with credit r.*, which compares the samples"
+        ):
+            check(recipe_of(place, *WORDS, "explore.samples=1", f"credit={credit}"))
     with pytest.raises(
-        ConfigError, match=r"samples must be > 1 with credit rloo, which compares the samples"
+        ConfigError, match=r"samples must be > 1 with groups\.drop_equal_outcomes, since no other"
     ):
-        check(recipe_of(place, *WORDS, "explore.samples=1", "credit.name=rloo"))
+        check(recipe_of(place, *WORDS, "explore.samples=1", "groups.drop_equal_outcomes=true"))
 
 
 def test_an_episode_alone_in_its_task_is_trained(place):  # noqa: F811

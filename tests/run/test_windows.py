@@ -19,11 +19,13 @@ from perturn.errors import ConfigError, EngineFailure
 from perturn.report.folder import read_run
 from perturn.report.groups import shown_group
 from perturn.report.iterations import iteration_rows, not_over
+from perturn.report.summary import signal_rows
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
+from perturn.run.maker import find_maker
 from perturn.run.panels import in_windows, make_jobs
 from perturn.settings.sections import Explore
-from perturn.settings.stages import stages
+from perturn.settings.stages import IMPLICIT, VALUE, stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 
 from .online import GROUPS, begin, recipe_of
@@ -58,6 +60,16 @@ class Count:
 
     def close(self):
         """Nothing is held."""
+
+
+class Crash(Count):
+    """Breaks at the third word."""
+
+    def step(self, action):
+        """Two numbers."""
+        if self.said == 2:
+            raise RuntimeError("broken")
+        return super().step(action)
 
 
 @dataclass(frozen=True)
@@ -190,8 +202,6 @@ def test_turns_carry_loss_in_the_iteration_that_played_them(windowed):
 
     own = [set(range(one.taken_over, len(one.turns))) for one in stored]
     assert [{token["turn"] for token in row if token["loss"]} for row in rows] == own
-    (trained,) = (one.trained_turns for one in read_run(windowed).iterations if one.number == 3)
-    assert sorted(map(set, trained), key=min) == sorted(own, key=min)
     assert audit(windowed, model)["parts"]["explored"]["turns"] == sum(map(len, own))
 
 
@@ -288,13 +298,36 @@ def test_nothing_is_learned_from_an_episode_that_did_not_go_on():
     lost = [
         played(Job(Task("t"), 9, 4, begun, window=2), world) for world in (Count(says="answer"), Count(end=2))
     ]
-    crashed = replace(played(Job(Task("t"), 9, 4, begun, window=2)), status=Status.FAILED)
+    crashed = [
+        played(Job(Task("t"), 9, 4, begun, window=2), world, words)
+        for world, words in ((Crash(), 6), (None, 0))
+    ]
     assert [(one.status, len(one.turns)) for one in lost] == [(Status.FAILED, 1), (Status.FAILED, 2)]
+    assert [(one.status, len(one.turns)) for one in crashed] == [(Status.FAILED, 2)] * 2
 
-    *unknown, known = CREDITS["turn-gae"]().value_targets([*lost, crashed], [[1]] * 3)
+    found = CREDITS["turn-gae"]().value_targets([*lost, *crashed], [[1]] * 4)
 
-    assert all(value != value for of_one in unknown for (value,) in of_one)
-    assert known == [[0.0]] * 4
+    assert all(value != value for of_one in found[:2] for (value,) in of_one)
+    assert found[2:] == [[[0.0]] * 2] * 2
+
+
+def test_signals_of_what_goes_on_are_not_told(windowed):
+    """Whether it succeeds is not known, nor whether it will go round in circles."""
+    found = list(explored(windowed, 3).values())
+    over = [one for one in found if one.status is not Status.UNFINISHED]
+
+    assert 0 < len(over) < len(found)
+    assert signal_rows({"exploration": found}) == signal_rows({"exploration": over})
+
+
+def test_a_policy_of_windows_is_not_scored_by_values(windowed):
+    """What its run explored first are the short episodes; it has an implicit reward all the same."""
+    maker = find_maker(recipe_of(windowed.parent.parent, f"model.name={windowed}/checkpoints/ppo-clip-003"))
+
+    assert "explores in windows (explore.window), where first the short episodes are over" in maker.lack(
+        VALUE
+    )
+    assert maker.lack(IMPLICIT) is None
 
 
 def test_credits_that_are_compared_both_weigh_what_went_on(windowed):

@@ -322,8 +322,7 @@ def online(tmp_path):
             row = {
                 "step": 1,
                 "clip_share": 0.25,
-                "kl/turn_1": 0.125,
-                "kl/turn_2": 0.5,
+                "kl/turns": 0.125,
                 "entropy/chosen": 0.75,
             }
             run.paths.metrics(f"align{mark}").write_text(json.dumps(row) + "\n")

@@ -69,6 +69,11 @@ class ReinforcePlusPlus:
         check_choice("std", self.std, DEVIATIONS)
         check_choice("singleton", self.singleton, SINGLETONS)
 
+    @property
+    def weighs_alone(self) -> bool:
+        """Whether a trajectory that is alone in its task gets a weight."""
+        return not self.baseline or self.singleton == "raw"
+
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
         to_go = [returns_to_go(of_one, self.gamma) for of_one in self.returns(group)]

@@ -12,7 +12,7 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.returns import Numbers, Return
-from perturn.types import Status, Trajectory, failed, unfinished
+from perturn.types import Status, Trajectory, came_back, failed, unfinished
 
 Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
 """V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
@@ -119,4 +119,4 @@ class TurnGAE:
 
 def _was_lost(trajectory: Trajectory) -> bool:
     """Whether an episode that was to go on FAILED before it had, which says nothing of the turns that it had."""
-    return failed(trajectory) and 0 < len(trajectory.turns) <= trajectory.taken_over
+    return failed(trajectory) and trajectory.taken_over > 0 and not came_back(trajectory)

@@ -63,13 +63,8 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
     return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}, "unit": "episodes"}
 
 
-def training_of(rows: Sequence[Mapping[str, Any]], turns: Sequence[range]) -> dict[str, Any]:
-    """Means over an iteration's optimizer steps of what was logged; None of what was not.
-
-    Args:
-        rows: What was logged, a row a step.
-        turns: Of each episode that was trained those that carried loss, from 0.
-    """
+def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over an iteration's optimizer steps of what was logged, a row a step; None of what was not."""
     entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
     found = [value for value in entropies if value is not None]
     return {
@@ -77,7 +72,7 @@ def training_of(rows: Sequence[Mapping[str, Any]], turns: Sequence[range]) -> di
         "loss": _mean(rows, "loss"),
         "grad_norm": _mean(rows, "grad_norm"),
         "entropy": fmean(found) if found else None,
-        "kl": _over_turns(rows, "kl", turns),
+        "kl": _mean(rows, "kl/turns"),
         "clip_share": _mean(rows, "clip_share"),
         "mismatch": _mean(rows[:1], "behavior_kl"),  # nothing has moved yet
     }
@@ -87,24 +82,6 @@ def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
     values = [float(row[key]) for row in rows if is_number(row.get(key))]
     mean = sum(values) / len(values) if values else None
     return mean if is_number(mean) else None
-
-
-def _over_turns(rows: Sequence[Mapping[str, Any]], name: str, trained: Sequence[range]) -> float | None:
-    """Mean over trained turns of a value that was logged by the position of a turn, such as `kl/turn_3-4`."""
-    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(f"{name}/turn_"))
-    found = [(value, _turns_at(key, trained)) for key in keys if (value := _mean(rows, key)) is not None]
-    turns = sum(count for _, count in found)
-    return sum(value * count for value, count in found) / turns if turns else None
-
-
-def _turns_at(key: str, trained: Iterable[range]) -> int:
-    """How many of the turns of these episodes have the positions of a key: `1`, `3-4`, `33-`."""
-    first, to, last = key.rpartition("_")[2].partition("-")
-    if not first.isdecimal() or not (last.isdecimal() or not last):
-        return 0
-    low = int(first)
-    high = int(last) if last else math.inf if to else low
-    return sum(max(0, int(min(own.stop, high)) - max(own.start, low - 1)) for own in trained)
 
 
 def is_number(value: Any) -> bool:

@@ -42,7 +42,6 @@ class _Line(TypedDict):
     success: NotRequired[bool]
     status: NotRequired[Literal["completed", "failed", "unfinished"]]
     policy: NotRequired[str]
-    sample: NotRequired[int]
     origin: NotRequired[int | None]
     taken_over: NotRequired[int]
 
@@ -70,10 +69,6 @@ class Outcome:
     """Kind of the task."""
     unfinished: bool = False
     """Whether it goes on in the next iteration, so that score and success are not known yet."""
-    sample: int = 0
-    """Index among the trajectories of its task."""
-    first: int = 0
-    """Its first own turn, from 0: those before are of the episode that it was played on from."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -114,8 +109,6 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         policy=row.get("policy", ""),
         kind=row["task"].get("kind", ""),
         unfinished=row.get("status") == "unfinished",
-        sample=row.get("sample", 0),
-        first=own,
     )
 
 

@@ -172,9 +172,9 @@ def trains_branches(credit: Credit) -> bool:
 
 def weighs_alone(credit: Credit) -> bool:
     """Whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
-    compares = needs_group(credit) and not getattr(credit, "across_tasks", False)
+    by_branches = trains_branches(credit)  # of which an episode has some of its own
     alone = getattr(credit, "singleton", "zero") == "raw" or getattr(credit, "weighs_alone", False)
-    return not compares or bool(alone)
+    return not needs_group(credit) or by_branches or bool(alone)
 
 
 def takes_unfinished(credit: Credit) -> bool:

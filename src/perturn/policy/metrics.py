@@ -86,7 +86,9 @@ def step_metrics(
     found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
     of_turns = getattr(loss, "turn_diagnostics", None)
     if of_turns:
-        found |= by_position(chosen, {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)})
+        values = {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
+        found |= by_position(chosen, values)
+        found |= {"kl/turns": values["kl"]} if "kl" in values else {}
     return cast("dict[str, Tensor]", found)
 
 

@@ -118,7 +118,7 @@ def read_run(path: Path) -> RecordedRun:
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
     notes = _missing(paths, mark, evaluation, settings)
-    iterations = read_iterations(paths, manifest.get("stages") or {}, files)
+    iterations = read_iterations(paths, manifest.get("stages") or {})
     loss = read_note(paths.loss(mark), Loss) or {}
     confidence, misfits = _confidence(paths, mark, len(pairs))
     reference = read_sides(paths.reference(mark), Reference)

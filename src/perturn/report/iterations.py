@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from perturn.data.groups import read_credits
 from perturn.data.iterations import STAGES, account_of, is_number, ledger_of, training_of
 from perturn.data.outcomes import Outcome, read_outcomes
 from perturn.data.paths import RunPaths, iteration_of
 from perturn.data.run_files import Metrics, read_note, read_notes
-from perturn.data.store import read_records
 from perturn.stats import Estimate, cluster_interval
-from perturn.types import WeightedTrajectory
 
 
 @dataclass(frozen=True)
@@ -31,40 +28,32 @@ class Iteration:
     """Counts of its credit, of its pairs, or of its outcomes."""
     metrics: list[dict[str, Any]]
     """Entries of its training, a row an optimizer step."""
-    trained_turns: list[range]
-    """Turns of each episode that was trained; of all that were explored, where nothing says which."""
     agreement: float | None
     """Mean absolute difference of the log-probabilities of sampling and of training, in nats a token."""
     seconds: float
 
 
-def read_iterations(
-    paths: RunPaths, stages: Mapping[str, Mapping[str, Any]], sealed: Mapping[str, Mapping[str, Any]]
-) -> list[Iteration]:
+def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) -> list[Iteration]:
     """All iterations of a run that have episodes, pairs or a credit, in order.
 
     Args:
         paths: Of the run.
         stages: As the manifest has them.
-        sealed: The manifest's files, which say the stage of each.
 
     Raises:
         RunError: If an episode or an entry is malformed.
     """
-    found = (_read(paths, mark, stages, sealed) for mark in paths.marks)
+    found = (_read(paths, mark, stages) for mark in paths.marks)
     return [each for each in found if each.explored or each.counts]
 
 
-def _read(
-    paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]], sealed: Mapping[str, Any]
-) -> Iteration:
+def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -> Iteration:
     notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
     is_whole = (
         not mark or not stages or notes["explore"].get("done")
     )  # the first episodes to end are the short ones
     played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
     explored = [one for one in played if not one.unfinished]
-    trained = _trained(paths, mark, notes["outcomes"], sealed, played)
     agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
     return Iteration(
         number=int(mark[1:] or 1),
@@ -72,33 +61,9 @@ def _read(
         unfinished=len(played) - len(explored),
         counts=account_of(notes),
         metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
-        trained_turns=[range(one.first, one.turns) for one in played] if trained is None else trained,
         agreement=float(agreement) if is_number(agreement) else None,
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
-
-
-def _trained(
-    paths: RunPaths,
-    mark: str,
-    outcomes: Mapping[str, Any],
-    sealed: Mapping[str, Any],
-    played: Sequence[Outcome],
-) -> list[range] | None:
-    """Own turns of each episode that was trained; None where neither a credit nor outcomes say which."""
-    if outcomes.get("done") and paths.outcomes(mark).is_file():
-        return [range(len(row.weight)) for row in read_records(paths.outcomes(mark), WeightedTrajectory)]
-    own = [
-        file
-        for file in paths.credits(mark).values()
-        if (sealed.get(paths.name(file)) or {}).get("stage") == f"credit{mark}"
-    ]
-    if not own:
-        return None
-    branches = read_outcomes(paths.trajectories(f"branch{mark}"))
-    first = {(one.task, one.sample): one.first for one in (*played, *branches)}
-    rows = (row for file in own for row in read_credits(file) if row.bin == "trained")
-    return [range(first.get(row.key, 0), len(row.weight)) for row in rows]
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
@@ -128,9 +93,7 @@ def iteration_rows(
             "explored": _explored(each.explored) if each.explored else None,
             "unfinished": each.unfinished,
             "ledger": ledger_of(each.counts, len(each.explored)),
-            "training": (training_of(each.metrics, each.trained_turns) | {"agreement": each.agreement})
-            if each.metrics
-            else None,
+            "training": (training_of(each.metrics) | {"agreement": each.agreement}) if each.metrics else None,
             "evaluation": _evaluation(made.get(each.number)),
             "seconds": each.seconds,
         }

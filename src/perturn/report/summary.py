@@ -137,8 +137,14 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """For each signal, the share of each set's episodes that show it, and success with and without it."""
-    found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
+    """For each signal, the share of each set's episodes that show it, and success with and without it.
+
+    An episode that goes on in the next iteration is in neither: its success and half of its signals are not known yet.
+    """
+    found = {
+        name: [(succeeded(one), signals_of(one)) for one in items if not unfinished(one)]
+        for name, items in sets.items()
+    }
     all_found = [each for episodes in found.values() for each in episodes]
     return [
         {

@@ -11,7 +11,7 @@ from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
-from perturn.errors import ConfigError, NotComeBack, RunError
+from perturn.errors import ConfigError, RunError
 from perturn.remaining import wrong_turns
 from perturn.run.measure import measured
 from perturn.run.panels import seed_of
@@ -20,7 +20,7 @@ from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, failed, succeeded
+from perturn.types import Task, Trajectory, came_back, came_elsewhere, failed, succeeded
 
 _logger = logging.getLogger(__name__)
 
@@ -254,13 +254,3 @@ def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
             len(played_on),
         )
     return {"not_come_back": count}
-
-
-def came_back(branch: Trajectory) -> bool:
-    """Whether the world came back to where the branch was to begin; one that did not says nothing of any turn."""
-    return len(branch.turns) >= branch.taken_over and not came_elsewhere(branch)
-
-
-def came_elsewhere(branch: Trajectory) -> bool:
-    """Whether the world did not come back to where the branch was to begin."""
-    return failed(branch) and (branch.error or "").startswith(NotComeBack.__name__)

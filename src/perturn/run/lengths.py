@@ -21,9 +21,11 @@ from perturn.io.reading import user_path
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, own_episodes
 from perturn.run.lessons import lessons
+from perturn.run.maker import find_maker
 from perturn.run.panels import Panels
 from perturn.run.session import make_protocol, make_renderer, world_maker
 from perturn.settings.recipe import Recipe
+from perturn.settings.stages import VALUE, chosen_by
 from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
@@ -42,6 +44,7 @@ class Episodes:
     sft: int = 0
     expert: int = 0
     explore: int = 0
+    """Also those that another run explored, where values are learned from them."""
     evaluate: int = 0
     limit: float = 1.0
     """Mean turn limit of the tasks."""
@@ -110,6 +113,8 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
     if recipe.explore:
         counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
+    elif chosen_by(recipe) == VALUE and (maker := find_maker(recipe)):
+        counts["explore"] = maker.episodes
     if own and recipe.sft:
         counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel
     if recipe.base:

@@ -63,6 +63,12 @@ class Maker:
         """Its stages that train."""
         return [one for one in stages(self.recipe) if one.command == "train"]
 
+    @property
+    def episodes(self) -> int:
+        """How many were explored then."""
+        stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
+        return int((stage.get("counts") or {}).get("episodes") or 0)
+
     def lack(self, by: str) -> str | None:
         """Why its recipe has nothing to choose by; None: it has."""
         acting = [one.policy for one in self._training if one.section != "reward"]
@@ -73,6 +79,11 @@ class Maker:
         if by == VALUE and self.recipe.explore is None:
             return (
                 f"{self.folder} explores nothing that values could learn from; add the section explore there."
+            )
+        if by == VALUE and self.recipe.explore and self.recipe.explore.window:
+            return (
+                f"{self.folder} explores in windows (explore.window), where first the short episodes are over, or "
+                "none; choose by something else, or leave the window out there."
             )
         return None
 
@@ -95,9 +106,8 @@ class Maker:
         if by == VALUE:
             self._require_done(manifest, self.explored.stem)
             counts = manifest["stages"][self.explored.stem].get("counts") or {}
-            known = counts.get("episodes", 1) - counts.get("failed", 0) - counts.get("unfinished", 0)
-            if known < 1:
-                raise ConfigError(f"no episode of {self.explored} is over, or all of them FAILED.")
+            if counts.get("episodes", 1) == counts.get("failed", 0):
+                raise ConfigError(f"all episodes of {self.explored} FAILED.")
             names = (self.paths.name(self.explored), self.paths.name(self.paths.tasks))
             found |= {file: one for file, one in seals.items() if file in names}
             for file in (self.explored, self.paths.tasks):

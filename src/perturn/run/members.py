@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from perturn.credit import Credit
 from perturn.data.paths import RunPaths
 from perturn.policy.credits import trains_branches
-from perturn.run.branch import came_back, stored_branches
+from perturn.run.branch import stored_branches
 from perturn.settings.recipe import Recipe
-from perturn.types import Trajectory
+from perturn.types import Trajectory, came_back
 
 
 def members_of(

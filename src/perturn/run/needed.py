@@ -71,10 +71,17 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    if recipe.explore is not None and recipe.explore.samples == 1 and not weighs_alone(credit):
+    if recipe.explore is None or recipe.explore.samples > 1:
+        return
+    if not weighs_alone(credit):
         raise ConfigError(
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
             "that weighs each by itself, such as credit.name=turn-gae."
+        )
+    if recipe.groups and recipe.groups.drop_equal_outcomes:
+        raise ConfigError(
+            "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
+            "to, got 1; or leave it out."
         )
 
 

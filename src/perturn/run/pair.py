@@ -18,7 +18,7 @@ from perturn.data.tree import pair_within_trees
 from perturn.data.turns import pair_right_with_wrong, pair_where_worth_drops
 from perturn.errors import RunError
 from perturn.io.reading import user_path
-from perturn.run.branch import came_back, played_on, walked
+from perturn.run.branch import played_on, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import console
@@ -27,7 +27,7 @@ from perturn.run.signals import left_out
 from perturn.settings.sections import Pair
 from perturn.settings.stages import Stage
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, failed, succeeded
+from perturn.types import PreferencePair, Trajectory, came_back, failed, succeeded
 
 
 def make_pairs(session: Session, stage: Stage) -> None:

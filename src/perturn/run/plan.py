@@ -153,7 +153,7 @@ def _cost(
     reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
     candidates = reranks.samples if reranks else 1
     by_value = not explores and chosen_by(recipe) == VALUE
-    learned_from = f"{found.explore} explored ones" if recipe.explore else "those that another run explored"
+    learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if reranks else "")

@@ -9,12 +9,11 @@ from perturn.data.pairs import branches_of
 from perturn.data.store import read_trajectories
 from perturn.data.tree import grow, next_node
 from perturn.episodes.play import Job
-from perturn.run.branch import came_back, came_elsewhere
 from perturn.run.panels import seed_of
 from perturn.run.session import Session
 from perturn.settings.branch import Branch
 from perturn.settings.stages import Stage
-from perturn.types import Trajectory, failed, succeeded
+from perturn.types import Trajectory, came_back, came_elsewhere, failed, succeeded
 
 
 def search(session: Session, stage: Stage, explored: Iterable[Trajectory]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def _look(
     episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
     scores = [one.score for one in episodes if not one.unfinished]
     logged = rows_of(paths.metrics(f"align{mark}"))
-    trained = training_of(logged, [range(one.first, one.turns) for one in episodes]) if logged else {}
+    trained = training_of(logged) if logged else {}
     surprises = [one.surprise for one in episodes if one.surprise is not None]
     entropy = trained.get("entropy")
     return Iteration(
