@@ -33,10 +33,11 @@ else
 	$(BIN)/perturn study studies/lab-like.yaml output=runs
 endif
 
-# Two processes, a file in one of them. Tests that starve beside others: JOBS=0.
+# Two processes, a file in one of them; in their order, else the files with few and long tests come last, one by one. Tests
+# that starve beside others: JOBS=0.
 JOBS ?= 2
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has a few.
 FUZZ_CASES ?= 4000

@@ -1,6 +1,7 @@
 """Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
 
 import copy
+import gc
 import importlib.util
 import json
 import math
@@ -42,6 +43,13 @@ align:
 worlds: {{processes: 0}}
 """
 _EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def young_heap():
+    """Garbage is looked for in what this file makes; among all tests and what they import it takes a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
