@@ -5,8 +5,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
-from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from perturn.cli import app
@@ -16,10 +14,12 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
-from perturn.run.credit import credit_groups, credit_run
+from perturn.run.credit import credit_run
 from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
+
+from . import own_credits
 
 
 def episode(task, sample, rewards, keys="abcdef", **changes):
@@ -176,18 +176,21 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
         (["credit.name=rlo"], r"unknown credit\.name 'rlo'\. Did you mean 'rloo'"),
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (
-            [f"credit.name={__name__}:Needy"],
+            [f"credit.name={own_credits.__name__}:Needy"],
             r"credit '.*:Needy' reads behavior, which nothing computes for stored episodes",
         ),
         (
-            [f"credit.name={__name__}:Vague"],
+            [f"credit.name={own_credits.__name__}:Vague"],
             r"credit '.*:Vague' needs values and has no method value_targets",
         ),
         (
-            [f"credit.name={__name__}:Mute"],
+            [f"credit.name={own_credits.__name__}:Mute"],
             r"credit '.*:Mute' must have needs, a set of the names .* got None",
         ),
-        ([f"credit.name={__name__}:Listed"], r"must have needs, a set .* got \['reference'\]; write needs ="),
+        (
+            [f"credit.name={own_credits.__name__}:Listed"],
+            r"must have needs, a set .* got \['reference'\]; write needs =",
+        ),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
 )
@@ -211,130 +214,6 @@ def test_episodes_that_are_damaged_are_not_credited(explored):
 
     with pytest.raises(RunError, match="was written with"):
         credit_run(explored, ["credit.name=rloo"])
-
-
-class Own:
-    """A credit of somebody's: what it is called with."""
-
-    needs = frozenset()
-    calls: list = []  # noqa: RUF012
-
-    def __init__(self, value: float = 1.0):
-        self.value = value
-
-    def __call__(self, group, **needed):
-        """Note who is weighed."""
-        self.calls.append([one.key for one in group])
-        return [torch.full((len(one.turns),), self.value + one.sample) for one in group]
-
-
-class Needy(Own):
-    """One that reads what is not there."""
-
-    needs = frozenset({"behavior"})
-
-
-class Vague(Own):
-    """One that reads values of nobody knows what."""
-
-    needs = frozenset({"values"})
-
-
-class Mute(Own):
-    """One that does not say that it reads nothing."""
-
-    needs = None
-
-
-class Listed(Own):
-    """One that says what it reads as a list."""
-
-    needs = ["reference"]  # noqa: RUF012
-
-
-class Across(Own):
-    """One whose statistics run over all tasks."""
-
-    across_tasks = True
-
-
-class Wrong(Own):
-    """One that raises."""
-
-    def __call__(self, group, **needed):
-        """Raise."""
-        raise KeyError("state")
-
-
-class Short(Own):
-    """One that forgets a trajectory."""
-
-    def __call__(self, group, **needed):
-        """Leave the first out."""
-        return super().__call__(group)[1:]
-
-
-class Flat(Own):
-    """One that weighs the first turn alone."""
-
-    def __call__(self, group, **needed):
-        """Give one number each."""
-        return [torch.ones(1) for _ in group]
-
-
-def test_a_credit_is_asked_for_one_task_at_a_time_unless_it_looks_across():
-    """By task and sample, whatever the order of the episodes."""
-    Own.calls = []
-    credit_groups(EPISODES, Own())
-    tasks = [
-        [key for key in sorted(one.key for one in EPISODES) if key[0] == task]
-        for task in ("even", "one", "two")
-    ]
-    assert Own.calls == tasks
-
-    Across.calls = []
-    rows = credit_groups(EPISODES, Across(2.0))
-    assert Across.calls == [[key for keys in tasks for key in keys]]
-    assert {row.key: row.weight for row in rows}["one", 1] == (3.0,) * 3
-
-
-def test_what_a_credit_needs_stays_with_its_trajectory():
-    """Given in the order of the episodes, read in the order of the groups."""
-
-    class Echo(Own):
-        def __call__(self, group, *, given):
-            return given
-
-    given = [torch.full((len(one.turns),), float(i + 1)) for i, one in enumerate(EPISODES)]
-
-    rows = credit_groups(EPISODES, Echo(), {"given": given})
-
-    assert {row.key: row.weight for row in rows} == {
-        one.key: (i + 1.0,) * len(one.turns) for i, one in enumerate(EPISODES)
-    }
-
-
-def test_reinforce_whitens_over_all_tasks_of_an_iteration():
-    """Scores 0 0 / 1 0 0 / 1 1 over three tasks have one mean and one deviation."""
-    rows = credit_groups(EPISODES, CREDITS["reinforce++"]())
-
-    ordered = sorted(EPISODES, key=lambda one: one.key)
-    expected = CREDITS["reinforce++"]()(ordered)
-    for row, weights in zip(rows, expected, strict=True):
-        assert_close(torch.tensor(row.weight, dtype=torch.float64), weights, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("credit", "message"),
-    [
-        (Wrong(), r"credit Wrong cannot weigh the 2 trajectories of task 'even': KeyError: 'state'"),
-        (Short(), r"credit Short must return one tensor a trajectory, .* the 1 turns of task 'even'"),
-        (Flat(), r"credit Flat must return one tensor a trajectory, .* the 2 turns of task 'one'"),
-    ],
-)
-def test_a_credit_of_somebodys_that_fails_is_named(credit, message):
-    with pytest.raises(ConfigError, match=message):
-        credit_groups(EPISODES, credit)
 
 
 def test_a_credit_of_ones_own_goes_in_by_its_class(explored, tmp_path, monkeypatch):

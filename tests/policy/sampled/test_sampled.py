@@ -13,79 +13,12 @@ from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
-from perturn.policy.metrics import by_position
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
+from perturn.types import Action, PreferencePair
 
-from .training import turn_by_turn
-
-WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", "box"]
-
-
-def play(model, renderer, said, *, task="t/0", reward=0.0, noise=0.0, policy="p"):
-    """An episode of these actions, with the tokens and log-probabilities that a policy near the model has of them."""
-    turns = [Turn(({"role": "user", "content": f"room {i}"},), Action(text)) for i, text in enumerate(said)]
-    bare = Trajectory(
-        Task(task),
-        tuple(turns),
-        ({"role": "system", "content": "Play."},),
-        policy=policy,
-        total_reward=reward,
-    )
-    encoded = renderer.encode(bare)
-    with torch.no_grad():
-        logprobs = action_logprobs(model, lay_out([encoded]))
-    logprobs += noise * torch.randn(len(logprobs), generator=torch.Generator().manual_seed(len(said)))
-    of = torch.tensor(encoded.loss_turns)
-    ids = torch.tensor([token for token, turn in zip(encoded.ids, encoded.turn, strict=True) if turn >= 0])
-    actions = [
-        Action(text, tuple(ids[of == i].tolist()), tuple(logprobs[of == i].tolist()))
-        for i, text in enumerate(said)
-    ]
-    return replace(
-        bare, turns=tuple(replace(turn, action=action) for turn, action in zip(turns, actions, strict=True))
-    )
-
-
-@pytest.fixture
-def groups(tiny_model, renderer):
-    """Two tasks of three episodes each, of 1 to 3 turns, with rewards that differ in the first task alone."""
-    return [
-        play(
-            tiny_model,
-            renderer,
-            [" ".join(WORDS[i + k : i + k + 1 + (i + k) % 3]) for k in range(1 + i % 3)],
-            task=f"t/{i // 3}",
-            reward=float(i in (1, 2)),
-            noise=0.2,
-        )
-        for i in range(6)
-    ]
-
-
-@pytest.fixture
-def train(make_trainer):
-    """Make a trainer on groups by gradient descent without a moment; as `make_trainer`."""
-    usual = {"loss": "ppo-clip", "learning_rate": 0.1, "num_train_epochs": 1, "optim": "sgd"}
-    usual |= {"per_device_train_batch_size": 6, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
-    return lambda rows, model=None, **settings: make_trainer(rows, model, **{**usual, **settings})
-
-
-def history(trainer, name="loss"):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def weighted(rows, *values):
-    """Each row with these weights, as many as it has turns, from one list after the other."""
-    return [
-        WeightedTrajectory(row, tuple(values[i % len(values)][: len(row.turns)]))
-        for i, row in enumerate(rows)
-    ]
+from ..training import turn_by_turn
+from .episodes import WORDS, history, play, weighted, weights
 
 
 @pytest.mark.parametrize("aggregate", ["token_mean", "turn_mean", "trajectory_mean", "token_sum"])
@@ -105,125 +38,6 @@ def test_the_loss_reads_what_the_actions_were_sampled_with(train, groups, tiny_m
 
     assert expected.std() > 0.1
     assert history(trainer)[0] == pytest.approx(float(expected.mean()), rel=1e-4)
-
-
-CLIP = {"name": "ppo-clip", "clip_low": 0.05, "clip_high": 0.05}
-
-
-def clipped(rows, *values):
-    """Each row with these factors on its clip ranges; None: without."""
-    return [
-        row if factors is None else replace(row, clip=tuple(factors[: len(row.weight)]))
-        for row, factors in zip(rows, values, strict=False)
-    ]
-
-
-@pytest.mark.parametrize("budget", [4096, 1])
-def test_the_clip_range_of_a_turn_reaches_the_loss(train, groups, tiny_model, renderer, budget):
-    """Rows without factors have 1, beside others that have some and in a pack of their own."""
-    factors = [[1.5, 0.5, 2.0], None] * 3
-    bare = weighted(groups, [1.0, -0.5, 2.0], [-1.0, 0.3, 0.7])
-    trainer = train(clipped(bare, *factors), loss=CLIP, token_budget=budget)
-    batch = lay_out([renderer.encode(row) for row in groups])
-    with torch.no_grad():
-        policy = action_logprobs(tiny_model, batch)
-    behavior = torch.tensor([u for row in groups for turn in row.turns for u in turn.action.logprobs])
-    weight = torch.tensor([w for row in bare for w in row.weight])
-    clip = torch.tensor(
-        [(f or [1.0] * 3)[t] for f, row in zip(factors, groups, strict=True) for t in range(len(row.turns))]
-    )
-    side = TurnLogprobs(policy, None, batch["turn"], batch["trajectory"], weight, behavior, clip=clip)
-    loss = LOSSES["ppo-clip"](clip_low=0.05, clip_high=0.05)
-    plain = loss(replace(side, clip=None)).mean()
-    trainer.train()
-
-    assert history(trainer)[0] == pytest.approx(float(loss(side).mean()), rel=1e-4)
-    assert abs(float(loss(side).mean() - plain)) > 1e-3
-    assert history(trainer, "clip/turn_1")[0] == pytest.approx(1.5 if budget == 1 else 1.25)
-
-
-def test_factors_of_1_train_to_the_bit_as_none(train, groups):
-    rows = weighted(groups, [1.0, -0.5, 2.0], [-1.0, 0.3, 0.7])
-    finals = []
-    for its in (rows, clipped(rows, *[[1.0] * 3] * 6)):
-        trainer = train(its, loss=CLIP, num_train_epochs=2)
-        trainer.train()
-        finals.append(weights(trainer))
-
-    assert torch.equal(*finals)
-
-
-class Wide:
-    """A credit of somebody's that also sets clip ranges, by the sample."""
-
-    needs = frozenset()
-    needs_group = True
-
-    def __init__(self, scale: float = 0.5, wrong: str = ""):
-        self.scale, self.wrong = scale, wrong
-
-    def __call__(self, group, **needed):
-        """Weigh."""
-        return [torch.full((len(one.turns),), one.total_reward - 0.5) for one in group]
-
-    def clips(self, group, **needed):
-        """Give factors, or what is none."""
-        if self.wrong == "none":
-            return None
-        found = [1 + self.scale * torch.arange(len(one.turns)).float() for one in group]
-        return (
-            found[1:] if self.wrong == "short" else [0 * f for f in found] if self.wrong == "zero" else found
-        )
-
-
-class Alone(Wide):
-    """One that weighs rows one by one."""
-
-    needs_group = False
-
-
-def test_a_credit_sets_clip_ranges_of_rows_without_weights(train, groups, renderer):
-    """Asked once a group with its weights; a turn that a limit drops takes its factor along."""
-    limit = len(renderer.encode(replace(groups[2], turns=groups[2].turns[:2])).ids)
-    rows = train(groups[:3], credit=f"{__name__}:Wide", max_length=limit).train_dataset.rows
-    none = train(groups[:3], credit={"name": f"{__name__}:Wide", "wrong": "none"}).train_dataset.rows
-
-    assert [row.clip[0].tolist() for row in rows] == [[1.0], [1.0], [1.0, 1.5]]
-    assert [row.weight[0].tolist() for row in rows] == [[-0.5], [0.5], [0.5, 0.5]]
-    assert [row.clip for row in none] == [()] * 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"credit": {"name": f"{__name__}:Wide", "wrong": "zero"}},
-            "clips of credit Wide must return .* > 0 for each",
-        ),
-        (
-            {"credit": {"name": f"{__name__}:Wide", "wrong": "short"}},
-            "clips of credit Wide must return one tensor a",
-        ),
-        ({"credit": f"{__name__}:Alone"}, "has clips and not needs_group = True"),
-        (
-            {"credit": f"{__name__}:Wide", "loss": "sft"},
-            "sets the clip range of a turn, and loss 'sft' has none",
-        ),
-    ],
-)
-def test_clip_ranges_that_cannot_be_are_refused(train, groups, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        train(groups, **settings)
-
-
-@pytest.mark.parametrize("loss", ["sft", "kto", "dpo"])
-def test_rows_with_clip_ranges_are_refused_by_a_loss_that_has_none(train, groups, loss):
-    rows = clipped(weighted(groups, [1.0] * 3), *[[1.0] * 3] * 6)
-
-    with pytest.raises(
-        DataError, match=r"factors on its clip range, and the loss has no such range; .* leave clip out"
-    ):
-        train(rows, loss=loss)
 
 
 def test_a_credit_compares_the_rows_of_one_task_and_one_policy(train, groups):
@@ -378,52 +192,6 @@ def test_adapters_are_part_of_the_policy_that_training_starts_with(train, groups
     assert history(trainer, "ratio")[0] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_what_is_logged_by_the_position_of_a_turn(train, groups):
-    """Three first turns with A 1, 2, 6, two second ones, one third: means, and the spread sqrt(14 / 3) about 3."""
-    rows = weighted(groups[:3], [1.0], [2.0, -1.0], [6.0, 1.0, 0.5])
-    trainer = train(rows, loss={"name": "ppo-clip", "kl": 0.1})
-    trainer.train()
-    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
-
-    assert [entry[f"advantage/turn_{n}"] for n in ("1", "2", "3-4")] == pytest.approx([3.0, 0.0, 0.5])
-    assert [entry[f"advantage_spread/turn_{n}"] for n in ("1", "2", "3-4")] == pytest.approx(
-        [(14 / 3) ** 0.5, 1.0, 0.0], abs=1e-3
-    )
-    assert all(entry[f"{name}/turn_2"] > 0 for name in ("ratio", "entropy", "mismatch"))
-    assert 0 <= entry["clip_share/turn_2"] <= 1
-    assert entry["kl/turn_2"] == pytest.approx(0, abs=1e-5)
-    assert entry["entropy/chosen"] > 0
-    assert not any("/turn_5" in name for name in entry)
-
-
-def test_the_kl_of_a_step_is_a_mean_over_its_turns(train, groups):
-    """Three first turns, two second ones, one third; also of a row without weight, which carries the KL alone."""
-    rows = weighted(groups[:3], [1.0], [2.0, -1.0], [0.0, 0.0, 0.0])
-    trainer = train(rows, loss={"name": "ppo-clip", "kl": 0.1}, num_train_epochs=2)
-    trainer.train()
-    entry = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-
-    means = [entry[f"kl/turn_{n}"] for n in ("1", "2", "3-4")]
-    assert max(means) > 2 * min(means) > 0
-    assert entry["kl/turns"] == pytest.approx((3 * means[0] + 2 * means[1] + means[2]) / 6)
-
-
-def test_positions_that_are_logged_together():
-    """Turns 1, 2, 3-4, 5-8, 9-16, 17-32 and what follows: 40 turns of one trajectory."""
-    side = TurnLogprobs.from_nested([[[-1.0]] * 40])
-    found = by_position(side, {"ratio": torch.arange(1, 41)})
-
-    assert {name: (values.min().item(), values.max().item()) for name, values in found.items()} == {
-        "ratio/turn_1": (1, 1),
-        "ratio/turn_2": (2, 2),
-        "ratio/turn_3-4": (3, 4),
-        "ratio/turn_5-8": (5, 8),
-        "ratio/turn_9-16": (9, 16),
-        "ratio/turn_17-32": (17, 32),
-        "ratio/turn_33-": (33, 40),
-    }
-
-
 def test_rows_without_a_gradient_can_be_left_out(train, groups):
     """The second task's rewards are all equal: with `episodes`, one step moves the policy as all six rows do."""
     loss = {"name": "ppo-clip", "aggregate": "token_sum"}
@@ -558,22 +326,3 @@ def test_a_sequence_for_each_turn_trains_as_one_sequence_does(train, groups, agg
     assert [len(row.chosen.starts) for row in found[1].train_dataset.rows] == [1, 2, 3, 1, 2, 3]
     assert history(found[1]) == pytest.approx(history(found[0]), abs=1e-5)
     assert weights(found[1]).allclose(weights(found[0]), atol=1e-5)
-
-
-def test_turns_of_a_branch_have_their_place_in_the_episode():
-    """It shares two turns, which carry no loss in it: its own are the third and the fourth."""
-    explored, branch = [0, 0, 1, 2], [2, 2, 3]
-    side = TurnLogprobs(
-        policy=torch.zeros(7),
-        reference=None,
-        turn=torch.tensor(explored + branch),
-        trajectory=torch.tensor([0] * 4 + [1] * 3),
-    )
-
-    found = by_position(side, {"ratio": torch.arange(1, 6)})
-
-    assert {name: values.tolist() for name, values in found.items()} == {
-        "ratio/turn_1": [1],
-        "ratio/turn_2": [2],
-        "ratio/turn_3-4": [3, 4, 5],
-    }
