@@ -47,7 +47,7 @@ _EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py
 
 @pytest.fixture(scope="module", autouse=True)
 def young_heap():
-    """Garbage is looked for in what this file makes; among all tests it takes a second each time."""
+    """Garbage is looked for in what this file makes alone; else each time in all tests and what they import."""
     gc.collect()
     gc.freeze()
 
