@@ -25,7 +25,7 @@ from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.io.reading import read_text
 from perturn.report.iterations import Iteration, joined_metrics, read_iterations
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, unfinished
 
 Row = dict[str, Any]
 """One line of a metrics file."""
@@ -73,6 +73,11 @@ class RecordedRun:
         """Seconds, peak memory and counts of each stage."""
         stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
         return stages
+
+    @property
+    def over(self) -> list[Trajectory]:
+        """Explored episodes that are over: of one that goes on, success and half of its signals are not known yet."""
+        return [one for one in self.explored if not unfinished(one)]
 
     @property
     def explored_file(self) -> Path:

@@ -79,7 +79,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
     """One run as the templates read it."""
     sets = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
     stages = by_stem(run.stages)
-    sets = {key: items for key, items in [*sets.items(), ("exploration", run.explored)] if items}
+    sets = {key: items for key, items in [*sets.items(), ("exploration", run.over)] if items}
     return {
         "name": name,
         "recipe_name": run.manifest.get("recipe") or name,

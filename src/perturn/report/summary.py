@@ -10,7 +10,7 @@ from perturn.report.folder import RecordedRun
 from perturn.report.iterations import iteration_rows
 from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
-from perturn.types import Trajectory, failed, score, succeeded, unfinished
+from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
     """A row of figures for each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
-        "explored trajectories": [one for one in run.explored if not unfinished(one)],
+        "explored trajectories": run.over,
         "chosen side of the pairs": [pair.chosen for pair in run.pairs],
         "rejected side of the pairs": [pair.rejected for pair in run.pairs],
     } | {f"evaluation of {name}": items for name, items in run.evaluation.items()}
@@ -137,14 +137,8 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """For each signal, the share of each set's episodes that show it, and success with and without it.
-
-    An episode that goes on in the next iteration is in neither: its success and half of its signals are not known yet.
-    """
-    found = {
-        name: [(succeeded(one), signals_of(one)) for one in items if not unfinished(one)]
-        for name, items in sets.items()
-    }
+    """For each signal, the share of each set's episodes that show it, and success with and without it."""
+    found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
     all_found = [each for episodes in found.values() for each in episodes]
     return [
         {

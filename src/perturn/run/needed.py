@@ -76,9 +76,9 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
     if not weighs_alone(credit):
         raise ConfigError(
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
-            "that weighs each by itself, such as credit.name=turn-gae."
+            "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
         )
-    if recipe.groups and recipe.groups.drop_equal_outcomes:
+    if recipe.groups and recipe.groups.drop_equal_outcomes and not trains_branches(credit):
         raise ConfigError(
             "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
