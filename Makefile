@@ -71,6 +71,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	.ci/size
 	$(MAKE) docs
 
 docs: setup

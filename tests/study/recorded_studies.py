@@ -5,6 +5,8 @@ import json
 import numpy as np
 import yaml
 
+from perturn.study.episode_rows import EPISODES, write_episodes
+
 KINDS = ("pick", "clean", "heat")
 GAINS = {"base": -4.0, "sft": 0.0, "dpo": 0.0, "tlm-dre": 0.05, "online": 0.8, "harmful": -1.2}
 """Gain of each method over SFT, in standard deviations of what decides an episode; 0.8 are some 15 points."""
@@ -80,8 +82,7 @@ def write(folder, settings, cells, rows):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     (folder / "cells.json").write_text(json.dumps(cells), encoding="utf-8")
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "episodes.jsonl").write_text(lines, encoding="utf-8")
+    write_episodes(folder / EPISODES, rows)
 
 
 def small(folder, scores, *, baseline="sft", measure=None):

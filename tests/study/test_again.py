@@ -12,6 +12,7 @@ from perturn.io.writing import write_whole
 from perturn.settings.parsing import to_yaml
 from perturn.study.again import Again, open_plan
 from perturn.study.cells import Plan
+from perturn.study.episode_rows import EPISODES, read_episodes
 from perturn.study.loop import open_study, run_study
 
 from .corridor import RECIPE, STUDY, make_place
@@ -187,15 +188,15 @@ def test_nothing_but_scores_is_made(tmp_path, tiny_folder, monkeypatch):
     assert before == {file: file.stat().st_mtime_ns for file in before}
     assert len(list(Path("studies/again/runs").glob("*-test-*"))) == 3
     assert not list(Path("studies/again/runs").rglob("*.safetensors"))
-    rows = [json.loads(line) for line in Path("studies/again/episodes.jsonl").read_text().splitlines()]
+    rows = read_episodes(Path("studies/again") / EPISODES)
     assert {(row["method"], row["panel"], row["task"].split("-")[0]) for row in rows} == {
         (method, "test", "other") for method in ("base", "sft", "dpo")
     }
 
     for study in ("whole", "again"):  # whose rows are left
         shutil.rmtree(f"studies/{study}/runs")
-    left = Path("studies/again/episodes.jsonl").read_text()
+    left = (Path("studies/again") / EPISODES).read_bytes()
     run_study(open_study(SECOND), workers=1)
 
-    assert Path("studies/again/episodes.jsonl").read_text() == left
+    assert (Path("studies/again") / EPISODES).read_bytes() == left
     assert not list(Path("studies").glob("*/runs/*"))

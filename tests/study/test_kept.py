@@ -11,6 +11,7 @@ from perturn.io.writing import write_whole
 from perturn.study.board import Board
 from perturn.study.cells import Plan
 from perturn.study.conduct import Conductor
+from perturn.study.episode_rows import EPISODES, read_episodes, write_episodes
 from perturn.study.files import Files, write_results
 from perturn.study.recorded import protocols_of
 from perturn.study.settings import read_study
@@ -55,7 +56,7 @@ def left(done, tmp_path):
 
 
 def texts(folder):
-    return [(folder / name).read_text() for name in ("cells.json", "episodes.jsonl", "protocols.json")]
+    return [(folder / name).read_bytes() for name in ("cells.json", EPISODES, "protocols.json")]
 
 
 def test_nothing_is_made_again(left, done):
@@ -80,7 +81,7 @@ def test_a_further_seed_is_made_alone(left, done):
     assert len(begun) == len({row["method"] for row in rows})
     assert set(states(board).values()) == {"done"}
     assert [row for row in rows if row["seed"] < 2] == before
-    played = [json.loads(line) for line in (left / "episodes.jsonl").read_text().splitlines()]
+    played = read_episodes(left / EPISODES)
     assert {row["seed"] for row in played} == {0, 1, 2}
 
 
@@ -155,12 +156,12 @@ def test_other_tuning_is_refused(left, opened):
         board.kept.refuse_loss(board.cells())
 
 
-@pytest.mark.parametrize("cut", [lambda file: file.unlink(), lambda file: file.write_text("")])
+@pytest.mark.parametrize("cut", [lambda file: file.unlink(), lambda file: write_episodes(file, [])])
 def test_rows_without_their_episodes_are_told(left, done, cut):
-    cut(left / "episodes.jsonl")
+    cut(left / EPISODES)
 
     with pytest.raises(
-        RunError, match=r"episodes\.jsonl has no row of .* is done and whose runs are gone; restore it"
+        RunError, match=r"episodes\.parquet has no row of .* is done and whose runs are gone; restore it"
     ):
         done()
 

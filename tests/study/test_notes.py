@@ -39,7 +39,7 @@ def test_episodes_that_do_not_say_whether_they_failed_are_named(tmp_path):
     write(tmp_path, settings, cells, rows)
 
     assert any(
-        note.startswith("episodes.jsonl does not say which episodes failed") for note in notes(tmp_path)
+        note.startswith("episodes.parquet does not say which episodes failed") for note in notes(tmp_path)
     )
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from perturn.errors import RunError
+from perturn.study.episode_rows import EPISODES, read_episodes, write_episodes
 from perturn.study.verdicts import summarize
 from study.recorded_studies import panel, small, write
 
@@ -12,8 +13,7 @@ from study.recorded_studies import panel, small, write
     [
         ("cells.json", "[{}]", "cells.json: [0].environment: expected a value, got none"),
         ("cells.json", "{}", "cells.json: expected a list"),
-        ("episodes.jsonl", "{}\n", "episodes.jsonl:1: environment: expected a value, got none"),
-        ("episodes.jsonl", "nonsense\n", "episodes.jsonl:1: expected JSON"),
+        ("episodes.parquet", "nonsense", "episodes.parquet is not a readable Parquet file"),
         ("study.yaml", "a: [", "study.yaml is not YAML"),
     ],
 )
@@ -31,6 +31,23 @@ def test_a_number_that_is_none_is_refused(tmp_path):
     write(tmp_path, {}, cells, [rows[0] | {"score": float("nan")}])
 
     with pytest.raises(RunError, match="score"):
+        summarize(tmp_path)
+
+
+def test_rows_of_episodes_come_back_as_they_were_written(tmp_path):
+    """A key that a row lacks is absent again; every other value keeps its type."""
+    _, (row,) = small(tmp_path, {"sft": {0: panel(1)}})
+    without = {name: value for name, value in row.items() if name != "failed"}
+    write_episodes(tmp_path / EPISODES, [row, without | {"score": 0.1 + 0.2}])
+
+    assert read_episodes(tmp_path / EPISODES) == [row, without | {"score": 0.1 + 0.2}]
+
+
+def test_a_row_without_a_value_is_refused_by_its_number(tmp_path):
+    cells, (row,) = small(tmp_path, {"sft": {0: panel(1)}})
+    write(tmp_path, {}, cells, [row, row | {"task": None}])
+
+    with pytest.raises(RunError, match=r"episodes\.parquet: \[1\]\.task: expected"):
         summarize(tmp_path)
 
 

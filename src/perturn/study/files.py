@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.io.writing import replacing, write_whole
+from perturn.io.writing import write_whole
 from perturn.study.board import Board, Method
 from perturn.study.cells import Cell, Point, point_text
+from perturn.study.episode_rows import EPISODES, write_episodes
 from perturn.study.kept import runs_of
 from perturn.study.recorded import PROTOCOLS, protocols_of
 from perturn.study.results import Panel, outcomes, seconds
@@ -37,7 +38,7 @@ class Files:
     @property
     def episodes(self) -> Path:
         """A row an episode."""
-        return self.folder / "episodes.jsonl"
+        return self.folder / EPISODES
 
     @property
     def protocols(self) -> Path:
@@ -55,7 +56,7 @@ class Files:
 
 
 def write_results(files: Files, board: Board) -> None:
-    """Write `cells.json`, `episodes.jsonl` and `protocols.json`, of all cells that are known by now."""
+    """Write `cells.json`, `episodes.parquet` and `protocols.json`, of all cells that are known by now."""
     cells = list(board.cells())
     own = [_cell_row(board, cell, panel) for cell, panel in cells]
     failed = [
@@ -63,10 +64,15 @@ def write_results(files: Files, board: Board) -> None:
     ]
     rows = [*own, *failed]
     # First, so that cells.json names no cell as done whose episodes are not there.
-    with replacing(files.episodes) as fresh, fresh.open("w", encoding="utf-8") as file:
-        for (cell, panel), one in zip(cells, own, strict=True):
-            if one["state"] == "done" and (panel == "test" or cell.tuned):
-                file.writelines(json.dumps(row) + "\n" for row in _episode_rows(board, cell, panel))
+    write_episodes(
+        files.episodes,
+        (
+            row
+            for (cell, panel), one in zip(cells, own, strict=True)
+            if one["state"] == "done" and (panel == "test" or cell.tuned)
+            for row in _episode_rows(board, cell, panel)
+        ),
+    )
     write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
     write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
 
@@ -103,12 +109,12 @@ def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -
 
 
 def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
-    """The rows of a finished cell in `episodes.jsonl`, as they were where its runs are gone."""
+    """The rows of a finished cell in `episodes.parquet`, as they were where its runs are gone."""
     return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
 
 
 def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
-    """The rows of a finished cell in `episodes.jsonl`."""
+    """The rows of a finished cell in `episodes.parquet`."""
     for one in outcomes(cell, panel):
         key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
             "point": point_text(cell.point)

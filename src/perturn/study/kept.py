@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.outcomes import Outcome
-from perturn.data.run_files import read_notes
 from perturn.errors import ConfigError, RunError
 from perturn.study.cells import Cell, point_text
-from perturn.study.recorded import EpisodeRow, read_cells
+from perturn.study.episode_rows import EPISODES, read_episodes
+from perturn.study.recorded import read_cells
 from perturn.study.results import Panel, is_done
 
 _Runs = tuple[str, ...]
@@ -19,7 +19,7 @@ _Runs = tuple[str, ...]
 
 
 class Kept:
-    """Rows of `cells.json` and `episodes.jsonl` of finished cells, for those whose run is not there, finished."""
+    """Rows of `cells.json` and `episodes.parquet` of finished cells, for those whose run is not there, finished."""
 
     def __init__(self, folder: Path) -> None:
         """Read what a study has left.
@@ -35,7 +35,7 @@ class Kept:
         for row in read_cells(folder / "cells.json"):
             if row["state"] == "done" and row.get("runs"):
                 self._cells[tuple(row["runs"]), row["panel"]] = row
-        for each in read_notes(folder / "episodes.jsonl", EpisodeRow):
+        for each in read_episodes(folder / EPISODES):
             self._episodes[_key(each, each["point"])].append(each)
 
     def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
@@ -55,7 +55,7 @@ class Kept:
         found = self._episodes[_key(row, point_text(row["point"]))]
         if not found:
             raise RunError(
-                f"{self._folder / 'episodes.jsonl'} has no row of {cell.label} ({panel}), which cells.json says is "
+                f"{self._folder / EPISODES} has no row of {cell.label} ({panel}), which cells.json says is "
                 "done and whose runs are gone; restore it, or remove cells.json to have all made again."
             )
         return found

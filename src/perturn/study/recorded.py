@@ -13,10 +13,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from perturn.data.paths import RunPaths
-from perturn.data.run_files import REMEDY, Amount, Count, Inside, Stamp, parse_settings, read_note, read_notes
+from perturn.data.run_files import REMEDY, Amount, Inside, Stamp, parse_settings, read_note
 from perturn.errors import RunError
 from perturn.io.reading import check_shape, parse_json, read_text
 from perturn.study.bases import Bases, bases_of
+from perturn.study.episode_rows import EPISODES, read_episodes
 
 Pair = tuple[str, str]
 """A method, and the one that it is compared with."""
@@ -46,26 +47,8 @@ class CellRow(TypedDict):
     makes_base: NotRequired[bool]
 
 
-class EpisodeRow(TypedDict):
-    """A line of `episodes.jsonl`."""
-
-    environment: str
-    method: str
-    point: str
-    seed: int
-    panel: Literal["tune", "test"]
-    task: str
-    kind: str
-    success: bool
-    score: Annotated[float, Field(allow_inf_nan=False)]
-    turns: Count
-    invalid: Count
-    failed: NotRequired[bool]
-    """Whether the environment or the engine broke it off; such an episode is no success, and its score 0."""
-
-
 Episodes = Sequence[Mapping[str, Any]]
-"""Lines of `episodes.jsonl`."""
+"""Rows of `episodes.parquet`."""
 Scores = Mapping[int, Mapping[str, float]]
 """A number of each episode, by seed and task."""
 
@@ -142,7 +125,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
         settings=settings,
         further=_further(settings, folder / "study.yaml"),
         cells=cells,
-        episodes=read_notes(folder / "episodes.jsonl", EpisodeRow),
+        episodes=read_episodes(folder / EPISODES),
         protocols=protocols_of(folder, cells),
     )
 

@@ -217,7 +217,7 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
             yield f"{row['method']}: {share} failed in the environment or the engine; each counts as no success."
     played = [each for row in methods for each in study.played("test", environment, row["method"])]
     if any("failed" not in each for each in played):
-        yield "episodes.jsonl does not say which episodes failed; give the same command again, and it will."
+        yield "episodes.parquet does not say which episodes failed; give the same command again, and it will."
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:

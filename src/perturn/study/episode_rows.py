@@ -1,0 +1,88 @@
+"""Rows of a study's episodes: one Parquet file, compressed with zstd.
+
+A study has tens of thousands of rows whose texts repeat, so Parquet takes less than a hundredth of the space of JSON
+lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import REMEDY, Count
+from perturn.errors import RunError
+from perturn.io.plain import told
+from perturn.io.reading import check_shape
+from perturn.io.writing import replacing
+
+EPISODES = "episodes.parquet"
+"""The file, in a study's folder, that holds the rows."""
+
+
+class EpisodeRow(TypedDict):
+    """A row of `episodes.parquet`."""
+
+    environment: str
+    method: str
+    point: str
+    seed: int
+    panel: Literal["tune", "test"]
+    task: str
+    kind: str
+    success: bool
+    score: Annotated[float, Field(allow_inf_nan=False)]
+    turns: Count
+    invalid: Count
+    failed: NotRequired[bool]
+    """Whether the environment or the engine raised; such an episode is no success, and its score is 0."""
+
+
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("environment", "method", "point")),
+        ("seed", pa.int64()),
+        *((name, pa.string()) for name in ("panel", "task", "kind")),
+        ("success", pa.bool_()),
+        ("score", pa.float64()),
+        *((name, pa.int64()) for name in ("turns", "invalid")),
+        ("failed", pa.bool_()),
+    ]
+)
+_MAY_BE_ABSENT = {"failed"}
+
+
+def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the rows of a study's episodes, whole or not at all.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    table = pa.Table.from_pylist(list(rows), schema=_SCHEMA)
+    with replacing(file) as fresh:
+        pq.write_table(table, fresh, compression="zstd")
+
+
+def read_episodes(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a study's episodes; none if the file is not there.
+
+    Raises:
+        RunError: If the file is not Parquet, or a row lacks a value.
+    """
+    if not file.is_file():
+        return []
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{file} is not a readable Parquet file: {told(error)}. {REMEDY}") from error
+    rows = [
+        {name: value for name, value in row.items() if value is not None or name not in _MAY_BE_ABSENT}
+        for row in rows
+    ]
+    found: list[dict[str, Any]] = check_shape(rows, list[EpisodeRow], str(file), RunError, REMEDY)
+    return found
