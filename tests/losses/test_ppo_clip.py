@@ -291,20 +291,29 @@ def test_gradcheck(make_side, chosen):
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: str(case["settings"]))
 def test_golden(case):
-    """Against products of probabilities in 60 digits; 1e-10 is far above float64 rounding here."""
+    """Values and gradients against products of probabilities in 60 digits; 1e-10 is far above float64 rounding here.
+
+    The second trajectory of some cases is without spread: its weights are 0, and it counts in the mean of KL alone.
+    """
+    spread = case["has_spread"]
     side = nested(
         GOLDEN["policy"],
         GOLDEN["behavior"],
-        GOLDEN["weight"],
+        [[w * own for w in turns] for turns, own in zip(GOLDEN["weight"], spread, strict=True)],
         GOLDEN["proximal"],
         reference=[
             [torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in GOLDEN["reference"]
         ],
     )
+    policy = side.policy.clone().requires_grad_()
 
-    value = PPOClip(**case["settings"])(side)
+    value = PPOClip(**case["settings"])(
+        dataclasses.replace(side, policy=policy, has_spread=torch.tensor(spread))
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), policy)
 
-    assert_close(value, torch.tensor(case["values"], dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    expected = (torch.tensor(case[name], dtype=torch.float64) for name in ("values", "gradient"))
+    assert_close((value.detach(), gradient), tuple(expected), rtol=1e-10, atol=1e-12)
 
 
 @every_setting
