@@ -205,8 +205,8 @@ class WeightedTrajectory:
     clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
     """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
     own_turns: bool | None = field(default=None, metadata=SPARSE)
-    """Whether the turns that an episode took over from its `origin` carry no loss, because they carry loss in that
-    episode. None: the credit of the training decides."""
+    """Whether the turns before `taken_over` carry no loss, as in a branch, since they carry loss in its `origin`. None:
+    the credit of the training decides."""
     has_spread: bool | None = field(default=None, metadata=SPARSE)
     """Whether the weights of its group differ from 0. False: the trajectory takes part in KL to the reference alone,
     and the mean of the clipped term does not count it. None: True."""

@@ -74,13 +74,13 @@ def encode_example(
     Raises:
         DataError: If both sides are the same tokens, or a side has no turn that fits, or none of its own.
     """
+    said = None
     if isinstance(row, WeightedTrajectory):
-        own_turns = own_turns if row.own_turns is None else row.own_turns
-        row = row.trajectory
+        row, said = row.trajectory, row.own_turns
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
-        if own_turns and row.origin is not None:
+        if own_turns and row.origin is not None if said is None else said:
             chosen = _own_turns(row, chosen)
         return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
     chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
