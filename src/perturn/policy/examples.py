@@ -76,7 +76,7 @@ def encode_example(
     """
     said = None
     if isinstance(row, WeightedTrajectory):
-        row, said = row.trajectory, row.own_turns
+        said, row = row.own_turns, row.trajectory
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
