@@ -39,6 +39,52 @@ def value_and_gradient(loss, side, step=None):
     return value.detach(), gradient
 
 
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        ("token_mean", [-4 / 3 + 0.05, 4 / 3 + 0.025, 0.075]),
+        ("turn_mean", [-4 / 3 + 0.06, 4 / 3 + 0.03, 0.06]),
+        ("trajectory_mean", [-1 + 0.05, 2 + 0.05, 0.05]),
+        ("token_sum", [-2 + 0.1, 2 + 0.05, 0.15]),
+    ],
+)
+def test_hand_worked_two_means(aggregate, expected):
+    """A = 1, -2 and none on turns of 1 1 | 1 | 2 1 tokens, pi = mu, and k1 = 0.5 of each token times kl = 0.1.
+
+    The clipped sums are -2, 2, 0; two trajectories with a spread have 3 tokens and 3 turns, so the sums times 2/3. The
+    sums of KL are 1, 0.5, 1.5 over tokens and 1, 0.5, 1 over turns; times 3 trajectories / 6 tokens, or / 5 turns.
+    """
+    policy = [[[-1.0], [-2.0]], [[-3.0]], [[-1.0, -1.0], [-2.0]]]
+    reference = [[[u - 0.5 for u in turn] for turn in turns] for turns in policy]
+    side = nested(policy, [[1.0, 1.0], [-2.0], [0.0, 0.0]], reference=reference)
+    side = dataclasses.replace(side, has_spread=torch.tensor([True, True, False]))
+    loss = PPOClip(aggregate=aggregate, kl=0.1, kl_estimator="k1")
+
+    assert loss(side).tolist() == pytest.approx(expected)
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), aggregate=st.sampled_from(list(AGGREGATES)))
+def test_the_limit_of_kl_is_the_loss_without_the_trajectories_that_have_no_spread(make_side, seed, aggregate):
+    """At kl 1e-12 with all trajectories as at kl 0 with the others alone: value and gradient of each of these."""
+    side = noisy(make_side, seed)
+    last = side.trajectory == 2
+    weight = torch.where(side.turn_trajectory == 2, 0.0, side.weight)
+    whole = dataclasses.replace(side, weight=weight, has_spread=torch.tensor([True, True, False]))
+    others = TurnLogprobs(
+        **{name: getattr(side, name)[~last] for name in ("policy", "reference", "turn", "trajectory")},
+        behavior=side.behavior[~last],
+        weight=side.weight[side.turn_trajectory != 2],
+    )
+    limit, of_all = value_and_gradient(PPOClip(kl=1e-12, aggregate=aggregate), whole)
+    none, of_others = value_and_gradient(PPOClip(aggregate=aggregate), others)
+
+    assert_close(limit, none)
+    assert_close(
+        of_all, torch.cat([of_others, torch.zeros(int(last.sum()), dtype=torch.float64)]), atol=1e-9, rtol=0
+    )
+
+
 def test_hand_worked_importance_in_both_forms_of_a_sequence():
     """A sequence of two tokens, pi = pi_proximal, A = 1, importance weights 2 and 0.5: the value is -2.5 in both.
 
