@@ -67,6 +67,15 @@ def test_weights_are_one_finite_number_a_turn(weight):
         WeightedTrajectory(Trajectory(Task("a"), (Turn((), Action("look")),)), weight)
 
 
+def test_a_row_without_spread_has_no_weight():
+    """Its loss would be in a mean that does not count it."""
+    row = Trajectory(Task("a"), (Turn((), Action("look")),) * 2)
+
+    with pytest.raises(DataError, match="task 'a': expected weights of 0 where has_spread is False, got"):
+        WeightedTrajectory(row, (0.0, 0.5), has_spread=False)
+    assert WeightedTrajectory(row, (0.0, -0.0), has_spread=False).weight == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("clip", [(), (1.0, 2.0), (0.0,), (-1.0,), (math.nan,), (math.inf,)])
 def test_factors_on_clip_ranges_are_one_number_above_0_a_turn(clip):
     row = Trajectory(Task("a"), (Turn((), Action("look")),))

@@ -204,6 +204,12 @@ class WeightedTrajectory:
     """Weight of each turn, without unit [turns]; an advantage where a baseline was taken off."""
     clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
     """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
+    own_turns: bool | None = field(default=None, metadata=SPARSE)
+    """Whether the turns before `taken_over` carry no loss, as in a branch, since they carry loss in its `origin`. None:
+    the credit of the training decides."""
+    has_spread: bool | None = field(default=None, metadata=SPARSE)
+    """Whether the weights of its group differ from 0. False: the trajectory takes part in KL to the reference alone,
+    and the mean of the clipped term does not count it. None: True."""
 
     def __post_init__(self) -> None:
         turns = len(self.trajectory.turns)
@@ -216,6 +222,11 @@ class WeightedTrajectory:
             raise DataError(
                 f"task {self.trajectory.task.id!r}: expected a factor on the clip range, finite and > 0, for each of "
                 f"its {turns} turns, got {self.clip!r:.200}."
+            )
+        if self.has_spread is False and any(self.weight):
+            raise DataError(
+                f"task {self.trajectory.task.id!r}: expected weights of 0 where has_spread is False, got "
+                f"{self.weight!r:.200}. Set the weights to 0, or leave has_spread out."
             )
 
 

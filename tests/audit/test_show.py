@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -134,6 +135,20 @@ def test_a_factor_on_the_clip_range_is_shown_with_its_turn(tiny_folder, tmp_path
 
     assert re.findall(r"w=(\S+) clip=(\S+)\]", text) == [("0.5", "0.75"), ("-1", "1.2")]
     assert "w=0.5]" in without
+
+
+def test_a_row_that_is_played_on_is_shown_with_the_loss_that_it_says(tiny_folder, tmp_path):
+    """No run is there whose credit would say it."""
+    file = tmp_path / "rows.jsonl"
+    branch = replace(played("Action: a", "Action: b"), origin=0, taken_over=1)
+    found = []
+    for own_turns in (True, None):
+        file.write_bytes(line_of(WeightedTrajectory(branch, (0.5, -1.0), own_turns=own_turns)))
+        (row,) = [json.loads(line) for line in inspect_json(file, str(tiny_folder))]
+        turns = audit(file, str(tiny_folder))["parts"]["rows"]["turns"]
+        found.append(({token["turn"] for token in row["chosen"] if token["loss"]}, turns))
+
+    assert found == [({1}, 1), ({0, 1}, 2)]
 
 
 def test_each_turn_of_a_shortened_history_is_shown_as_the_policy_saw_it(tiny_folder, tmp_path):

@@ -49,9 +49,11 @@ def test_hand_worked_trajectories():
     assert_close(loss.rewards(SIDE), torch.tensor([0.75, -0.25]))
     found = loss.diagnostics(SIDE, OTHERS)
     assert {name: values.tolist() for name, values in found.items()} == {
-        "kl": pytest.approx([0.6]),
+        "kl": pytest.approx([0.6, 0.6]),
         "rewards/chosen": pytest.approx([0.75]),
         "rewards/rejected": pytest.approx([-0.25]),
+        "logps/chosen": pytest.approx([float(SIDE.policy[:3].sum())]),
+        "logps/rejected": pytest.approx([float(SIDE.policy[3])]),
     }
 
 

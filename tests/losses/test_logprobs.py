@@ -157,6 +157,11 @@ def test_padded_rows_give_the_same_batch_as_nested_lists():
         ({"trajectory": torch.tensor([0, 1, 1, 0])}, r"trajectory ids must be 0\.\.n-1"),
         ({"turn": torch.tensor([0, 1, 0, 0])}, "turn ids must not decrease"),
         ({"turn": torch.tensor([-1, 0, 1, 0])}, "turn ids must be >= 0, got -1"),
+        (
+            {"has_spread": torch.ones(3, dtype=torch.bool)},
+            r"has_spread must have shape \[2\], one for each traj",
+        ),
+        ({"has_spread": torch.ones(2)}, r"has_spread must be boolean, got torch\.float32"),
         ({"reference": torch.zeros(4, device="meta")}, "reference must be on cpu as policy is, got meta"),
     ],
 )

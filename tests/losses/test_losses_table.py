@@ -19,6 +19,7 @@ DEFAULTS = {
     "w-dpo": {"beta": 0.1, "base": 1.0},
     "kto": {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     "ppo-clip": {"clip_low": 0.2, "clip_high": 0.2, "ratio": "token", "aggregate": "token_mean"}
+    | {"ratio_gradient": "token"}
     | {"kl": 0.0, "kl_estimator": "k3", "dual_clip": None}
     | {"importance": "none", "importance_cap": 2.0},
 }

@@ -32,6 +32,7 @@ SETTINGS = [
     )
 ]
 SETTINGS += [{**SETTINGS[i], "importance": over} for i, over in ((0, "token"), (0, "turn"), (1, "turn"))]
+SETTINGS += [{**SETTINGS[i], "ratio_gradient": "mean", "importance": "token"} for i in (1, 2)]
 every_setting = pytest.mark.parametrize("chosen", SETTINGS, ids=lambda s: " ".join(map(str, s.values())))
 
 
@@ -157,7 +158,8 @@ def test_hand_worked_aggregates():
     side = TurnLogprobs.from_nested([[[0.0] * 2, [0.0]], [[0.0]], [[0.0], [0.0]]])
     values = torch.tensor([2.0, 4.0, 6.0, 1.0, 3.0, 5.0])
 
-    found = {name: float(reduce(side, values, None).mean()) for name, reduce in AGGREGATES.items()}
+    counts = {name: PPOClip(aggregate=name).step_statistic(side)[:, 0] for name in AGGREGATES}
+    found = {name: float(reduce(side, values, counts[name]).mean()) for name, reduce in AGGREGATES.items()}
 
     assert found == pytest.approx(
         {"token_mean": 21 / 6, "turn_mean": 18 / 5, "trajectory_mean": 3.0, "token_sum": 7.0}
@@ -279,34 +281,39 @@ def test_micro_batches_of_a_step_add_up_to_the_whole(make_side, lengths, seed, a
 
 @every_setting
 def test_gradcheck(make_side, chosen):
+    """Of ratios of turns and sequences with `ratio_gradient` mean; the other is by design not that of the value."""
     side = sampled(make_side)
-    loss = PPOClip(**chosen)
+    loss = PPOClip(**{**chosen, "ratio_gradient": "mean"})
     policy = side.policy.clone().requires_grad_()
-    if chosen["ratio"] != "token":  # straight through: the gradient is by design not that of the value
-        value = RATIOS[chosen["ratio"]](side, policy - side.behavior)
-        (gradient,) = torch.autograd.grad(value.sum(), policy)
-        assert_close(gradient, torch.ones_like(policy))
-        return
 
     assert torch.autograd.gradcheck(lambda p: loss(with_policy(side, p)), (policy,))
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: str(case["settings"]))
 def test_golden(case):
-    """Against products of probabilities in 60 digits; 1e-10 is far above float64 rounding here."""
+    """Values and gradients against products of probabilities in 60 digits; 1e-10 is far above float64 rounding here.
+
+    The second trajectory of some cases is without spread: its weights are 0, and it counts in the mean of KL alone.
+    """
+    spread = case["has_spread"]
     side = nested(
         GOLDEN["policy"],
         GOLDEN["behavior"],
-        GOLDEN["weight"],
+        [[w * own for w in turns] for turns, own in zip(GOLDEN["weight"], spread, strict=True)],
         GOLDEN["proximal"],
         reference=[
             [torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in GOLDEN["reference"]
         ],
     )
+    policy = side.policy.clone().requires_grad_()
 
-    value = PPOClip(**case["settings"])(side)
+    value = PPOClip(**case["settings"])(
+        dataclasses.replace(side, policy=policy, has_spread=torch.tensor(spread))
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), policy)
 
-    assert_close(value, torch.tensor(case["values"], dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    expected = (torch.tensor(case[name], dtype=torch.float64) for name in ("values", "gradient"))
+    assert_close((value.detach(), gradient), tuple(expected), rtol=1e-10, atol=1e-12)
 
 
 @every_setting
@@ -367,18 +374,20 @@ def test_extreme_values_have_finite_gradients(chosen, nats, advantage):
 
 
 def test_what_is_logged():
-    """Ratios 1.5 and 1: A 1 clips the first of two tokens; with A -1 none is clipped."""
+    """Ratios 1.5 and 1: A 1 clips the first of two tokens; with A -1 none is clipped. One value for each token."""
     side = nested(
         [[[math.log(1.5), 0.0]], [[math.log(1.5), 0.0]]], [[[0.0, 0.0]], [[0.0, 0.0]]], [[1.0], [-1.0]]
     )
 
     found = PPOClip().diagnostics(side)
 
-    assert found["ratio"].tolist() == pytest.approx([1.25, 1.25])
-    assert found["clip_share"].tolist() == pytest.approx([0.5, 0.0])
-    assert found["clipped_away"].tolist() == pytest.approx([0.75, 0.0])
-    assert found["behavior_kl"].tolist() == pytest.approx([(0.5 - math.log(1.5)) / 2] * 2)
-    assert "importance" not in found
+    assert found["ratio"].tolist() == pytest.approx([1.5, 1.0] * 2)
+    assert found["clip_share"].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
+    assert found["clipped_away"].tolist() == pytest.approx([1.5, 0.0, 0.0, 0.0])
+    assert found["behavior_kl"].tolist() == pytest.approx([0.5 - math.log(1.5), 0.0] * 2)
+    assert found.keys() == {"ratio", "clip_share", "clipped_away", "behavior_kl"}
+    kl = PPOClip().diagnostics(dataclasses.replace(side, reference=side.behavior))["kl"]
+    assert kl.tolist() == pytest.approx([1 / 1.5 - 1 + math.log(1.5), 0.0] * 2)
     assert PPOClip().rewards(side).tolist() == pytest.approx([math.log(1.5) / 2] * 2)
 
 
@@ -402,8 +411,8 @@ def test_what_is_logged_by_turn():
     assert other["mismatch"].tolist() == pytest.approx([0.0, math.e - 2])
     assert other["kl"].tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
     assert other["ratio"].tolist()[1] == pytest.approx(0.5 / math.e)
-    assert logged["importance"].tolist() == pytest.approx([4 / 3])
-    assert logged["importance_capped"].tolist() == pytest.approx([1 / 3])
+    assert logged["importance"].tolist() == pytest.approx([1.0, 1.0, 2.0])
+    assert logged["importance_capped"].tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
 def test_a_batch_without_weight_says_that_the_group_is_needed():
@@ -441,6 +450,7 @@ def test_what_is_missing_is_named():
         ({"dual_clip": 1.0}, r"dual_clip must be > 1, got 1\.0"),
         ({"kl": -1.0}, "kl must be >= 0"),
         ({"ratio": "word"}, "ratio must be one of token, turn, sequence, got 'word'"),
+        ({"ratio_gradient": "turn"}, "ratio_gradient must be one of token, mean, got 'turn'"),
         ({"aggregate": "sum"}, "aggregate must be one of token_mean, turn_mean, trajectory_mean, token_sum"),
         ({"importance": "sequence"}, "importance must be one of none, token, turn, got 'sequence'"),
         ({"importance_cap": 0.0}, r"importance_cap must be > 0"),

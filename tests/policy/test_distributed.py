@@ -46,7 +46,9 @@ def sampled(i):
         for ids in [(*tokenizer(turn.action.text)["input_ids"], tokenizer.eos_token_id)]
     ]
     turns = [replace(turn, action=action) for turn, action in zip(made.turns, actions, strict=True)]
-    return WeightedTrajectory(replace(made, turns=tuple(turns)), tuple((-1.0) ** (i + t) for t in range(len(turns))))
+    spread = i % 4 != 3
+    weight = tuple((-1.0) ** (i + t) * spread for t in range(len(turns)))
+    return WeightedTrajectory(replace(made, turns=tuple(turns)), weight, has_spread=spread)
 
 
 def labelled(i):

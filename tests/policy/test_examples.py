@@ -7,7 +7,7 @@ from perturn.errors import DataError
 from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.packing import Collator, Examples, Filled, collate
 from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 
 def trajectory(*said):
@@ -91,6 +91,21 @@ def test_a_branch_carries_loss_on_its_own_turns_alone_if_asked(renderer):
         DataError, match=r"sample 4: none of the turns .* from turn 1 on, fits the length limit"
     ):
         encode_example(branch, renderer, limit, own_turns=True)
+
+
+def test_a_row_with_weights_says_itself_which_turns_carry_loss(renderer):
+    """Its word stands before the credit's; without a word the credit's stands. An expert's takeover has no origin."""
+    played = trajectory("north", "south", "east")
+    branch, takeover = replace(played, origin=0, taken_over=1), replace(played, taken_over=2)
+
+    def loss_turns(episode, said, own_turns):
+        row = WeightedTrajectory(episode, (1.0, 1.0, 1.0), own_turns=said)
+        return loss_turns_of(encode_example(row, renderer, None, own_turns=own_turns).chosen)
+
+    assert loss_turns(branch, True, False) == loss_turns(branch, None, True) == [1, 2]
+    assert loss_turns(branch, False, True) == loss_turns(branch, None, False) == [0, 1, 2]
+    assert loss_turns(takeover, True, False) == [2]
+    assert loss_turns(takeover, None, True) == [0, 1, 2]
 
 
 def test_masking_leaves_the_tokens_alone(renderer):

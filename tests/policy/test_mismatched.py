@@ -79,6 +79,11 @@ def test_the_first_step_is_the_loss_worked_row_by_row(train, tiny_model, budget)
     assert_close(torch.tensor(history(trainer)[0]), expected.mean(), rtol=1e-5, atol=1e-6)
     assert history(trainer, "kl")[0] == pytest.approx(max(0.0, float(step.mean())), rel=1e-4, abs=1e-6)
     assert history(trainer, "rewards/chosen")[0] != history(trainer, "rewards/rejected")[0]
+    for name, label in (("logps/chosen", 1.0), ("logps/rejected", -1.0)):
+        own = [row.trajectory for row in ROWS if row.weight[0] == label]
+        with torch.no_grad():
+            said = action_logprobs(tiny_model, lay_out([trainer.renderer.encode(one) for one in own]))
+        assert history(trainer, name)[0] == pytest.approx(float(said.sum()) / len(own), rel=1e-4)
 
 
 def test_how_a_step_is_divided_does_not_move_the_loss_curve(train, tiny_model):

@@ -170,6 +170,12 @@ def test_a_row_with_more_weights_than_turns_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"clip: expected a number > 0 for each of 2 turns, got"):
         list(read_records(file, WeightedTrajectory))
 
+    write_records(file, [WeightedTrajectory(EXPLORED[0], (0.0, 0.0), has_spread=False)])
+    file.write_text(file.read_text().replace("[0.0,0.0]", "[0.0,1.0]"))
+
+    with pytest.raises(DataError, match=r"weight: expected weights of 0 where has_spread is false, got"):
+        list(read_records(file, WeightedTrajectory))
+
 
 def test_oec_learns_the_experts_turns_alone_of_corrections():
     """Of an episode of three turns he has played the last; without one, nothing can be learned of failures."""

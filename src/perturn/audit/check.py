@@ -100,9 +100,7 @@ class _Part:
         try:
             if isinstance(row, DataError):
                 raise row
-            if isinstance(row, WeightedTrajectory):
-                row = row.trajectory
-            self._check_text(number, row)
+            self._check_text(number, row.trajectory if isinstance(row, WeightedTrajectory) else row)
             view = self.view
             how = (view.renderer, self.limit, view.shared_prefix)
             self.examples.append(encode_example(row, *how, own_turns=view.own_turns))

@@ -71,7 +71,7 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
                 raise row
             own: CreditRow | WeightedTrajectory | None = None
             if isinstance(row, WeightedTrajectory):
-                own, row = row, row.trajectory
+                own = row
             elif isinstance(row, Trajectory):
                 own = given.get(row.key)
             example = encode_example(

@@ -175,6 +175,8 @@ def _check_weighted(row: WeightedTrajectory) -> WeightedTrajectory:
         raise ValueError(f".weight: {mismatch(f'one for each of {turns} turns', len(row.weight))}")
     if row.clip is not None and not are_factors(row.clip, turns):
         raise ValueError(f".clip: {mismatch(f'a number > 0 for each of {turns} turns', row.clip)}")
+    if row.has_spread is False and any(row.weight):
+        raise ValueError(f".weight: {mismatch('weights of 0 where has_spread is false', row.weight)}")
     return row
 
 

@@ -102,13 +102,16 @@ class KTO:
         """Return what to log beside the loss, by TRL's names; the arguments are those of the loss.
 
         Returns:
-            `kl`: z0, in nats [1]; `rewards/chosen`, `rewards/rejected`: beta u of the desirable and of the others,
-            where there are some [theirs].
+            `kl`: z0, in nats, the same for each trajectory [trajectories]; `rewards/chosen`, `rewards/rejected`: beta u
+            of the desirable trajectories and of the others [theirs]; `logps/chosen`, `logps/rejected`: their
+            log-probabilities, in nats [theirs].
         """
-        desirable, rewards = self._is_desirable(chosen), self.rewards(chosen)
-        sides = {"rewards/chosen": rewards[desirable], "rewards/rejected": rewards[~desirable]}
-        found = {"kl": self._reference_point(rejected, step).reshape(1)}
-        return found | {name: values for name, values in sides.items() if len(values)}
+        desirable = self._is_desirable(chosen)
+        found = {"kl": self._reference_point(rejected, step).expand(chosen.num_trajectories)}
+        logprobs = chosen.sum_by_trajectory(chosen.policy)
+        for name, values in (("rewards", self.rewards(chosen)), ("logps", logprobs)):
+            found |= {f"{name}/chosen": values[desirable], f"{name}/rejected": values[~desirable]}
+        return found
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """U of each trajectory, in nats [trajectories]."""

@@ -49,6 +49,10 @@ class TurnLogprobs:
     """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1. A loss without a clip range does not
     read it."""
 
+    has_spread: Tensor | None = None
+    """Whether the group of each trajectory has a spread, so that its weights can differ from 0, as booleans
+    [trajectories]; None: each has one. `ppo-clip` divides its clipped term by the trajectories where this is True."""
+
     turn_index: Tensor = field(init=False, repr=False)
     """Turn of each token, counted through the batch [tokens]."""
 
@@ -71,6 +75,7 @@ class TurnLogprobs:
             object.__setattr__(self, name, value)
         for name in ("weight", "clip"):
             self._check(name, self.num_turns, ", one for each turn")
+        self._check("has_spread", self.num_trajectories, ", one for each trajectory")
         if self.clip is not None and not bool(((self.clip > 0) & self.clip.isfinite()).all()):
             raise ValueError(f"clip must be finite and > 0, got {self.clip.tolist()!r:.200}.")
 
@@ -82,7 +87,7 @@ class TurnLogprobs:
             raise ValueError(f"{name} must have shape [{count}]{what}, got {list(tensor.shape)}.")
         if tensor.device != self.policy.device:
             raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
-        _check_dtype(name, tensor, floating=name not in ("turn", "trajectory"))
+        _check_dtype(name, tensor, _KINDS.get(name, "floating point"))
 
     @classmethod
     def from_nested(
@@ -344,20 +349,26 @@ def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
     return turn_index, num_turns, num_trajectories
 
 
-def _check_dtype(name: str, tensor: Tensor, *, floating: bool) -> None:
-    """Raise unless log-probabilities are floating point and ids are integers."""
-    integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-    if floating and not tensor.dtype.is_floating_point:
+_KINDS = {"turn": "integer", "trajectory": "integer", "has_spread": "boolean"}
+"""Kind of the numbers of a tensor, by name; of any other, floating point."""
+
+
+def _check_dtype(name: str, tensor: Tensor, kind: str) -> None:
+    """Raise unless log-probabilities are floating point, ids are integers, and claims are booleans."""
+    floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
+    if kind == "floating point" and not floating:
         raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
-    if not floating and not integer:
+    if kind == "integer" and (floating or boolean or tensor.dtype.is_complex):
         raise ValueError(f"{name} must hold integer ids, got {tensor.dtype}.")
+    if kind == "boolean" and not boolean:
+        raise ValueError(f"{name} must be boolean, got {tensor.dtype}.")
 
 
 def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> None:
     """Raise unless the rows agree in shape and each holds a token that carries loss."""
     if turn.dim() != 2:
         raise ValueError(f"turn must have shape [trajectories, positions], got {list(turn.shape)}.")
-    _check_dtype("turn", turn, floating=False)
+    _check_dtype("turn", turn, "integer")
     for name, tensor in (("policy", policy), ("reference", reference)):
         if tensor is not None and tensor.shape != turn.shape:
             raise ValueError(

@@ -23,17 +23,13 @@ def token_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
 
 
 def turn_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
-    """Return the mean log pi/mu of each token's turn, in nats [tokens]; each token has its own gradient."""
-    return _straight_through(side.mean_by_turn(log_ratio.detach())[side.turn_index], log_ratio)
+    """Return the mean log pi/mu of each token's turn, in nats [tokens]."""
+    return side.mean_by_turn(log_ratio)[side.turn_index]
 
 
 def sequence_ratio(side: TurnLogprobs, log_ratio: Tensor) -> Tensor:
-    """Return the mean log pi/mu of each token's trajectory, in nats [tokens]; each token has its own gradient."""
-    return _straight_through(side.mean_by_trajectory(log_ratio.detach())[side.trajectory.long()], log_ratio)
-
-
-def _straight_through(value: Tensor, gradient: Tensor) -> Tensor:
-    return value + (gradient - gradient.detach())
+    """Return the mean log pi/mu of each token's trajectory, in nats [tokens]."""
+    return side.mean_by_trajectory(log_ratio)[side.trajectory.long()]
 
 
 RATIOS: dict[str, Callable[[TurnLogprobs, Tensor], Tensor]] = {
@@ -42,6 +38,28 @@ RATIOS: dict[str, Callable[[TurnLogprobs, Tensor], Tensor]] = {
     "sequence": sequence_ratio,
 }
 """Log of the ratio of each token, by name; from the log-ratio of each token, in nats [tokens]."""
+
+
+def straight_through(mean: Tensor, log_ratio: Tensor) -> Tensor:
+    """Return the mean log pi/mu with the gradient of each token's own log pi, in nats [tokens].
+
+        log s_j = sg[m_j] + u_j - sg[u_j],   u = log pi/mu, m = its mean, sg without gradient
+
+    Source: Zheng et al. 2025, "Group Sequence Policy Optimization", arXiv:2507.18071, Eqs. 14-15.
+    Differs: nothing; in logarithms.
+
+    Args:
+        mean: m, from one of RATIOS, in nats [tokens].
+        log_ratio: u, in nats [tokens].
+    """
+    return mean.detach() + (log_ratio - log_ratio.detach())
+
+
+RATIO_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": straight_through,
+    "mean": lambda mean, log_ratio: mean,
+}
+"""Log of each token's ratio, by the name of its gradient; from the mean and the token's own, in nats [tokens]."""
 
 
 def clipped_surrogate(
@@ -144,25 +162,25 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3"
 """Estimates of KL(pi, pi_ref) from one token, by name; Schulman 2020, "Approximating KL Divergence"."""
 
 
-def _mean_over_step(sums: Tensor, counts: Tensor, step: Tensor | None) -> Tensor:
-    """Sums of trajectories, so that the mean over trajectories is the mean over all that is counted in the step."""
-    step = counts if step is None else step
-    return sums * len(step) / step.sum()
+def _mean_over_step(sums: Tensor, counts: Tensor) -> Tensor:
+    """Scale sums of trajectories, so that the mean over the counted trajectories is the mean over all they hold.
+
+    A step that counts no trajectory has sums of 0, which stay 0.
+    """
+    return sums * (counts > 0).sum() / counts.sum().clamp(min=1)
 
 
-AGGREGATES: dict[str, Callable[[TurnLogprobs, Tensor, Tensor | None], Tensor]] = {
-    "token_mean": lambda side, values, step: _mean_over_step(
-        side.sum_by_trajectory(values), side.tokens_per_trajectory, step
+AGGREGATES: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
+    "token_mean": lambda side, values, counts: _mean_over_step(side.sum_by_trajectory(values), counts),
+    "turn_mean": lambda side, values, counts: _mean_over_step(
+        side.sum_over_turns(side.mean_by_turn(values)), counts
     ),
-    "turn_mean": lambda side, values, step: _mean_over_step(
-        side.sum_over_turns(side.mean_by_turn(values)), side.turns_per_trajectory, step
-    ),
-    "trajectory_mean": lambda side, values, step: side.mean_by_trajectory(values),
-    "token_sum": lambda side, values, step: side.sum_by_trajectory(values),
+    "trajectory_mean": lambda side, values, counts: side.mean_by_trajectory(values),
+    "token_sum": lambda side, values, counts: side.sum_by_trajectory(values),
 }
 """From a value of each token to one of each trajectory, by name, so that the mean over trajectories is the mean over
 all tokens, over all turns, over trajectories, or the mean of sums. The third argument: tokens, or turns, of every
-trajectory of the optimizer step; None: of these."""
+trajectory of the optimizer step, 0 for a trajectory that the mean is not over."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +189,14 @@ class PPOClip:
 
         L_ij = -min(rho_ij A_i, clip(rho_ij, 1 - clip_low, 1 + clip_high) A_i) + kl KL_ij
 
-    rho is pi/mu of a token (`ratio` token); exp of the mean log pi/mu of its turn (turn) or its trajectory (sequence),
-    in the straight-through form that gives each token its own gradient. mu is the policy that sampled, by `behavior`.
+    rho is pi/mu of a token (`ratio` token), or exp of the mean log pi/mu of its turn (turn) or its trajectory
+    (sequence). mu is the policy that sampled, by `behavior`. With `ratio_gradient` token, `straight_through` gives each
+    token the gradient of its own log pi; with mean, the gradient is that of the value.
+
+    The two terms have a mean each. `token_mean` and `turn_mean` divide the clipped term by the tokens or turns of the
+    trajectories whose group has a spread, times the share of these trajectories in the step; they divide KL by the
+    tokens or turns of all trajectories. So the gradient is continuous at `kl` 0, where a run leaves groups without
+    spread out of training.
 
     With `importance`, a third policy stands between: pi_proximal is the policy that sampled, as training computes it,
     rho is pi/pi_proximal, and the clipped term is multiplied by `truncated_importance`.
@@ -180,14 +204,15 @@ class PPOClip:
     Where a credit also wrote `clip`, both clip_low and clip_high of a turn are multiplied by its number.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; `sequence`: GSPO-token, Zheng et al. 2025, arXiv:2507.18071,
-    Eqs. 14-15; `turn`: Turn-PPO of ST-PPO, Li et al. 2025, arXiv:2511.20718; a clip range of each turn: A2TGPO, Chen et
-    al. 2026, arXiv:2605.06200, its released code; see also `clipped_surrogate`, `truncated_importance` and
-    `KL_ESTIMATORS`.
+    Eqs. 14-15, and with `ratio_gradient` mean its GSPO, Eqs. 5 and 7; `turn`: Turn-PPO of ST-PPO, Li et al. 2025,
+    arXiv:2511.20718; a clip range of each turn: A2TGPO, Chen et al. 2026, arXiv:2605.06200, its released code; see also
+    `clipped_surrogate`, `straight_through`, `truncated_importance` and `KL_ESTIMATORS`.
     Differs: without `importance`, mu is what the engine said when it sampled, so that a difference between engine and
     training is in the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of a step, as
-    in DAPO. The clipping-bias correction of ST-PPO is not here: it divides the gradient by the norm, over all
-    parameters, of what the clip takes away, which is no function of log-probabilities. The size of that is logged as
-    `clipped_away`.
+    in DAPO. DAPO draws other groups in place of groups without spread, and TRL divides both terms by all tokens. KL is
+    not multiplied by rho, as TRL has it with `use_bias_correction_kl`. The clipping-bias correction of ST-PPO is not
+    here: it divides the gradient by the norm, over all parameters, of what the clip takes away, which is no function of
+    log-probabilities. The size of that is logged as `clipped_away`.
     """
 
     needs_rejected: ClassVar[bool] = False
@@ -203,6 +228,10 @@ class PPOClip:
 
     ratio: str = "token"
     """Over what the ratio is taken: token, turn or sequence."""
+
+    ratio_gradient: str = "token"
+    """Gradient of a ratio of a turn or a sequence: token (of each token's own log-probability, GSPO-token) or mean
+    (of the mean log-ratio, GSPO and TRL). Read where `ratio` is not token."""
 
     aggregate: str = "token_mean"
     """How tokens become one number: token_mean (over all of the step), turn_mean, trajectory_mean or token_sum."""
@@ -226,6 +255,7 @@ class PPOClip:
         """Reject settings outside their range."""
         check_bounds(self)
         check_choice("ratio", self.ratio, RATIOS)
+        check_choice("ratio_gradient", self.ratio_gradient, RATIO_GRADIENTS)
         check_choice("aggregate", self.aggregate, AGGREGATES)
         check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         check_choice("importance", self.importance, IMPORTANCE)
@@ -249,21 +279,26 @@ class PPOClip:
         """
         advantage = turn_weights(chosen, self.credit)[chosen.turn_index]
         low, high = self._range(chosen)
-        loss = clipped_surrogate(
+        clipped = clipped_surrogate(
             self._log_ratio(chosen), advantage, clip_low=low, clip_high=high, dual_clip=self.dual_clip
         )
         if self.needs_proximal:
-            loss = loss * truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
+            clipped = clipped * truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
+        aggregate = AGGREGATES[self.aggregate]
+        counts, has_spread = (self.step_statistic(chosen) if step is None else step).unbind(1)
+        loss = aggregate(chosen, clipped, counts * has_spread)
         if self.kl:
-            loss = loss + self.kl * KL_ESTIMATORS[self.kl_estimator](chosen.log_ratio())
-        return AGGREGATES[self.aggregate](chosen, loss, step)
+            divergence = KL_ESTIMATORS[self.kl_estimator](chosen.log_ratio())
+            loss = loss + self.kl * aggregate(chosen, divergence, counts)
+        return loss
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
-        """Return what `aggregate` divides by, of each trajectory: its turns, or its tokens [trajectories]."""
+        """Return what `aggregate` divides by: turns or tokens, and 1 or 0 for a spread [trajectories, 2]."""
         counts = (
             chosen.turns_per_trajectory if self.aggregate == "turn_mean" else chosen.tokens_per_trajectory
         )
-        return counts.to(chosen.precision)
+        has_spread = torch.ones_like(counts) if chosen.has_spread is None else chosen.has_spread
+        return torch.stack([counts, has_spread.to(counts.dtype)], dim=1).to(chosen.precision)
 
     @torch.no_grad()
     def rewards(self, side: TurnLogprobs) -> Tensor:
@@ -277,10 +312,10 @@ class PPOClip:
         """Return what to log beside the loss, without gradient.
 
         Returns:
-            By name, means over the tokens of each trajectory [trajectories]: `ratio`; `clip_share`, tokens whose
-            gradient the clip took away; `clipped_away`, the size rho |A| of what it took; `behavior_kl`, k3 of the
-            sampling policy against this one, in nats. With `importance` also `importance`, the weight, and
-            `importance_capped`, tokens at the cap.
+            By name [tokens], so that the mean of what is logged is over tokens: `ratio`; `clip_share`, 1 where the
+            clip took the gradient away; `clipped_away`, the size rho |A| of what the clip took; `behavior_kl`, k3 of
+            the sampling policy against this one, in nats. With a reference also `kl`, k3 of this policy against the
+            reference, in nats. With `importance` also `importance`, the weight, and `importance_capped`, 1 at the cap.
         """
         ratio, clipped, advantage = self._clip(chosen)
         taken = torch.where(clipped, ratio * advantage.abs(), 0.0)
@@ -290,11 +325,13 @@ class PPOClip:
             "clipped_away": taken,
             "behavior_kl": k3(_difference(chosen, "behavior", "policy")),
         }
+        if chosen.reference is not None:
+            found["kl"] = k3(chosen.log_ratio())
         if self.needs_proximal:
             weight = truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
             found["importance"] = weight
             found["importance_capped"] = (weight >= self.importance_cap).to(chosen.precision)
-        return {name: chosen.mean_by_trajectory(values) for name, values in found.items()}
+        return found
 
     @torch.no_grad()
     def turn_diagnostics(self, chosen: TurnLogprobs) -> dict[str, Tensor]:
@@ -340,4 +377,5 @@ class PPOClip:
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Log rho of each token, in nats [tokens]."""
         start = "proximal" if self.needs_proximal else "behavior"
-        return RATIOS[self.ratio](side, _difference(side, "policy", start))
+        log_ratio = _difference(side, "policy", start)
+        return RATIO_GRADIENTS[self.ratio_gradient](RATIOS[self.ratio](side, log_ratio), log_ratio)

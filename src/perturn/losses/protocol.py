@@ -11,12 +11,14 @@ from perturn.losses.logprobs import TurnLogprobs
 class Loss(Protocol):
     """A frozen dataclass of settings that computes a loss once called.
 
-    A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log.
+    A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log. A tensor with a value for
+    each token is logged as a mean over tokens, a tensor with a value for each trajectory as a mean over trajectories.
+    The values replace what the trainer logs under their name; of no value, nothing is logged.
 
     A loss that couples the pairs of an optimizer step has `step_statistic(chosen)`: a number for each pair [pairs],
-    from reference, weights and counts alone, so that it is known of the whole step before the first pass. The loss and
-    its diagnostics then take `step`, that number of all pairs of the step [pairs of the step]; without it, the pairs
-    given are the step.
+    or several [pairs, numbers], from reference, weights and counts alone, so that they are known of the whole step
+    before the first pass. The loss and its diagnostics then take `step`, these numbers of all pairs of the step;
+    without it, the pairs given are the step.
 
     A loss whose reference point is the policy's view of others' actions has `needs_mismatched = True`: its rows are
     labelled by the sign of their weights. It has `mismatch(side)`: a number for each trajectory of which the prompt is

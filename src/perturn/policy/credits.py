@@ -12,6 +12,7 @@ from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
 from perturn.settings.parsing import build
+from perturn.types import Trajectory
 
 COSTS = {
     "reference": "a pass of the reference over the rows, kept",
@@ -185,6 +186,11 @@ def takes_unfinished(credit: Credit) -> bool:
 def trains_own_turns(credit: Credit) -> bool:
     """Whether of an episode that was played on, the turns that it had before carry no loss: they did in another one."""
     return trains_branches(credit) or takes_unfinished(credit)
+
+
+def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
+    """Say whether a row of a credit carries loss on its own turns alone; None where the episode took over none."""
+    return None if trajectory.origin is None else trains_own_turns(credit)
 
 
 def sets_clip(credit: Credit) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perturn.errors import DataError
 from perturn.policy.rendering import NO_TURN, first_difference
 from perturn.policy.tokens import Encoded, Renderer
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +41,10 @@ class Example:
     mismatched: Encoded | None = None
     mismatched_reference: Tensor | None = None
     """The actions of another row after this one's prompt, and their reference, in nats; None where no loss reads it."""
-    statistic: float | None = None
+    statistic: float | list[float] | None = None
     """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
+    has_spread: bool = True
+    """Whether the weights of the trajectory's group differ from 0; see `WeightedTrajectory`."""
 
     @property
     def sides(self) -> tuple[Encoded, ...]:
@@ -51,7 +53,7 @@ class Example:
 
 
 def encode_example(
-    row: Trajectory | PreferencePair,
+    row: Trajectory | WeightedTrajectory | PreferencePair,
     renderer: Renderer,
     max_length: int | None,
     shared_prefix: str = "keep",
@@ -61,20 +63,24 @@ def encode_example(
     """Row -> tokens.
 
     Args:
-        row: A trajectory, or a pair of them.
+        row: A trajectory, which may have weights, or a pair of trajectories.
         renderer: Conversation -> tokens.
         max_length: Longest sequence in tokens; None for no limit.
         shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
         loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
-        own_turns: Whether an episode that was played on from another carries loss on the turns alone that it added.
+        own_turns: Whether an episode that was played on from another carries loss on the turns alone that it added,
+            where the row itself does not say.
 
     Raises:
         DataError: If both sides are the same tokens, or a side has no turn that fits, or none of its own.
     """
+    said = None
+    if isinstance(row, WeightedTrajectory):
+        said, row = row.own_turns, row.trajectory
     if isinstance(row, Trajectory):
         chosen = renderer.encode(row, max_length)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
-        if own_turns and row.origin is not None:
+        if own_turns and row.origin is not None if said is None else said:
             chosen = _own_turns(row, chosen)
         return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
     chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -56,7 +56,10 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor,
 ) -> dict[str, Tensor]:
-    """Metrics of a pack beside its loss, by name.
+    """Values of a pack to log beside its loss, by name; what is logged is their mean, see docs/methods.md.
+
+    Entropy has a value for each token, log-probabilities and rewards a value for each trajectory, weights a value for
+    each turn. Diagnostics of the loss come in the place of values of the same name; names without a value are left out.
 
     Args:
         loss: The loss.
@@ -66,16 +69,16 @@ def step_metrics(
         entropy: Of the policy at each loss token, in nats [loss tokens].
     """
     of_chosen = entropy[: len(chosen.policy)]
-    found = {
+    found: dict[str, Any] = {
         "logps/chosen": chosen.sum_by_trajectory(chosen.policy),
         "weight/chosen": chosen.weight,
-        "entropy/chosen": chosen.mean_by_trajectory(of_chosen),
+        "entropy/chosen": of_chosen,
     }
     if rejected is not None:
         rewards, others = loss.rewards(chosen), loss.rewards(rejected)
         found |= {
             "weight/rejected": rejected.weight,
-            "entropy/rejected": rejected.mean_by_trajectory(entropy[len(chosen.policy) :]),
+            "entropy/rejected": entropy[len(chosen.policy) :],
             "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
             "rewards/chosen": rewards,
             "rewards/rejected": others,
@@ -89,7 +92,7 @@ def step_metrics(
         values = {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
         found |= by_position(chosen, values)
         found |= {"kl/turns": values["kl"]} if "kl" in values else {}
-    return cast("dict[str, Tensor]", found)
+    return {name: values for name, values in found.items() if values.numel()}
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

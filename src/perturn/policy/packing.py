@@ -274,7 +274,8 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides, from behind a common beginning.
 
     Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
-    [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it, and `statistic` [pairs].
+    [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it, and `statistic` [pairs] or
+    [pairs, numbers]. Where some example is without spread, `has_spread` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -286,6 +287,8 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     if any(example.clip for example in examples):
         factors = [one.clip[side] if one.clip else torch.ones_like(one.weight[side]) for one, side in order]
         batch["clip"] = torch.cat(factors)
+    if not all(example.has_spread for example in examples):
+        batch["has_spread"] = torch.tensor([example.has_spread for example in examples])
     if examples[0].statistic is not None:
         batch["statistic"] = torch.tensor([example.statistic for example in examples])
     return batch
@@ -330,6 +333,7 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
             trajectory=trajectory[mask] - first,
             weight=batch["weight"][turns],
             clip=batch["clip"][turns] if "clip" in batch else None,
+            has_spread=batch.get("has_spread"),
         )
 
     is_chosen = trajectory < pairs

@@ -303,6 +303,7 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
     else:  # a statistic of counts and weights
         nothing = [_by_turn(one, 0, torch.zeros(len(one.chosen.loss_turns))) for one in weighed]
         chosen = TurnLogprobs.from_nested(nothing, weight=weight)
+    chosen = replace(chosen, has_spread=torch.tensor([example.has_spread for example in weighed]))
     statistics = loss.step_statistic(chosen).tolist()
     return [replace(one, statistic=found) for one, found in zip(weighed, statistics, strict=True)]
 

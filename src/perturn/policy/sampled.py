@@ -14,7 +14,7 @@ from perturn.credit import Credit
 from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
-from perturn.policy.credits import reads_clip
+from perturn.policy.credits import carries_own_turns, reads_clip
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
@@ -103,13 +103,19 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
     return torch.tensor(found)
 
 
-def with_weight(example: Example, weight: Sequence[float], clip: Sequence[float] | None = None) -> Example:
+def with_weight(
+    example: Example,
+    weight: Sequence[float],
+    clip: Sequence[float] | None = None,
+    has_spread: bool | None = None,
+) -> Example:
     """The example of one trajectory with the numbers of all its turns; those of turns that are left out go with them.
 
     Args:
         example: As training sees it.
         weight: Weight of each turn, without unit [turns].
         clip: Factor on the clip range of each turn, without unit [turns]; None: 1.
+        has_spread: Whether the weights of its group differ from 0; None: True.
     """
     turns = sorted(set(example.chosen.loss_turns))
     weights, *clips = (
@@ -117,7 +123,7 @@ def with_weight(example: Example, weight: Sequence[float], clip: Sequence[float]
         for values in (weight, clip)
         if values is not None
     )
-    return replace(example, weight=(weights,), clip=tuple(clips))
+    return replace(example, weight=(weights,), clip=tuple(clips), has_spread=has_spread is not False)
 
 
 class Weighed(NamedTuple):
@@ -127,11 +133,13 @@ class Weighed(NamedTuple):
     """Weight of each turn, without unit [turns]."""
     clip: Tensor | None = None
     """Factor on the clip range of each turn, without unit [turns]; None: 1."""
+    own_turns: bool | None = None
+    """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
 
     def row(self, trajectory: Trajectory) -> WeightedTrajectory:
         """The trajectory with what was written of it."""
         clip = None if self.clip is None else tuple(self.clip.tolist())
-        return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip)
+        return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
 
 
 def weigh_groups(
@@ -161,7 +169,8 @@ def weigh_groups(
         group = [trajectories[index] for index in members]
         try:
             weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
-            found |= zip(members, map(Weighed, weights, clips), strict=True)
+            own = [carries_own_turns(credit, one) for one in group]
+            found |= zip(members, map(Weighed, weights, clips, own), strict=True)
         except PerturnError:
             raise
         except Exception as error:  # a credit is code of others

@@ -190,12 +190,12 @@ class TurnTrainer(Trainer):
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
         args = self.turn_args
         how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
-        example = encode_example(trajectory, self.renderer, *how)
+        example = encode_example(row, self.renderer, *how)
         if self._needs_behavior and isinstance(trajectory, Trajectory):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
         if not isinstance(row, WeightedTrajectory):
             return example
-        return with_weight(example, row.weight, row.clip)
+        return with_weight(example, row.weight, row.clip, row.has_spread)
 
     def _compute(self, parts: Iterable[Examples], name: str, model: Any, track: Track | None) -> None:
         """Give each example the log-probabilities of a policy that does not move, as `reference` or `proximal`.

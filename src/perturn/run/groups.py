@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perturn.credit import Credit
-from perturn.data.groups import counts_of, groups_of, read_credits, write_credits
+from perturn.data.groups import CreditRow, counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError
 from perturn.losses import LOSSES
-from perturn.policy.credits import named_credit
+from perturn.policy.credits import carries_own_turns, named_credit
 from perturn.policy.critics import Critics, read_critics, write_critics
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
@@ -141,18 +141,25 @@ def _limit(recipe: Recipe) -> int | None:
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for.
 
-    Where the loss keeps the policy near a reference, those without spread take part in that, with weights of 0, if they
-    fit the length limit.
+    Where the loss keeps the policy near a reference, episodes without spread take part in KL alone, if they fit the
+    length limit.
     """
     name, credit = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
     played = {one.key: one for one in _played(run, credit, stage.mark)}
-    trained = [
-        WeightedTrajectory(played[row.key], row.weight, row.clip) for row in credited if row.bin == "trained"
-    ]
+    trained = [_row(played[row.key], credit, row) for row in credited if row.bin == "trained"]
     assert run.recipe.align is not None
     if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
         cut = too_long(run.recipe, still)
-        trained += [WeightedTrajectory(one, (0.0,) * len(one.turns)) for one in still if one.key not in cut]
+        trained += [_row(one, credit, None) for one in still if one.key not in cut]
     return trained, len(credited)
+
+
+def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedTrajectory:
+    """An episode with what a credit wrote of it; None: it has no spread, and takes part in KL alone."""
+    own_turns = carries_own_turns(credit, played)
+    if row is None:
+        none = (0.0,) * len(played.turns)
+        return WeightedTrajectory(played, none, own_turns=own_turns, has_spread=False)
+    return WeightedTrajectory(played, row.weight, row.clip, own_turns)

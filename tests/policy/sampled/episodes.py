@@ -17,7 +17,7 @@ def play(model, renderer, said, *, task="t/0", reward=0.0, noise=0.0, policy="p"
     bare = Trajectory(
         Task(task),
         tuple(turns),
-        ({"role": "system", "content": "Play."},),
+        prompt=({"role": "system", "content": "Play."},),
         policy=policy,
         total_reward=reward,
     )
