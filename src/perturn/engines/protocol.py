@@ -21,8 +21,10 @@ class Tokens(Protocol):
         """Tokens to continue."""
         ...
 
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
-        """Sampled tokens as an action."""
+    def action(
+        self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Action:
+        """Sampled tokens as an action, which may call one of the tools that the prompt offers."""
         ...
 
 

@@ -129,7 +129,7 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
 
 
 def _known(call: Any) -> Any:
-    """What a call says of its name and its arguments; a server may add keys of its own, such as an index."""
+    """Name and arguments of a call. A server may add keys of its own, such as an index."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(function, Mapping):
         return None

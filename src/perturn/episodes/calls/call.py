@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Found:
-    """What a format read at one place of a text: calls, or words."""
+    """Calls or words that a format read at one place of a text."""
 
     end: int
     """Where the text goes on."""
@@ -42,7 +42,7 @@ class CallFormat:
     write: Callable[[Sequence[ToolCall]], str]
     """Calls as these models write them."""
     marks: tuple[str, ...] = ()
-    """What opens and closes a call. An answer that has one of them where no call can be read is malformed."""
+    """Texts that open and close a call. An answer that has one of them where no call can be read is malformed."""
     tokens: tuple[str, ...] = ()
     """Other parts of a call that may be special tokens. They are kept as the marks are when tokens are decoded."""
     bare: Callable[[str, int], Found | None] | None = None

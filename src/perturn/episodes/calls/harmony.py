@@ -53,11 +53,12 @@ def _call(name: str, text: str, at: int) -> Found | None:
 
 
 def _write(calls: Sequence[ToolCall]) -> str:
-    written = (
-        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json{_MESSAGE}{dump(dict(call.arguments))}<|call|>"
-        for call in calls
-    )
-    return "<|start|>assistant".join(written)
+    return "<|start|>assistant".join(map(_written, calls))
+
+
+def _written(call: ToolCall) -> str:
+    header = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json"
+    return f"{header}{_MESSAGE}{dump(dict(call.arguments))}<|call|>"
 
 
 HARMONY = CallFormat(

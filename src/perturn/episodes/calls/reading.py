@@ -13,17 +13,19 @@ from perturn.episodes.calls.call import CallFormat, ToolCall, Tools
 from perturn.errors import DataError
 
 _THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
-"""What opens and closes a thought."""
+"""Marks that open a thought, and the mark that closes it."""
 _CLOSED = "</think>"
-"""What closes a thought that the prompt may have opened."""
-_BARE = re.compile(r'^[ \t]*(?:\{|\[\s*\{)\s*"(?:name|id|type|function|arguments|parameters|args)"', re.MULTILINE)
+"""The mark that closes a thought which the prompt may have opened."""
+_BARE = re.compile(
+    r'^[ \t]*(?:\{|\[\s*\{)\s*"(?:name|id|type|function|arguments|parameters|args)"', re.MULTILINE
+)
 """A line that may begin calls without marks."""
 _BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
 
 
 @dataclass(frozen=True)
 class _Events:
-    """What a text is searched for: what opens a thought or a call, and marks that stand where no call is."""
+    """Search for the beginnings of thoughts and calls, and for marks that stand where no call is."""
 
     pattern: re.Pattern[str]
     formats: Mapping[str, CallFormat]
@@ -52,7 +54,7 @@ def kept_tokens() -> frozenset[str]:
 
 @dataclass
 class Reading:
-    """What a text says, and the calls in it."""
+    """The words of a text, and the calls in it."""
 
     text: str
     tools: Tools
@@ -67,7 +69,7 @@ class Reading:
 
     @property
     def said(self) -> str:
-        """What is said besides the calls, with thoughts between `<think>` and `</think>`."""
+        """Words besides the calls, with thoughts between `<think>` and `</think>`."""
         return "\n".join(filter(None, map(str.strip, self._said)))
 
     def run(self) -> Reading:
@@ -84,9 +86,10 @@ class Reading:
             kind = str(event.lastgroup)
             if kind == "thought":
                 self._think(event)
-            elif kind == "stray" or not self._call(events.formats[kind]):
-                if not self._was_thought(event.start()):
-                    return self._give_up()
+                continue
+            read = kind != "stray" and self._call(events.formats[kind])
+            if not read and not self._was_thought(event.start()):
+                return self._give_up()
 
     def _say(self, end: int) -> None:
         """Take the text up to `end` as words."""
@@ -191,7 +194,9 @@ def write_calls(calls: Sequence[ToolCall], form: str) -> str:
     text = CALL_FORMATS[form].write(calls) if calls else ""
     read = read_answer(text, [_schema_of(call) for call in calls])
     if read.calls != list(calls) or read.malformed:
-        raise DataError(f"the call {calls[0]!r:.200} cannot be written in the format {form!r}; take another format.")
+        raise DataError(
+            f"the call {calls[0]!r:.200} cannot be written in the format {form!r}; take another format."
+        )
     return text
 
 

@@ -16,9 +16,9 @@ _PYTHON = {"True": True, "False": False, "None": None}
 def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
     """The value of an argument that is written as text.
 
-    A parameter that the schema says is a text gets the text as it is, and any other what the text says as JSON, or as
-    Python for `True`, `False` and `None`. A text that says nothing of this kind stays a text, which the tool may reject.
-    So does vLLM, but for flags: to it, a flag of any other text is false.
+    If the schema allows a text, the value is the text as it is. Otherwise it is what the text says as JSON, or
+    `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject. vLLM
+    does the same, except that it reads any other text of a boolean parameter as false.
 
     Args:
         text: The text between the tags.
