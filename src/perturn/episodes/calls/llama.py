@@ -17,7 +17,7 @@ from perturn.episodes.calls.objects import ARGUMENTS, calls_of, dump, read_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*;?\s*")
-_BEGUN = re.compile(rf'\[?\s*\{{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:{"|".join(ARGUMENTS)})"\s*:')
+_BEGUN = re.compile(r'\[?\s*\{\s*(?:"type"\s*:\s*"function"|"name"\s*:)')
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:

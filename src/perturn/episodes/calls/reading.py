@@ -10,6 +10,7 @@ from typing import Any
 
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.call import CallFormat, ToolCall, Tools
+from perturn.episodes.calls.objects import skip_space
 from perturn.errors import DataError
 
 _THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
@@ -62,7 +63,7 @@ class Reading:
     malformed: bool = False
     """Whether a call is there that cannot be executed as it is written."""
     _at: int = 0
-    _said: list[str] = field(default_factory=lambda: [""])  # words before, between and after the calls
+    _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
     _may_close: bool = True  # whether a thought may have been opened by the prompt
     _tried: bool = False  # whether calls without marks have been tried
     _never_closed: set[str] = field(default_factory=set)  # thoughts that no later mark closes
@@ -70,7 +71,7 @@ class Reading:
     @property
     def said(self) -> str:
         """Words besides the calls, with thoughts between `<think>` and `</think>`."""
-        return "\n".join(filter(None, map(str.strip, self._said)))
+        return "\n".join(filter(None, ("".join(words).strip() for words in self._said)))
 
     def run(self) -> Reading:
         """Read all of the text, in a time that grows with its length."""
@@ -93,7 +94,7 @@ class Reading:
 
     def _say(self, end: int) -> None:
         """Take the text up to `end` as words."""
-        self._said[-1] += self.text[self._at : end]
+        self._said[-1].append(self.text[self._at : end])
         self._at = end
 
     def _call(self, form: CallFormat) -> bool:
@@ -102,10 +103,10 @@ class Reading:
         if found is None or found.end <= self._at:
             return False
         self._at = found.end
-        self._said[-1] += found.text
+        self._said[-1].append(found.text)
         if found.calls:
             self.calls += found.calls
-            self._said.append("")
+            self._said.append([])
         return True
 
     def _bare(self, events: _Events, limit: int) -> bool:
@@ -138,7 +139,7 @@ class Reading:
         if end < 0:
             self._never_closed.add(event[0])
             self._say(event.end())
-            if not self.text[: event.start()].strip():  # otherwise a word about thoughts
+            if event.start() == skip_space(self.text, 0):  # otherwise a word about thoughts
                 self._open_thought()
             return
         self._may_close = False
@@ -147,7 +148,7 @@ class Reading:
         if event[0] == "<think>":
             self._say(after)
         else:
-            self._said[-1] += f"<think>\n{thought}\n{_CLOSED}\n\n" if thought else ""
+            self._said[-1].append(f"<think>\n{thought}\n{_CLOSED}\n\n" if thought else "")
             self._at = after
 
     def _open_thought(self) -> None:
@@ -164,13 +165,13 @@ class Reading:
             return False
         self._at = end + len(_CLOSED)
         self.calls.clear()
-        self._said = [self.text[: self._at]]
+        self._said = [[self.text[: self._at]]]
         return True
 
     def _give_up(self) -> Reading:
         """Leave a malformed text as it is, but for thoughts before its first call."""
         self.malformed = True
-        self._said = [self.text if self.calls else self._said[0] + self.text[self._at :]]
+        self._said = [[self.text] if self.calls else [*self._said[0], self.text[self._at :]]]
         self.calls.clear()
         return self
 
