@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -314,6 +315,16 @@ def test_arguments_of_an_engine_are_an_object_once():
     assert said == ToolAction("", (find(path="a.txt"),) * 2)
     assert action.tool_calls[0] == {**wire, "function": {"name": "find", "arguments": {"path": "a.txt"}}}
     assert action.tool_calls[1] == {"name": "find", "arguments": {"path": "a.txt"}, "index": 0}
+
+
+@pytest.mark.parametrize("form", CALL_FORMATS)
+def test_the_page_of_tool_calls_has_each_format(form):
+    """Its models, and a call as the format writes it."""
+    page = (Path(__file__).parents[2] / "docs/how-to/tool-calls.md").read_text()
+    written = CALL_FORMATS[form].write([ToolCall("find_lamp", {"room": "hall", "count": 2})])
+
+    assert f"| `{form}` | {CALL_FORMATS[form].models} | " in page
+    assert f"{form:9} {' '.join(written.splitlines())}\n" in page
 
 
 def test_a_format_that_cannot_write_a_value_says_so():

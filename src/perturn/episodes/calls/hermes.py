@@ -35,7 +35,7 @@ def _write(calls: Sequence[ToolCall]) -> str:
 
 
 HERMES = CallFormat(
-    models="Hermes 2 and 3, Qwen2.5, QwQ, Qwen3 (also 2507 and VL), SmolLM3",
+    models="Hermes 2 and 3, Qwen2.5, QwQ, Qwen3 (also 2507 and VL)",
     opens=r"<tool_call>(?=\s*[{\[])",
     read=_read,
     write=_write,
