@@ -18,7 +18,7 @@ class Numbers:
             ids += turn.action.token_ids
         return ids + [int(word) for word in one.observation[0]["content"].split()]
 
-    def action(self, ids, logprobs):
+    def action(self, ids, logprobs, tools=()):
         """The numbers that were sampled."""
         return Action("", tuple(ids), tuple(logprobs))
 

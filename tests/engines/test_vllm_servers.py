@@ -43,7 +43,7 @@ class Words:
         told = [turn.observation_text for turn in prompt.turns] + [prompt.observation[0]["content"]]
         return [7] * len(" ".join(told).split())
 
-    def action(self, ids, logprobs):
+    def action(self, ids, logprobs, tools=()):
         """The tokens."""
         return Action("a", tuple(ids), tuple(logprobs), ended=ids[-1] == 2)
 

@@ -16,6 +16,8 @@ from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
+from perturn.episodes.calls.call import Tools
+from perturn.episodes.tool_calls import understand
 from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
@@ -118,14 +120,15 @@ class _Part:
                     self.control_tokens.append(
                         {"part": self.name, "row": number, "turn": index, "tokens": found}
                     )
-                self.not_as_sampled += not self._is_as_sampled(turn.action)
+                self.not_as_sampled += not self._is_as_sampled(turn.action, side.tools)
 
-    def _is_as_sampled(self, action: Action) -> bool:
+    def _is_as_sampled(self, action: Action, tools: Tools) -> bool:
         """Whether an action's text is what its token ids say."""
         if action.token_ids is None or action.tool_calls:
             return True
-        text = self.view.tokenizer.decode(list(action.token_ids), skip_special_tokens=True)
-        return bool(text.strip() == action.text.strip())
+        read = self.view.renderer.action(action.token_ids, (), tools)
+        said = understand(read, tools)[0] if tools else read
+        return said.text.strip() == action.text.strip()
 
     def summary(self) -> dict[str, Any]:
         """Counts, lengths, duplicates, cuts."""

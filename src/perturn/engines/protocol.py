@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +21,10 @@ class Tokens(Protocol):
         """Tokens to continue."""
         ...
 
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
-        """Sampled tokens as an action."""
+    def action(
+        self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Action:
+        """Sampled tokens as an action, which may call one of the tools that the prompt offers."""
         ...
 
 

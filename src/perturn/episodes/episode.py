@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from perturn.episodes.allowance import Allowance
+from perturn.episodes.calls.call import Tools
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
@@ -94,7 +95,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
                     tools=record.tools,
                 )
             before = seen
-            action, command, calls = _read(action, reader)
+            action, command, calls = _read(action, reader, record.tools)
             if command is None:
                 seen = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
             else:
@@ -180,7 +181,7 @@ def _from(text: str, at: int) -> str:
     return ("..." if start else "") + text[start : start + 200]
 
 
-def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
+def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
     """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
 
     What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
@@ -193,13 +194,13 @@ def _read(action: Action, reader: Format) -> tuple[Action, str | None, tuple[Too
         return as_text(action), None, ()
     if not reader.native:
         return action, reader.parse(action.text), ()
-    action, said = understand(action)
+    action, said = understand(action, tools)
     return (action, None, ()) if said is None else (action, write_action(said), said.calls)
 
 
-def understood(action: Action, reader: Format) -> str | None:
+def understood(action: Action, reader: Format, tools: Tools = ()) -> str | None:
     """The command that the world is sent for an action; None where it broke the format."""
-    return _read(action, reader)[1]
+    return _read(action, reader, tools)[1]
 
 
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:

@@ -70,9 +70,9 @@ FORMATS = {
     "tools": Format(
         instruction="",
         reminder=(
-            "That was not understood. Call a tool with JSON, such as\n<tool_call>\n"
-            '{"name": "...", "arguments": {"...": "..."}}\n</tool_call>\nwith nothing after the call, or answer in '
-            "plain text."
+            "That was not understood. Write a call as you were told to, such as\n<tool_call>\n"
+            '{"name": "...", "arguments": {"...": "..."}}\n</tool_call>\nwhere that is JSON between tags, or answer '
+            "in plain text."
         ),
         parse=_parse_tools,
         write=_write_tools,

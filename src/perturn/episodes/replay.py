@@ -49,4 +49,4 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
                 f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
                 "another world or protocol? Record it again."
             )
-    return [understood(action, FORMATS[protocol.format]) for action in script]
+    return [understood(action, FORMATS[protocol.format], recorded.tools) for action in script]

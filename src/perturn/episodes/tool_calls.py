@@ -1,8 +1,7 @@
 """Native tool calls: what a policy wrote -> calls, what a world is sent, and what the policy reads of the results.
 
 A world that offers tools (`Observation.tools`) is sent each action as the JSON text of `write_action`, with which it
-need not know how a model's chat template writes calls. Calls in text follow the convention of Hermes and Qwen, or are
-nothing but JSON, as Llama and Mistral write them.
+need not know how a model's chat template writes calls. Calls in text are read in every format of `CALL_FORMATS`.
 """
 
 from __future__ import annotations
@@ -10,23 +9,15 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from perturn.io.plain import fault, mended
+from perturn.episodes.calls.call import ToolCall as ToolCall
+from perturn.episodes.calls.call import Tools
+from perturn.episodes.calls.objects import ARGUMENTS, call_of, together
+from perturn.episodes.calls.reading import read_answer, write_calls
+from perturn.io.plain import mended
 from perturn.types import Action, Message
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder()
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
 
 NO_CALL = ToolCall("")
 """The call of a malformed action, where calls are compared; no tool has its name."""
@@ -59,19 +50,27 @@ def read_action(action: str) -> ToolAction | None:
     return None if calls is None else ToolAction(data["text"], calls)
 
 
-def understand(action: Action) -> tuple[Action, ToolAction | None]:
+def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | None]:
     """Take the calls out of an action's text, unless its engine has done so.
+
+    Args:
+        action: As an engine gave it.
+        tools: Schemas of the tools that are offered, which type arguments that a model writes as text.
 
     Returns:
         The action with its calls, and what it says; (an action of text alone, None) where it is malformed or empty.
     """
     if action.tool_calls:
-        calls = _calls(
-            call.get("function", call) if isinstance(call, Mapping) else call for call in action.tool_calls
-        )
-        return (as_text(action), None) if calls is None else (action, ToolAction(action.text, calls))
-    said = parse_text(action.text)
-    if said is None or not said.calls:
+        calls = _calls(action.tool_calls)
+        if calls is None:
+            return as_text(action), None
+        made = tuple(map(_with_object, action.tool_calls, calls))
+        return replace(action, tool_calls=made), ToolAction(action.text, calls)
+    read = read_answer(action.text, tools)
+    if read.malformed or not (read.calls or read.said):
+        return (replace(action, text=read.said) if read.malformed else action), None
+    said = ToolAction(read.said, tuple(read.calls))
+    if not said.calls and said.text == action.text.strip():
         return action, said
     return replace(action, text=said.text, tool_calls=tuple(map(chat_call, said.calls))), said
 
@@ -88,37 +87,22 @@ def as_text(action: Action) -> Action:
     return replace(action, text=mended(text), tool_calls=())
 
 
-def parse_text(text: str) -> ToolAction | None:
-    """Text of a turn -> the action: text, then calls, each JSON between its tags; None where it is malformed.
+def parse_text(text: str, tools: Tools = ()) -> ToolAction | None:
+    """Text of a turn -> the action, with calls in any format of `CALL_FORMATS`; None where it is malformed or empty.
 
-    A text that is one call in JSON, or a list of calls, is these calls.
+    An action is malformed if a call in it cannot be executed exactly as it is written. What a thought says of calls is
+    no call. Words before, between and after calls are the text of the action.
     """
-    said, opened, rest = text.partition(_OPEN)
-    if not opened:
-        if calls := _bare_calls(text):
-            return ToolAction("", calls)
-        return ToolAction(text.strip()) if text.strip() and _CLOSE not in text else None
-    found: list[Any] = []
-    while opened:
-        try:
-            call, end = _DECODER.raw_decode(rest.lstrip())
-        except (ValueError, RecursionError):
-            return None
-        found.append(call)
-        between, closed, rest = rest.lstrip()[end:].partition(_CLOSE)
-        if between.strip() or not closed:
-            return None
-        between, opened, rest = rest.partition(_OPEN)
-        if between.strip():
-            return None
-    calls = _calls(found)
-    return None if calls is None else ToolAction(said.strip(), calls)
+    return understand(Action(text), tools)[1]
 
 
-def write_text(action: ToolAction) -> str:
-    """The action as text, in the convention that `parse_text` reads."""
-    calls = [f"{_OPEN}\n{json.dumps(_plain(call), ensure_ascii=False)}\n{_CLOSE}" for call in action.calls]
-    return "\n".join([action.text] * bool(action.text) + calls)
+def write_text(action: ToolAction, form: str = "hermes") -> str:
+    """The action as text, with calls in a format of `CALL_FORMATS`, as `parse_text` reads it.
+
+    Raises:
+        DataError: If the format cannot write the calls.
+    """
+    return "\n".join(filter(None, (action.text, write_calls(action.calls, form))))
 
 
 def chat_call(call: ToolCall) -> dict[str, Any]:
@@ -138,32 +122,28 @@ def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[M
     ]
 
 
-def _bare_calls(text: str) -> tuple[ToolCall, ...] | None:
-    """Calls of a text that is nothing but their JSON, with `arguments` (Mistral) or `parameters` (Llama)."""
-    if not text.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    found = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, dict) and ("arguments" in call) != ("parameters" in call) for call in found):
-        return None
-    return _calls({**call, "arguments": call.get("arguments", call.get("parameters"))} for call in found)
-
-
 def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
-    """Calls with a name and an object of arguments, all plain data; None if one is anything else."""
-    calls = []
-    for call in found:
-        given = call if isinstance(call, Mapping) else {}
-        name, arguments = given.get("name"), given.get("arguments", {})
-        if not (isinstance(name, str) and name and isinstance(arguments, Mapping)):
-            return None
-        if fault((name, arguments), "call"):
-            return None
-        calls.append(ToolCall(name, dict(arguments)))
-    return tuple(calls)
+    """Calls that an engine or a world has in a structure; None if one of them is unclear."""
+    calls = list(found)
+    return together(call_of(_known(call)) for call in calls) if calls else ()
+
+
+def _known(call: Any) -> Any:
+    """Name and arguments of a call. A server may add keys of its own, such as an index."""
+    function = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(function, Mapping):
+        return None
+    return {key: value for key, value in function.items() if key in ("name", *ARGUMENTS)}
+
+
+def _with_object(given: Mapping[str, Any], call: ToolCall) -> Mapping[str, Any]:
+    """A call as an engine gave it, with its arguments as an object, which a chat template writes once as JSON."""
+    function = given.get("function", given)
+    if function.get("arguments") == call.arguments:
+        return given
+    known = {key: value for key, value in function.items() if key not in ARGUMENTS}
+    made = {**known, "arguments": dict(call.arguments)}
+    return {**given, "function": made} if "function" in given else made
 
 
 def call_similarity(call: ToolCall, gold: ToolCall) -> float:

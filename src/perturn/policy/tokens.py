@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
+from perturn.episodes.calls import CALL_FORMATS
+from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.prompts import as_seen
-from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
+from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
@@ -95,6 +97,7 @@ class Renderer:
         self.template = self._chat.text
         self.end_id = self._chat.end_id
         self.end_text = self._chat.end_text
+        self._kept, self._left_out = _special_tokens(tokenizer)
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
@@ -152,10 +155,16 @@ class Renderer:
         """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""
         return Walk(self._chat, trajectory.prompt, trajectory.tools, whole or self._whole)
 
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
-        """Sampled tokens -> an action that keeps them."""
+    def action(
+        self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Action:
+        """Sampled tokens -> an action that keeps them.
+
+        Its text has no special tokens. If tools are offered, special tokens that are parts of calls stay in the text,
+        for `understand` to read.
+        """
         ended = bool(ids) and ids[-1] == self.end_id
-        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
+        text = self._text(ids[:-1] if ended else ids, with_calls=bool(tools))
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
     def require_tools(self) -> None:
@@ -165,20 +174,31 @@ class Renderer:
             ModelError: Naming what is missing.
         """
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
-        tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
+        types = {"room": {"type": "string"}, "count": {"type": "integer"}}
+        schema = {"type": "object", "properties": types}
+        tools = [
+            {"type": "function", "function": {"name": call.name, "description": "", "parameters": schema}}
+        ]
         asked: list[Message] = [{"role": "user", "content": "a"}]
         opened = self._chat.render(asked, tools, generate=True)
         wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
         whole = self._chat.try_render([*asked, wrote], tools) or opened
         written = self._chat.added(opened, whole, "an assistant message")
         sampled = self._chat.tokenize(written.partition(self.end_text)[0])
-        read = parse_text(self.tokenizer.decode(sampled, skip_special_tokens=True))
+        read = understand(Action(self._text(sampled, with_calls=True)), tools)[1]
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
-                f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls otherwise than "
-                "as JSON between <tool_call> and </tool_call>, or as nothing but JSON, so format 'tools' cannot be "
-                "played; set model.chat_template=tools for a template that does, or to a file of yours."
+                f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls in none of the "
+                f"known formats ({', '.join(CALL_FORMATS)}), so format 'tools' cannot be played; set "
+                "model.chat_template=tools for a template that does, or to a file of yours."
             )
+
+    def _text(self, ids: Sequence[int], with_calls: bool) -> str:
+        """Text of sampled tokens without special tokens; with calls, special tokens that are parts of calls stay."""
+        if with_calls and not self._kept.isdisjoint(ids):
+            shown = [token for token in ids if token not in self._left_out]
+            return str(self.tokenizer.decode(shown, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _ask(self, prompt: Prompt, whole: bool = False) -> Asked:
         return Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
@@ -261,6 +281,14 @@ class Renderer:
                 f"{expected[max(0, same - 30) : same]!r}. A policy would learn other tokens than it samples. Give a "
                 "`chat_template` whose prompts end in a special token or a line break."
             )
+
+
+def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
+    """Special tokens that are parts of calls, and all others."""
+    texts = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    special = set(texts) | set(tokenizer.all_special_ids)
+    kept = {token for token, text in texts.items() if text in kept_tokens()}
+    return kept, special - kept
 
 
 def _check_turns(trajectory: Trajectory) -> None:

@@ -182,7 +182,7 @@ def _frequency(choice: Choice, prompt: Prompt, candidates: Sequence[Action]) -> 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv:2203.11171.
     Differs: the vote is on the action of a turn, not on the answer to a question, and ties go by likelihood.
     """
-    sent = [understood(one, choice.reader) for one in candidates]
+    sent = [understood(one, choice.reader, prompt.tools) for one in candidates]
     votes = Counter(sent)
     return [
         (command is not None, votes[command], _mean_logprob(one))

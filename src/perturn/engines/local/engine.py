@@ -131,7 +131,7 @@ class LocalEngine:
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
         return [(row.prompt, context_full(len(row.ids), self._limit)) for row in refused] + [
-            (row.prompt, self._tokens.action(row.answer, row.logprobs)) for row in ended
+            (row.prompt, self._tokens.action(row.answer, row.logprobs, row.prompt.tools)) for row in ended
         ]
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:

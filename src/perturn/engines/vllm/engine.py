@@ -95,7 +95,7 @@ class VllmEngine:
             while True:
                 done.append(self._done.get_nowait())
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
-        return [(prompt, self._answer(future.result())) for prompt, future in asked]
+        return [(prompt, self._answer(prompt, future.result())) for prompt, future in asked]
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered.
@@ -148,7 +148,7 @@ class VllmEngine:
             future.cancel()
         self._open.clear()
 
-    def _answer(self, found: Sampled | EngineFailure) -> Action | EngineFailure:
+    def _answer(self, prompt: Prompt, found: Sampled | EngineFailure) -> Action | EngineFailure:
         if isinstance(found, EngineFailure):
             return found
         if strange := found.versions - {self.name}:
@@ -157,7 +157,7 @@ class VllmEngine:
                 "or another run gave it weights. Give each run its servers; the same command goes on."
             )
         self.reused_tokens += found.reused
-        return self._tokens.action(found.ids, found.logprobs)
+        return self._tokens.action(found.ids, found.logprobs, prompt.tools)
 
 
 def _params(prompt: Prompt, sampling: Sampling, end_id: int) -> dict[str, Any]:

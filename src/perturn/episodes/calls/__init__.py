@@ -1,0 +1,25 @@
+"""How models write tool calls: one entry for each format, and how any of them is found in a text.
+
+A format is recognised by what a call begins with, so nobody has to choose one. Formats of one opening tag differ in
+what comes next.
+"""
+
+from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
+from perturn.table import Table
+
+CALL_FORMATS: Table[CallFormat] = Table(
+    "perturn.call_formats",
+    {
+        "qwen-xml": "perturn.episodes.calls.qwen_xml:QWEN_XML",
+        "glm": "perturn.episodes.calls.glm:GLM",
+        "hermes": "perturn.episodes.calls.hermes:HERMES",
+        "llama": "perturn.episodes.calls.llama:LLAMA",
+        "mistral": "perturn.episodes.calls.mistral:MISTRAL",
+        "deepseek": "perturn.episodes.calls.deepseek:DEEPSEEK",
+        "gemma": "perturn.episodes.calls.gemma:GEMMA",
+        "harmony": "perturn.episodes.calls.harmony:HARMONY",
+    },
+)
+"""Formats of calls by name. Where the openings of two match at one place, the first one reads the call."""
+
+__all__ = ["CALL_FORMATS", "CallFormat", "Found", "ToolCall", "Tools"]

@@ -1,0 +1,43 @@
+"""Hermes: JSON between tags, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Source: NousResearch's Hermes function-calling format; chat templates of Qwen2.5 and Qwen3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
+from perturn.episodes.calls.objects import calls_of, closed, dump, read_json
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _read(text: str, at: int, tools: Tools) -> Found | None:
+    """One call, or several one after the other, or a list of them."""
+    at += len(_OPEN)
+    calls: list[ToolCall] = []
+    while found := read_json(text, at):
+        value, at = found
+        made = calls_of(value)
+        if made is None:
+            return None
+        calls += made
+        end = closed(text, at, _CLOSE, _OPEN)
+        if end is not None:
+            return Found(end, tuple(calls))
+    return None
+
+
+def _write(calls: Sequence[ToolCall]) -> str:
+    written = (dump({"name": call.name, "arguments": dict(call.arguments)}) for call in calls)
+    return "\n".join(f"{_OPEN}\n{each}\n{_CLOSE}" for each in written)
+
+
+HERMES = CallFormat(
+    models="Hermes 2 and 3, Qwen2.5, QwQ, Qwen3 (also 2507 and VL)",
+    opens=r"<tool_call>(?=\s*[{\[])",
+    read=_read,
+    write=_write,
+    marks=(_OPEN, _CLOSE),
+)

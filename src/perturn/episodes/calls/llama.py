@@ -1,0 +1,93 @@
+"""Llama 3: nothing but JSON, `{"name": ..., "parameters": {...}}`, often after `<|python_tag|>`.
+
+Several calls are divided by `;`. Without the tag, a text that has the form of calls up to its end is these calls, and
+any other JSON is a message to the user.
+
+Source: chat templates of Llama 3.1 and 3.2; vLLM's `Llama3JsonToolParser`.
+Differs from vLLM: a word after a call without a tag makes it a message; the keys of a call must be those of a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
+from perturn.episodes.calls.objects import ARGUMENTS, calls_of, dump, read_json
+
+_TAG = "<|python_tag|>"
+_BETWEEN = re.compile(r"\s*;?\s*")
+_BEGUN = re.compile(r'\[?\s*\{\s*(?:"type"\s*:\s*"function"|"name"\s*:)')
+
+
+def _read(text: str, at: int, tools: Tools) -> Found | None:
+    """Calls after the tag; words after them are words."""
+    at += len(_TAG)
+    calls: list[ToolCall] = []
+    end = at
+    while found := read_json(text, at):
+        made = calls_of(found[0])
+        if made is None:
+            return None
+        calls += made
+        end = found[1]
+        at = _after(text, end)
+        if not text.startswith(("{", "["), at):
+            break
+    return Found(end, tuple(calls)) if calls else None
+
+
+def _bare(text: str, at: int) -> Found | None:
+    """Calls up to the end of the text; nothing found if it is a message; None if it is a call that was cut."""
+    start, calls = at, list[ToolCall]()
+    while at < len(text):
+        found = read_json(text, at)
+        if found is None:
+            return None if _BEGUN.match(text, at) else Found(start)
+        if not _looks_like_calls(found[0]):
+            return Found(start)
+        made = calls_of(found[0])
+        if made is None:
+            return None
+        calls += made
+        at = _after(text, found[1])
+    return Found(at, tuple(calls))
+
+
+def _after(text: str, at: int) -> int:
+    """Where the next call would begin."""
+    between = _BETWEEN.match(text, at)
+    return at if between is None else between.end()
+
+
+def _looks_like_calls(value: object) -> bool:
+    """Whether JSON without a tag has the form of calls: a name and an object under exactly one key for arguments."""
+    calls = value if isinstance(value, list) else [value]
+    return bool(calls) and all(map(_looks_like_a_call, calls))
+
+
+def _looks_like_a_call(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    value = value["function"] if isinstance(value.get("function"), Mapping) else value
+    given = [value[key] for key in ARGUMENTS if key in value]
+    return (
+        isinstance(value.get("name"), str)
+        and len(given) == 1
+        and isinstance(given[0], Mapping | str)
+        and not value.keys() - {"name", "id", "type", *ARGUMENTS}
+    )
+
+
+def _write(calls: Sequence[ToolCall]) -> str:
+    return "; ".join(dump({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
+
+
+LLAMA = CallFormat(
+    models="Llama 3.1, 3.2 and 3.3",
+    opens=r"<\|python_tag\|>",
+    read=_read,
+    write=_write,
+    marks=(_TAG,),
+    bare=_bare,
+)

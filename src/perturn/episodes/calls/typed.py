@@ -1,0 +1,63 @@
+"""Arguments that are written as text between tags -> values, by the types that the tool's schema declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perturn.episodes.calls.call import Tools
+from perturn.episodes.calls.objects import read_json, skip_space
+
+_TEXTS = ("string", "str", "text", "varchar", "char", "enum")
+_PYTHON = {"True": True, "False": False, "None": None}
+"""Values as Qwen's chat templates write them; JSON writes them otherwise."""
+
+
+def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
+    """The value of an argument that is written as text.
+
+    If the schema allows a text, the value is the text as it is. Otherwise it is what the text says as JSON, or
+    `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject. vLLM
+    does the same, except that it reads any other text of a boolean parameter as false.
+
+    Args:
+        text: The text between the tags.
+        tool: Name of the called tool.
+        parameter: Name of the argument.
+        tools: Schemas of the tools that are offered.
+    """
+    types = _types(_schema(tool, parameter, tools))
+    empty = text.strip() in ("null", "None") and "null" in types
+    if types & set(_TEXTS) and not empty:
+        return text
+    if text.strip() in _PYTHON:
+        return _PYTHON[text.strip()]
+    found = read_json(text, 0)
+    return text if found is None or skip_space(text, found[1]) < len(text) else found[0]
+
+
+def _schema(tool: str, parameter: str, tools: Tools) -> Mapping[str, Any]:
+    """Schema of a parameter; empty if it is not declared."""
+    for each in tools:
+        function = _mapping(each.get("function", each))
+        if function.get("name") == tool:
+            parameters = _mapping(function.get("parameters"))
+            return _mapping(_mapping(parameters.get("properties")).get(parameter))
+    return {}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Types that a schema allows: its `type`, those of its alternatives, or the type of its choices."""
+    declared = schema.get("type")
+    if declared is not None:
+        return {str(each).lower() for each in (declared if isinstance(declared, list) else [declared])}
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        return set().union(*(_types(_mapping(each)) for each in options))
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    texts = isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices)
+    return {"string"} if texts else set()
