@@ -47,8 +47,12 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
             )
         self._known: dict[str, tuple[int, ...]] = {}
-        self.end_id = self._find_end_of_turn()
+        self._special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        self.end_ids = self._find_ends()
+        """Tokens that close an assistant message: first the one of an answer, then that of a call where it is another."""
+        self.end_id = self.end_ids[0]
         self.end_text = self.decode([self.end_id])
+        self._end_texts = tuple(self.decode([end]) for end in self.end_ids)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
@@ -105,7 +109,13 @@ class ChatTemplate:
 
     def end_of(self, text: str) -> str:
         """The end of a text that decides how the next is tokenized: the token that closed a turn, if it did."""
-        return self.end_text if text.endswith(self.end_text) else ""
+        return next((end for end in self._end_texts if text.endswith(end)), "")
+
+    def before_end(self, text: str, message: Message) -> tuple[str, str]:
+        """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
+        end = self._end_texts[-1] if message.get("tool_calls") else self.end_text
+        before, found, _ = text.rpartition(end)
+        return before, found
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
         """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
@@ -145,18 +155,25 @@ class ChatTemplate:
         """The text of tokens, special ones with it."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _find_end_of_turn(self) -> int:
-        """The special token that closes an assistant message."""
-        messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
-        tail = self.render(messages, ()).rpartition(_PROBE)[2]
-        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        for token in self.tokenize(tail):
-            if token in special:
-                return int(token)
-        raise ModelError(
-            f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
-            f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
-        )
+    def _find_ends(self) -> tuple[int, ...]:
+        """The special tokens that close an assistant message: an answer, and a call where another token closes it."""
+        asked: Message = {"role": "user", "content": "a"}
+        tail = self.render([asked, {"role": "assistant", "content": _PROBE}], ()).rpartition(_PROBE)[2]
+        end = self._first_special(tail)
+        if end is None:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a "
+                f"special token (it adds {tail!r}), so a policy could not learn to end its turn; give another "
+                "`chat_template`."
+            )
+        function = {"name": "probe", "arguments": {}}
+        call: Message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        called = self.try_render([asked, call], [{"type": "function", "function": {"name": "probe", "description": ""}}])
+        last = self.tokenize((called or "").rstrip("\n"))[-1:]
+        return (end, *last) if last and last[0] != end and last[0] in self._special else (end,)
+
+    def _first_special(self, text: str) -> int | None:
+        return next((int(token) for token in self.tokenize(text) if token in self._special), None)
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -239,15 +256,15 @@ class Walk:
         answer = template.added(
             opened, template.render([*self._context, *said], self._tools), "an assistant message"
         )
-        end = answer.rfind(template.end_text)
-        if end < 0:
+        text, end = template.before_end(answer, message)
+        if not end:
             raise ModelError(
                 f"the chat template did not close an assistant message with {template.end_text!r}."
             )
-        written = answer[: end + len(template.end_text)]
+        written = text + end
         self._check_tool_calls([*self._context, *said], written)
         cut = action.token_ids is not None and not action.ended
-        own = answer[:end] if cut else written
+        own = text if cut else written
         ids = action.token_ids or template.tokenize_after(self._before + self._heard, written)
         self._owed = written[len(own) :]
         self._before = template.end_of(opened + own)
@@ -291,7 +308,7 @@ class Walk:
         """The messages up to the first answer, and their text; all where the text does not begin with it."""
         count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
         if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
-            begun, end, _ = alone.rpartition(self._template.end_text)
+            begun, end = self._template.before_end(alone, said[count - 1])
             if end and text.startswith(begun + end):
                 return said[:count], begun + end
         return said, text

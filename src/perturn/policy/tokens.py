@@ -94,6 +94,7 @@ class Renderer:
         self.tokenizer = with_template(tokenizer, self._chat.text)
         self.template = self._chat.text
         self.end_id = self._chat.end_id
+        self.end_ids = self._chat.end_ids
         self.end_text = self._chat.end_text
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
@@ -154,7 +155,7 @@ class Renderer:
 
     def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
         """Sampled tokens -> an action that keeps them."""
-        ended = bool(ids) and ids[-1] == self.end_id
+        ended = bool(ids) and ids[-1] in self.end_ids
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
@@ -171,7 +172,7 @@ class Renderer:
         wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
         whole = self._chat.try_render([*asked, wrote], tools) or opened
         written = self._chat.added(opened, whole, "an assistant message")
-        sampled = self._chat.tokenize(written.partition(self.end_text)[0])
+        sampled = self._chat.tokenize(self._chat.before_end(written, wrote)[0])
         read = parse_text(self.tokenizer.decode(sampled, skip_special_tokens=True))
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
