@@ -47,12 +47,12 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
             )
         self._known: dict[str, tuple[int, ...]] = {}
-        self._special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        self.end_ids = self._find_ends()
-        """Tokens that close an assistant message: first the one of an answer, then that of a call where it is another."""
-        self.end_id = self.end_ids[0]
+        self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
+        self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
-        self._end_texts = tuple(self.decode([end]) for end in self.end_ids)
+        self.call_end_id = self._find_end_of_call()
+        """Token that closes a message with calls; in most templates it is the end of any turn."""
+        self.call_end_text = self.decode([self.call_end_id])
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
@@ -109,13 +109,12 @@ class ChatTemplate:
 
     def end_of(self, text: str) -> str:
         """The end of a text that decides how the next is tokenized: the token that closed a turn, if it did."""
-        return next((end for end in self._end_texts if text.endswith(end)), "")
+        return next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
 
     def before_end(self, text: str, message: Message) -> tuple[str, str]:
         """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
-        end = self._end_texts[-1] if message.get("tool_calls") else self.end_text
-        before, found, _ = text.rpartition(end)
-        return before, found
+        before, end, _ = text.rpartition(self.call_end_text if message.get("tool_calls") else self.end_text)
+        return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
         """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
@@ -155,25 +154,30 @@ class ChatTemplate:
         """The text of tokens, special ones with it."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _find_ends(self) -> tuple[int, ...]:
-        """The special tokens that close an assistant message: an answer, and a call where another token closes it."""
-        asked: Message = {"role": "user", "content": "a"}
-        tail = self.render([asked, {"role": "assistant", "content": _PROBE}], ()).rpartition(_PROBE)[2]
-        end = self._first_special(tail)
-        if end is None:
-            raise ModelError(
-                f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a "
-                f"special token (it adds {tail!r}), so a policy could not learn to end its turn; give another "
-                "`chat_template`."
-            )
-        function = {"name": "probe", "arguments": {}}
-        call: Message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        called = self.try_render([asked, call], [{"type": "function", "function": {"name": "probe", "description": ""}}])
-        last = self.tokenize((called or "").rstrip("\n"))[-1:]
-        return (end, *last) if last and last[0] != end and last[0] in self._special else (end,)
+    def _find_end_of_turn(self) -> int:
+        """The special token that closes an assistant message."""
+        messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        tail = self.render(messages, ()).rpartition(_PROBE)[2]
+        for token in self.tokenize(tail):
+            if token in self.special_ids:
+                return int(token)
+        raise ModelError(
+            f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
+            f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
+        )
 
-    def _first_special(self, text: str) -> int | None:
-        return next((int(token) for token in self.tokenize(text) if token in self._special), None)
+    def _find_end_of_call(self) -> int:
+        """The special token that closes a message with calls, where it is not the end of turn."""
+        function = {"name": "probe", "description": "", "parameters": {}}
+        tools = [{"type": "function", "function": function}]
+        call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+        asked: Message = {"role": "user", "content": "a"}
+        opened = self.try_render([asked], tools, generate=True) or ""
+        said = self.try_render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools) or ""
+        last = self.tokenize(said.rstrip())[-1:]
+        if self.end_text in said[len(opened) :] or not self.special_ids.issuperset(last):
+            return self.end_id
+        return int(last[0]) if last else self.end_id
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -170,6 +170,8 @@ _OF_AGENTS = (
 _DAY = date(2024, 7, 26)
 """The day in templates of ours whose stock one reads the clock."""
 _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
+_MARK = re.compile(r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]")
+"""What looks like a control token; [INST] is none in Llama 2."""
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _DOUBLE = re.compile(_EMPTY_THOUGHT.pattern + "<think>")
 """Empty thoughts before thoughts, where a template does not see those within a text."""
@@ -231,6 +233,21 @@ def read_template(wanted: str, where: str) -> str:
             f"{did_you_mean(wanted, TEMPLATES)}"
         )
     return read_text(file, ConfigError, f"Correct {where}.", longest=1 << 20)
+
+
+def fitting(tokenizer: Any) -> list[str]:
+    """Names of our templates whose control tokens are all tokens of a tokenizer; those with plain text alone last."""
+    known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+    marks = {name: _marks(tokenizer, each.text) for name, each in TEMPLATES.items()}
+    fit = [name for name, found in marks.items() if found <= known]
+    own = {*filter(None, (tokenizer.bos_token, tokenizer.eos_token))}
+    return [name for name in fit if marks[name] - own] or fit
+
+
+def _marks(tokenizer: Any, template: str) -> set[str]:
+    """Control tokens that a template writes of conversations without tools and with them."""
+    texts = (_write(tokenizer, template, _OF_AGENTS[0]), _write(tokenizer, template, _CALLED, [_TOOL]))
+    return {mark for text in texts for mark in _MARK.findall(text or "")}
 
 
 def replacement(tokenizer: Any) -> Template | None:

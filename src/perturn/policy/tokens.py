@@ -18,7 +18,7 @@ from perturn.episodes.tool_calls import ToolCall, chat_call, parse_text
 from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
-from perturn.policy.templates import choose_template, with_template
+from perturn.policy.templates import choose_template, fitting, with_template
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -90,11 +90,20 @@ class Renderer:
             ConfigError: If there is none of that name.
             ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
-        self._chat = ChatTemplate(tokenizer, choose_template(tokenizer, chat_template))
+        try:
+            self._prepare(tokenizer, choose_template(tokenizer, chat_template))
+        except ModelError as error:
+            names = [] if chat_template is not None else _working(tokenizer)
+            if not names:
+                raise
+            raise ModelError(f"{error} These of ours work with this tokenizer: {', '.join(names)}.") from error
+
+    def _prepare(self, tokenizer: Any, template: str | None) -> None:
+        self._chat = ChatTemplate(tokenizer, template)
         self.tokenizer = with_template(tokenizer, self._chat.text)
         self.template = self._chat.text
         self.end_id = self._chat.end_id
-        self.end_ids = self._chat.end_ids
+        self.end_ids = frozenset((self._chat.end_id, self._chat.call_end_id))
         self.end_text = self._chat.end_text
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
@@ -262,6 +271,18 @@ class Renderer:
                 f"{expected[max(0, same - 30) : same]!r}. A policy would learn other tokens than it samples. Give a "
                 "`chat_template` whose prompts end in a special token or a line break."
             )
+
+
+def _working(tokenizer: Any) -> list[str]:
+    """Names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
+    found = []
+    for name in fitting(tokenizer):
+        try:
+            Renderer(tokenizer, name)
+        except ModelError:
+            continue
+        found.append(name)
+    return found
 
 
 def _check_turns(trajectory: Trajectory) -> None:
