@@ -173,7 +173,9 @@ class ChatTemplate:
         call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
         asked: Message = {"role": "user", "content": "a"}
         opened = self.try_render([asked], tools, generate=True) or ""
-        said = self.try_render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools) or ""
+        said = (
+            self.try_render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools) or ""
+        )
         last = self.tokenize(said.rstrip())[-1:]
         if self.end_text in said[len(opened) :] or not self.special_ids.issuperset(last):
             return self.end_id
@@ -209,6 +211,8 @@ class Walk:
         self.turns = 0
         """Turns said so far."""
         self.whole = whole
+        self.written = ""
+        """Text of the last turn as the template writes it."""
         self.partial = False
         """Whether anything was rendered behind less than all that came before it."""
         self.remembers = "namespace" in template.text
@@ -265,7 +269,7 @@ class Walk:
             raise ModelError(
                 f"the chat template did not close an assistant message with {template.end_text!r}."
             )
-        written = text + end
+        written = self.written = text + end
         self._check_tool_calls([*self._context, *said], written)
         cut = action.token_ids is not None and not action.ended
         own = text if cut else written

@@ -100,7 +100,9 @@ _VARIANTS: Mapping[str, _Variant] = {
     ),
     "lfm2": _Variant("lfm2.5", {"tags": str(list(_LFM2))}, "LFM2. Changed: calls of tools are written."),
     "gemma4-nothink": _Variant(
-        "gemma4", {"opening": "'<|channel>thought\\n<channel|>'"}, f"Gemma 4 26B and 31B with thinking off. {_EMPTY}"
+        "gemma4",
+        {"opening": "'<|channel>thought\\n<channel|>'"},
+        f"Gemma 4 26B and 31B with thinking off. {_EMPTY}",
     ),
 }
 """Templates without a file of their own, by name."""
@@ -145,23 +147,24 @@ def _result(of: str) -> Message:
 
 _SYSTEM = {"role": "system", "content": "Play well."}
 _IDS = ("call00000", "call00001")
-_THOUGHT = "<think>\nIt is dark.\n</think>\n\n"
+_DARK = "It is dark."
+_THOUGHT = f"<think>\n{_DARK}\n</think>\n\n"
 
 _ASKED = ([_user("Hi")], [_SYSTEM, _user("Hi")])
 _ANSWERED = ([_user("Hi"), _says("Hello")], [_user("Hi"), _says("Hello"), _user("Go")])
 """Conversations by which a stock template is recognised: it writes all of the first and one of the second as ours does,
 for no rule we changed touches both of the second."""
 
-_THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning="It is dark.")]
+_THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning=_DARK)]
 """A conversation by which one of two that both match is chosen."""
 
 _CALLED = [_user("Hi"), _says("", _IDS[0]), _result(_IDS[0])]
-"""A conversation that a stock template serves only if it writes it as ours does: calls and results are in their places."""
+"""A conversation that a stock template must write as ours does: calls and results in their places."""
 
 _OF_AGENTS = (
     [_SYSTEM, _user("Hi"), _says("Hello"), _user("Go"), _says("Gone")],
     [_user("Hi"), _says(_THOUGHT + "Hello"), _user("Go"), _says(_THOUGHT + "Gone")],
-    [_user("Hi"), _says("Hello", reasoning="It is dark."), _user("Go"), _says("Gone", reasoning="It is lit.")],
+    [_user("Hi"), _says("Hello", reasoning=_DARK), _user("Go"), _says("Gone", reasoning="It is lit.")],
     [_user("Hi"), _says("One", _IDS[0]), _result(_IDS[0]), _says("Seen"), _user("Go")],
     [_user("Hi"), _says("Both", *_IDS), _result(_IDS[0]), _result(_IDS[1]), _says("Seen"), _user("Go")],
 )
@@ -170,7 +173,9 @@ _OF_AGENTS = (
 _DAY = date(2024, 7, 26)
 """The day in templates of ours whose stock one reads the clock."""
 _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
-_MARK = re.compile(r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]")
+_MARK = re.compile(
+    r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
+)
 """What looks like a control token; [INST] is none in Llama 2."""
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _DOUBLE = re.compile(_EMPTY_THOUGHT.pattern + "<think>")
@@ -237,7 +242,9 @@ def read_template(wanted: str, where: str) -> str:
 
 def fitting(tokenizer: Any) -> list[str]:
     """Names of our templates whose control tokens are all tokens of a tokenizer; those with plain text alone last."""
-    known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+    known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(
+        tokenizer.all_special_tokens
+    )
     marks = {name: _marks(tokenizer, each.text) for name, each in TEMPLATES.items()}
     fit = [name for name, found in marks.items() if found <= known]
     own = {*filter(None, (tokenizer.bos_token, tokenizer.eos_token))}
@@ -287,18 +294,19 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
 def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
     """Whether two templates write a conversation, and both alike but for empty thoughts."""
     old, new = (_write(tokenizer, each, talk) for each in (own, ours))
-    return (
-        old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
-    )
+    return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
 
 
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
-    """Whether what a template writes before and after each turn of the policy begins what it writes of the whole."""
+    """Whether a template writes all that was said, and what it writes up to each turn begins the whole."""
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     whole = _write(tokenizer, template, talk, tools=tools)
-    if whole is None or _DOUBLE.search(whole):
+    thinks = any(_DARK in each["content"] for each in talk)
+    if whole is None or _DOUBLE.search(whole) or (thinks and _DARK not in whole):
         return False
-    closing = tokenizer.eos_token or ""  # some templates end the text with it, behind what ends the last message
+    closing = (
+        tokenizer.eos_token or ""
+    )  # some templates end the text with it, behind what ends the last message
     for index, message in enumerate(talk):
         if message["role"] != "assistant":
             continue

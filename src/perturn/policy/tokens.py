@@ -7,6 +7,7 @@ training sees what was sampled.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
+
+_NO_WORD = re.compile(r"\W+")
 
 _PROBE_TURNS = 5
 """Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
@@ -96,7 +99,9 @@ class Renderer:
             names = [] if chat_template is not None else _working(tokenizer)
             if not names:
                 raise
-            raise ModelError(f"{error} These of ours work with this tokenizer: {', '.join(names)}.") from error
+            raise ModelError(
+                f"{error} These of ours work with this tokenizer: {', '.join(names)}."
+            ) from error
 
     def _prepare(self, tokenizer: Any, template: str | None) -> None:
         self._chat = ChatTemplate(tokenizer, template)
@@ -218,6 +223,7 @@ class Renderer:
         for turn in turns:
             heard = walk.hear(turn.observation)
             pieces = [*walk.by_role(heard), walk.say(turn.action)]
+            _check_thought(turn.action, walk)
             length += sum(len(piece.ids) for piece in pieces)
             if most is not None and length > most:
                 break
@@ -283,6 +289,17 @@ def _working(tokenizer: Any) -> list[str]:
             continue
         found.append(name)
     return found
+
+
+def _check_thought(action: Action, walk: Walk) -> None:
+    """Refuse a template that leaves out the thought within a text, so that a policy would not learn it."""
+    thought, closed, _ = action.text.partition("</think>")
+    words = _NO_WORD.sub("", thought.rpartition("<think>")[2])
+    if closed and action.token_ids is None and words not in _NO_WORD.sub("", walk.written):
+        raise ModelError(
+            f"the chat template leaves out thoughts: turn {walk.turns - 1} is {action.text[:60]!r}, but is written as "
+            f"{walk.written[:60]!r}. Give a template that writes them with `chat_template` (perturn list templates)."
+        )
 
 
 def _check_turns(trajectory: Trajectory) -> None:
