@@ -5,44 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.play import Job, play
 from perturn.errors import ModelError
 from perturn.policy import templates
-from perturn.policy.agreement import agreement
 from perturn.policy.templates import TEMPLATES, replacement
 from perturn.policy.tokens import Renderer
-from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory, Turn
+from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
-from .families import KIND_OF, SYSTEM, THOUGHT, TRL, WITH_TOOLS, result, said, tokenizer_of, user
+from .families import KIND_OF, SYSTEM, THOUGHT, WITH_TOOLS, result, said, stock_template, tokenizer_of, user
 
 ROOT = Path(__file__).parents[2]
-STAND_INS = {  # stock templates that are in no package that we test with, written by us: they write the same
-    "llama2": (
-        "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else false %}"
-        "{% for m in (messages[1:] if system else messages) %}"
-        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
-        "{% set text = m['content'] %}{% if loop.first and system %}"
-        "{% set text = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + m['content'] %}{% endif %}"
-        "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + text.strip() + ' [/INST]' }}"
-        "{% else %}{{ ' ' + text.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-    ),
-    "deepseek_v3_1": (
-        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
-        "{% elif m['role'] == 'user' %}{{ '<｜User｜>' + m['content'] }}{% elif m['role'] == 'assistant' %}"
-        "{{ '<｜Assistant｜></think>' + m['content'].split('</think>')[-1] + eos_token }}"
-        "{% else %}{{ '<｜tool▁output▁begin｜>' + m['content'] + '<｜tool▁output▁end｜>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<｜Assistant｜></think>' }}{% endif %}"
-    ),
-}
-
-
-def stock_template(name):
-    if name == "deepseek_v3":  # as R1's, but for the thought that the prompt opens
-        return stock_template("deepseek_r1_distill").replace("<｜Assistant｜><think>\\n", "<｜Assistant｜>")
-    return STAND_INS.get(name) or (TRL / f"{name}.jinja").read_text()
-
-
 FIND = {
     "type": "function",
     "function": {
@@ -118,6 +89,7 @@ STOCK = {  # stock template -> ours, and the conversations that no rule we chang
     "gemma4": ("gemma4", {**ASK, **NEWEST, **TOOLS, **FIELD_CALL, **TWO, **THEN}),
     "gemma4_v4": ("gemma4", {**ASK, **NEWEST, **TOOLS, **FIELD_CALL, **TWO, **THEN}),
     "gemma4_v5": ("gemma4", {**ASK, **NEWEST, **FIELD, **TOOLS, **FIELD_CALL, **TWO, **THEN}),
+    "gemma4_31b": ("gemma4-nothink", ASK),
     "gptoss": ("gpt-oss", {**ASK, **NEWEST, **FIELD, **TOOLS, **FIELD_CALL, **BESIDE}),
 }  # fmt: skip
 SERVES = ("llama2", "lfm2_v2")
@@ -339,48 +311,6 @@ def test_the_error_of_a_rejected_template_names_ours_that_work():
         assert Renderer(tokenizer_of("glm", theirs), name).template == TEMPLATES[name].text
 
 
-ETO = "You are a helpful assistant to do some scientific experiment in an environment.\nYou should explore."
-
-
-def test_llama_2_writes_many_turns_of_agents():
-    """The model of tlm-DRE and DMPO: a system text within the first message, and a begin of text at each."""
-    renderer = Renderer(tokenizer_of("mistral-v1"), "llama2")
-    said_ = ["Thought: It is dark.\nAction: take lamp", "Action: go north"]
-    turns = tuple(Turn((user(f"Observation: room {k}."),), Action(said_[k % 2])) for k in range(10))
-    episode = Trajectory(
-        Task("t"), turns, prompt=({"role": "system", "content": ETO}, user("OK?"), said("OK"))
-    )
-    encoded = renderer.encode(episode)
-    shown = renderer.tokenizer.decode(encoded.ids)
-    opening = f"<s>[INST] <<SYS>>\n{ETO}\n<</SYS>>\n\nOK? [/INST] OK </s>"
-    body = [f"<s>[INST] Observation: room {k}. [/INST] {said_[k % 2]} </s>" for k in range(10)]
-
-    assert shown == opening + "".join(body)
-    for k, turn in enumerate(turns):
-        asked = renderer.prompt_ids(Prompt(episode.prompt, turns[:k], turn.observation, 0, "c"))
-        assert list(encoded.ids[: len(asked)]) == asked
-        own = [token for token, of in zip(encoded.ids, encoded.turn, strict=True) if of == k]
-        assert renderer.tokenizer.decode(own) == f" {said_[k % 2]} </s>"
-
-
-@pytest.mark.parametrize("form", ["react", "action"])
-def test_llama_2_plays_as_it_is_trained(own_environment, tiny_model, form):
-    """Log-probabilities of play are those of training."""
-    renderer = Renderer(tokenizer_of("mistral-v1"), "llama2")
-    tiny_model.resize_token_embeddings(len(renderer.tokenizer))
-    env = own_environment.GuessNumber
-    jobs = [Job(task, number) for number, task in enumerate(env().tasks("train")[:2])]
-    rules = EpisodeProtocol("guess", form, ETO, max_turns=4)
-    engine = LocalEngine(tiny_model.eval(), renderer, name="tiny")
-    sampling = Sampling(temperature=1.0, max_new_tokens=12)
-    found = list(play(jobs, engine, env, protocol=rules, sampling=sampling, concurrency=2))
-    engine.close()
-    compared = agreement(tiny_model, found, renderer)
-
-    assert compared.tokens == sum(len(turn.action.token_ids) for one in found for turn in one.turns) > 0
-    assert compared.max < 1e-4  # float32: sums in another order
-
-
 CALLS = {  # how the page names a format of calls -> its text
     "JSON in `<tool_call>`": '<tool_call>\n{"name": "look"',
     "XML in `<tool_call>`": "<tool_call>\n<function=look>",
@@ -394,6 +324,7 @@ CALLS = {  # how the page names a format of calls -> its text
 OTHERS = {  # stock templates that other tests recognise -> ours
     "qwen2_5": "qwen2.5", "qwen3": "qwen3", "qwen3_instruct_2507": "qwen3", "llama3": "llama3", "llama3_1": "llama3.1",
     "llama3_2": "llama3.1", "gemma": "gemma", "gemma3": "gemma", "phi3": "phi3", "phi3_5": "phi3",
+    "mistral_v3": "mistral-v3",
 }  # fmt: skip
 
 
@@ -405,9 +336,9 @@ def row_of(name):
         each for each, of in OTHERS.items() if of == name
     ]
     chosen = {replacement(tokenizer_of(KIND_OF[name], stock_template(each))) is not None for each in stock}
-    used = {(): "if named", (True,): "yes", (False,): "stock one stays", (False, True): "where needed"}[
-        tuple(sorted(chosen))
-    ]
+    named = name == "tools" or name.endswith(("-nothink", "-think"))
+    used = {(): "if named" if named else "not tested", (True,): "yes", (False,): "stock one stays"}
+    used[False, True] = "where needed"
     called = renderer._chat.try_render([user("A door."), said("", "door")], [FIND]) or ""
     form = next((form for form, text in CALLS.items() if text in called), "none")
     asked = write(tokenizer, ours, ASK["one"])
@@ -418,7 +349,7 @@ def row_of(name):
         renderer.end_text,
         *([f"{renderer._chat.call_end_text} (calls)"] if len(renderer.end_ids) > 1 else []),
     ]
-    cells = [f"`{name}`", TEMPLATES[name].says, used, form, kept, ", ".join(ends)]
+    cells = [f"`{name}`", TEMPLATES[name].says, used[tuple(sorted(chosen))], form, kept, ", ".join(ends)]
     return "| " + " | ".join(cell if "`" in cell else html(cell) for cell in cells) + " |"
 
 

@@ -29,6 +29,7 @@ from .families import (
     played,
     result,
     said,
+    stock_template,
     tokenizer_of,
     trajectory_of,
     user,
@@ -198,19 +199,6 @@ def test_masks_are_those_of_trls_generation_tags(theirs):
 
         assert tuple(found["input_ids"][:length]) == encoded.ids
         assert all(token in newline and own == NO_TURN for token, own in extra)
-
-
-LAST_MESSAGE = (  # a stand-in for the stock template of Mistral v3: the system text goes to the last message
-    "{{ bos_token }}{% set head = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
-    "{% set rest = messages[1:] if head else messages %}{% for m in rest %}"
-    "{% if m['role'] == 'user' %}{{ '[INST] ' + (head if loop.last else '') + m['content'] + '[/INST]' }}"
-    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
-    "{% else %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
-)
-
-
-def stock_template(stock):
-    return LAST_MESSAGE if stock == "mistral_v3" else (TRL / f"{stock}.jinja").read_text()
 
 
 REPLACED = {

@@ -176,9 +176,9 @@ _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
 )
-"""What looks like a control token; [INST] is none in Llama 2."""
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-_DOUBLE = re.compile(_EMPTY_THOUGHT.pattern + "<think>")
+"""Control tokens in a text; [INST] is no token of Llama 2."""
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*|<\|channel>thought\n<channel\|>")
+_DOUBLE = re.compile(r"</think>\s*<think>")
 """Empty thoughts before thoughts, where a template does not see those within a text."""
 
 
