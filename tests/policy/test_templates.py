@@ -1,12 +1,9 @@
 """Our chat templates write what the stock ones write but for the rule that was changed, and take their place."""
 
 import logging
-from pathlib import Path
 
 import pytest
-import trl
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, play
@@ -18,103 +15,26 @@ from perturn.policy.models import load_policy
 from perturn.policy.templates import TEMPLATES, read_template, replacement
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.policy.trainer import TurnTrainer
-from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory, Turn
+from perturn.types import EpisodeProtocol, Prompt, Sampling
 
-TRL = Path(trl.__file__).parent / "chat_templates"
-CHATML = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
-LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-GEMMA = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
-PHI = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>"]
-MISTRAL = ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
-MISTRAL += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
-KINDS = {  # kind -> special tokens, begin, end of text, and whether spaces are marked as SentencePiece does it
-    "qwen": (CHATML, None, "<|im_end|>", False),
-    "llama": (LLAMA, "<|begin_of_text|>", "<|eot_id|>", False),
-    "gemma": (GEMMA, "<bos>", "<end_of_turn>", True),
-    "phi3": (PHI, None, "<|endoftext|>", True),
-    "phi4": (["<|im_start|>", "<|im_sep|>", "<|im_end|>"], None, "<|im_end|>", False),
-    "mistral-v1": (["<s>", "</s>"], "<s>", "</s>", True),
-    "mistral": (MISTRAL, "<s>", "</s>", True),
-}
-KIND_OF = {
-    "tools": "qwen", "qwen2.5": "qwen", "qwen3": "qwen", "qwen3-nothink": "qwen",
-    "llama3": "llama", "llama3.1": "llama", "gemma": "gemma",
-    "phi3": "phi3", "phi4": "phi4", "phi4-mini": "phi3",
-    "mistral-v1": "mistral-v1", "mistral-v1-early": "mistral-v1", "mistral-v3": "mistral", "mistral-nemo": "mistral",
-}  # fmt: skip
-WITH_TOOLS = ("tools", "qwen2.5", "qwen3", "qwen3-nothink", "llama3.1", "mistral-v3", "mistral-nemo")
-
-
-def small_tokenizer(special, begin, end, spaces):
-    """A byte-level tokenizer, or one that marks spaces and falls back to bytes."""
-    corpus = [
-        "Play well. Go north to the door and open it.",
-        "A dark room. Take the lamp.",
-        '{"name": "look"}',
-    ] * 9
-    options = {"special_tokens": special, "show_progress": False}
-    if spaces:
-        tokenizer = Tokenizer(models.BPE(unk_token=special[0], byte_fallback=True, fuse_unk=True))
-        tokenizer.normalizer = normalizers.Replace(" ", "▁")
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        )
-        options["special_tokens"] = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
-        alphabet = ["\n", "▁", *map(chr, range(33, 127))]
-        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **options)
-    else:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options
-        )
-    tokenizer.train_from_iterator(corpus, trainer)
-    spoken = [
-        token for token in special if token not in ("<tool_call>", "</tool_call>", "<think>", "</think>")
-    ]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=begin, eos_token=end, additional_special_tokens=spoken
-    )
-
-
-@pytest.fixture(scope="module")
-def tokenizer_of():
-    """A fresh small tokenizer by kind, with a chat template."""
-    made = {kind: small_tokenizer(*parts) for kind, parts in KINDS.items()}
-
-    def of(kind, chat_template=None):
-        return templates.with_template(made[kind], chat_template)
-
-    return of
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text, *places):
-    calls = [
-        {"id": f"call0000{n}", "type": "function", "function": {"name": "look", "arguments": {"at": place}}}
-        for n, place in enumerate(places)
-    ]
-    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
-
-
-def result(text, n=0):
-    return {"role": "tool", "content": text, "tool_call_id": f"call0000{n}"}
-
-
-SYSTEM = {"role": "system", "content": "Play well."}
-TOOL = {
-    "type": "function",
-    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
-}
-MORE = {
-    "type": "function",
-    "function": {"name": "take", "description": "Take it.", "parameters": {"type": "object"}},
-}
-THOUGHT = "<think>\nIt is dark.\n</think>\n\n"
+from .families import (
+    KIND_OF,
+    NO_TOOLS,
+    READ_BACK,
+    SYSTEM,
+    THOUGHT,
+    TOOL,
+    TRL,
+    WITH_TOOLS,
+    played,
+    result,
+    said,
+    stock_template,
+    tokenizer_of,
+    trajectory_of,
+    user,
+    write,
+)
 
 SHORT = [user("A door."), said("open it"), user("A room.")]
 WITH_SYSTEM = [SYSTEM, *SHORT]
@@ -148,16 +68,8 @@ STOCK = {  # stock template -> ours, the conversations without the rule that was
 }
 
 
-def write(tokenizer, template, talk, **more):
-    tools = [TOOL, MORE] if any(message["role"] == "tool" for message in talk) else None
-    asks = talk[-1]["role"] != "assistant"
-    return tokenizer.apply_chat_template(
-        talk, tools=tools, chat_template=template, add_generation_prompt=asks, tokenize=False, **more
-    )
-
-
 @pytest.mark.parametrize("stock", STOCK)
-def test_ours_writes_what_the_stock_template_writes(tokenizer_of, stock):
+def test_ours_writes_what_the_stock_template_writes(stock):
     """Byte for byte, on conversations without the rule that was changed."""
     name, talks, more = STOCK[stock]
     tokenizer, theirs = tokenizer_of(KIND_OF[name]), (TRL / f"{stock}.jinja").read_text()
@@ -166,7 +78,7 @@ def test_ours_writes_what_the_stock_template_writes(tokenizer_of, stock):
         assert write(tokenizer, TEMPLATES[name].text, talk) == write(tokenizer, theirs, talk, **more)
 
 
-def test_thinking_off_is_the_stock_switch(tokenizer_of):
+def test_thinking_off_is_the_stock_switch():
     """Up to the first answer `qwen3-nothink` is Qwen3 with enable_thinking=False; later its empty thoughts stay."""
     tokenizer, theirs = tokenizer_of("qwen"), (TRL / "qwen3.jinja").read_text()
     ours = TEMPLATES["qwen3-nothink"].text
@@ -185,14 +97,14 @@ MISTRAL_TEXTS = {
 
 
 @pytest.mark.parametrize("name", MISTRAL_TEXTS)
-def test_mistrals_spaces(tokenizer_of, name):
+def test_mistrals_spaces(name):
     """As mistral-common documents the formats of its tokenizers v1, v3 and v3-tekken."""
     tokenizer = tokenizer_of(KIND_OF[name])
 
     assert write(tokenizer, TEMPLATES[name].text, WITH_SYSTEM) == MISTRAL_TEXTS[name]
 
 
-def test_mistrals_tools(tokenizer_of):
+def test_mistrals_tools():
     """Calls and results carry ids of nine letters; where a row has none, results are matched by their places."""
     bare = [{key: value for key, value in each.items() if key != "tool_call_id"} for each in BESIDE]
     bare[1]["tool_calls"] = [{"function": call["function"]} for call in bare[1]["tool_calls"]]
@@ -211,17 +123,6 @@ def test_mistrals_tools(tokenizer_of):
     )
 
 
-def played(tools=False, system=True, turns=7):
-    """A conversation of many turns with thoughts, and with two calls at a time."""
-    made, observation = [], (user("A door."),)
-    for k in range(turns):
-        calls = tuple(said("", "door", "lamp")["tool_calls"]) if tools and k % 2 == 0 else ()
-        made.append(Turn(observation, Action("" if calls else f"{THOUGHT}go {k}", tool_calls=calls)))
-        observation = tuple({"role": "tool", "content": f"red {k}"} for _ in calls) or (user(f"A room {k}."),)
-    schemas = (TOOL, MORE) if tools else ()
-    return Trajectory(Task("t"), tuple(made), prompt=(SYSTEM,) if system else (), tools=schemas)
-
-
 def test_every_template_is_tested():
     assert set(KIND_OF) == set(TEMPLATES)
 
@@ -229,10 +130,10 @@ def test_every_template_is_tested():
 @pytest.mark.parametrize(
     ("name", "tools"), [*((name, False) for name in TEMPLATES), *((name, True) for name in WITH_TOOLS)]
 )
-def test_ours_are_append_only_at_the_price_of_the_newest_messages(tokenizer_of, name, tools):
+def test_ours_are_append_only_at_the_price_of_the_newest_messages(name, tools):
     """Each prompt begins the next one and the training sequence, whose text is the template's."""
     renderer = Renderer(tokenizer_of(KIND_OF[name]), name)
-    episode = played(tools)
+    episode = played(tools, places=("door",) if name == "gpt-oss" else ("door", "lamp"))
     encoded = renderer.encode(episode)
     shown = episode.tools or None
     text = renderer.tokenizer.apply_chat_template(episode.messages, tools=shown, tokenize=False)
@@ -247,16 +148,16 @@ def test_ours_are_append_only_at_the_price_of_the_newest_messages(tokenizer_of, 
         assert encoded.turn[len(ids)] == k
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_calls_are_read_back_where_the_family_has_tools(tokenizer_of, name):
-    """Of what a policy would have sampled, without special tokens; other families say that they show none."""
-    renderer = Renderer(tokenizer_of(KIND_OF[name]), name)
+@pytest.mark.parametrize("name", READ_BACK)
+def test_calls_of_json_are_read_back(name):
+    """Of what a policy would have sampled, without special tokens."""
+    Renderer(tokenizer_of(KIND_OF[name]), name).require_tools()
 
-    if name in WITH_TOOLS:
-        renderer.require_tools()
-    else:
-        with pytest.raises(ModelError, match=r"shows no tools.*chat_template=tools"):
-            renderer.require_tools()
+
+@pytest.mark.parametrize("name", NO_TOOLS)
+def test_a_family_without_tools_says_so(name):
+    with pytest.raises(ModelError, match=r"shows no tools.*chat_template=tools"):
+        Renderer(tokenizer_of(KIND_OF[name]), name).require_tools()
 
 
 TAGGED = {  # TRL's training template -> ours, and a conversation that both write alike
@@ -271,7 +172,7 @@ TAGGED = {  # TRL's training template -> ours, and a conversation that both writ
 
 
 @pytest.mark.parametrize("theirs", TAGGED)
-def test_masks_are_those_of_trls_generation_tags(tokenizer_of, theirs):
+def test_masks_are_those_of_trls_generation_tags(theirs):
     """But for the newline after the token that ends a turn, which TRL trains on and no policy samples."""
     name, talks = TAGGED[theirs]
     tokenizer = tokenizer_of(KIND_OF[name])
@@ -300,45 +201,13 @@ def test_masks_are_those_of_trls_generation_tags(tokenizer_of, theirs):
         assert all(token in newline and own == NO_TURN for token, own in extra)
 
 
-def trajectory_of(talk, tools):
-    turns, observation = [], []
-    for message in talk:
-        if message["role"] == "assistant":
-            turns.append(
-                Turn(
-                    tuple(observation),
-                    Action(message["content"], tool_calls=tuple(message.get("tool_calls", ()))),
-                )
-            )
-            observation = []
-        elif message["role"] != "system":
-            observation.append(message)
-    prompt = tuple(each for each in talk[:1] if each["role"] == "system")
-    return Trajectory(Task("t"), tuple(turns), prompt=prompt, tools=tuple(tools or ()))
-
-
-LAST_MESSAGE = (  # a stand-in for the stock template of Mistral v3: the system text goes to the last message
-    "{{ bos_token }}{% set head = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
-    "{% set rest = messages[1:] if head else messages %}{% for m in rest %}"
-    "{% if m['role'] == 'user' %}{{ '[INST] ' + (head if loop.last else '') + m['content'] + '[/INST]' }}"
-    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
-    "{% else %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
-)
-
-
-def stock_template(stock):
-    return LAST_MESSAGE if stock == "mistral_v3" else (TRL / f"{stock}.jinja").read_text()
-
-
 REPLACED = {
     "qwen3": "qwen3", "llama3_1": "llama3.1", "llama3_2": "llama3.1", "gemma": "gemma", "mistral_v3": "mistral-v3"
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("stock", REPLACED)
-def test_a_stock_template_that_does_not_serve_is_replaced_and_the_log_says_so_once(
-    tokenizer_of, caplog, stock
-):
+def test_a_stock_template_that_does_not_serve_is_replaced_and_the_log_says_so_once(caplog, stock):
     """A conversation of agents with a system text is played and trained in the text of ours."""
     templates._announce.cache_clear()
     name = REPLACED[stock]
@@ -355,7 +224,7 @@ def test_a_stock_template_that_does_not_serve_is_replaced_and_the_log_says_so_on
 
 
 @pytest.mark.parametrize("stock", ["qwen2_5", "qwen3_instruct_2507", "llama3", "gemma3", "phi3", "phi3_5"])
-def test_a_stock_template_that_serves_stays(tokenizer_of, caplog, stock):
+def test_a_stock_template_that_serves_stays(caplog, stock):
     """Nothing is said either; ours writes the same."""
     name = STOCK[stock][0]
     tokenizer = tokenizer_of(KIND_OF[name], stock_template(stock))
@@ -366,7 +235,7 @@ def test_a_stock_template_that_serves_stays(tokenizer_of, caplog, stock):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_ours_are_not_replaced(tokenizer_of, name):
+def test_ours_are_not_replaced(name):
     """As the tokenizer of a trained policy has them."""
     assert replacement(tokenizer_of(KIND_OF[name], TEMPLATES[name].text)) is None
 
@@ -379,7 +248,7 @@ def test_ours_are_not_replaced(tokenizer_of, name):
         ("'<|im_start|>system", "'<|im_start|>developer"),
     ],
 )
-def test_a_template_of_somebodys_own_is_not_taken_for_a_stock_one(tokenizer_of, old, new):
+def test_a_template_of_somebodys_own_is_not_taken_for_a_stock_one(old, new):
     """It is refused with the remedy, not replaced by what writes another text."""
     theirs = stock_template("qwen3")
     assert old in theirs
@@ -388,14 +257,14 @@ def test_a_template_of_somebodys_own_is_not_taken_for_a_stock_one(tokenizer_of, 
         Renderer(tokenizer_of("qwen", theirs.replace(old, new)))
 
 
-def test_the_date_of_llama_does_not_move(tokenizer_of):
+def test_the_date_of_llama_does_not_move():
     """Llama 3.2's own writes the day of the call, so a policy would be trained on another text than it played."""
     renderer = Renderer(tokenizer_of("llama", stock_template("llama3_2")))
 
     assert "Today Date: 26 Jul 2024\n" in renderer.tokenizer.decode(renderer.encode(played()).ids)
 
 
-def test_a_template_that_reads_the_clock_is_told_once(tokenizer_of, caplog):
+def test_a_template_that_reads_the_clock_is_told_once(caplog):
     """Of somebody's own, since no text of ours is known for it."""
     templates._warn_of_clock.cache_clear()
     dated = "{{ strftime_now('%d %b %Y') }}" + TEMPLATES["llama3"].text
@@ -441,7 +310,7 @@ def test_a_policy_is_saved_with_the_template_it_was_trained_with(tokenizer, tiny
     assert stock.chat_template == stock_template("qwen3")
 
 
-def test_a_template_is_a_name_a_file_or_jinja(tokenizer_of, tmp_path):
+def test_a_template_is_a_name_a_file_or_jinja(tmp_path):
     """In Python as in a recipe."""
     text = TEMPLATES["qwen3"].text
     file = tmp_path / "own.jinja"

@@ -47,8 +47,12 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
             )
         self._known: dict[str, tuple[int, ...]] = {}
+        self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
         self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
+        self.call_end_id = self._find_end_of_call()
+        """Token that closes a message with calls; in most templates it is the end of any turn."""
+        self.call_end_text = self.decode([self.call_end_id])
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
@@ -105,7 +109,12 @@ class ChatTemplate:
 
     def end_of(self, text: str) -> str:
         """The end of a text that decides how the next is tokenized: the token that closed a turn, if it did."""
-        return self.end_text if text.endswith(self.end_text) else ""
+        return next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
+
+    def before_end(self, text: str, message: Message) -> tuple[str, str]:
+        """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
+        before, end, _ = text.rpartition(self.call_end_text if message.get("tool_calls") else self.end_text)
+        return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
         """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
@@ -149,14 +158,28 @@ class ChatTemplate:
         """The special token that closes an assistant message."""
         messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self.render(messages, ()).rpartition(_PROBE)[2]
-        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         for token in self.tokenize(tail):
-            if token in special:
+            if token in self.special_ids:
                 return int(token)
         raise ModelError(
             f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
             f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
         )
+
+    def _find_end_of_call(self) -> int:
+        """The special token that closes a message with calls, where it is not the end of turn."""
+        function = {"name": "probe", "description": "", "parameters": {}}
+        tools = [{"type": "function", "function": function}]
+        call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+        asked: Message = {"role": "user", "content": "a"}
+        opened = self.try_render([asked], tools, generate=True) or ""
+        said = (
+            self.try_render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools) or ""
+        )
+        last = self.tokenize(said.rstrip())[-1:]
+        if self.end_text in said[len(opened) :] or not self.special_ids.issuperset(last):
+            return self.end_id
+        return int(last[0]) if last else self.end_id
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -188,6 +211,8 @@ class Walk:
         self.turns = 0
         """Turns said so far."""
         self.whole = whole
+        self.written = ""
+        """Text of the last turn as the template writes it."""
         self.partial = False
         """Whether anything was rendered behind less than all that came before it."""
         self.remembers = "namespace" in template.text
@@ -239,15 +264,15 @@ class Walk:
         answer = template.added(
             opened, template.render([*self._context, *said], self._tools), "an assistant message"
         )
-        end = answer.rfind(template.end_text)
-        if end < 0:
+        text, end = template.before_end(answer, message)
+        if not end:
             raise ModelError(
                 f"the chat template did not close an assistant message with {template.end_text!r}."
             )
-        written = answer[: end + len(template.end_text)]
+        written = self.written = text + end
         self._check_tool_calls([*self._context, *said], written)
         cut = action.token_ids is not None and not action.ended
-        own = answer[:end] if cut else written
+        own = text if cut else written
         ids = action.token_ids or template.tokenize_after(self._before + self._heard, written)
         self._owed = written[len(own) :]
         self._before = template.end_of(opened + own)
@@ -291,7 +316,7 @@ class Walk:
         """The messages up to the first answer, and their text; all where the text does not begin with it."""
         count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
         if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
-            begun, end, _ = alone.rpartition(self._template.end_text)
+            begun, end = self._template.before_end(alone, said[count - 1])
             if end and text.startswith(begun + end):
                 return said[:count], begun + end
         return said, text

@@ -7,6 +7,7 @@ training sees what was sampled.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
-from perturn.policy.templates import choose_template, with_template
+from perturn.policy.templates import choose_template, fitting, with_template
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
+
+_NO_WORD = re.compile(r"\W+")
 
 _PROBE_TURNS = 5
 """Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
@@ -92,10 +95,22 @@ class Renderer:
             ConfigError: If there is none of that name.
             ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
-        self._chat = ChatTemplate(tokenizer, choose_template(tokenizer, chat_template))
+        try:
+            self._prepare(tokenizer, choose_template(tokenizer, chat_template))
+        except ModelError as error:
+            names = [] if chat_template is not None else _working(tokenizer)
+            if not names:
+                raise
+            raise ModelError(
+                f"{error} These of ours work with this tokenizer: {', '.join(names)}."
+            ) from error
+
+    def _prepare(self, tokenizer: Any, template: str | None) -> None:
+        self._chat = ChatTemplate(tokenizer, template)
         self.tokenizer = with_template(tokenizer, self._chat.text)
         self.template = self._chat.text
         self.end_id = self._chat.end_id
+        self.end_ids = frozenset((self._chat.end_id, self._chat.call_end_id))
         self.end_text = self._chat.end_text
         self._kept, self._left_out = _special_tokens(tokenizer)
         self._whole = False
@@ -163,7 +178,7 @@ class Renderer:
         Its text has no special tokens. If tools are offered, special tokens that are parts of calls stay in the text,
         for `understand` to read.
         """
-        ended = bool(ids) and ids[-1] == self.end_id
+        ended = bool(ids) and ids[-1] in self.end_ids
         text = self._text(ids[:-1] if ended else ids, with_calls=bool(tools))
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
@@ -184,7 +199,7 @@ class Renderer:
         wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
         whole = self._chat.try_render([*asked, wrote], tools) or opened
         written = self._chat.added(opened, whole, "an assistant message")
-        sampled = self._chat.tokenize(written.partition(self.end_text)[0])
+        sampled = self._chat.tokenize(self._chat.before_end(written, wrote)[0])
         read = understand(Action(self._text(sampled, with_calls=True)), tools)[1]
         if call.name not in opened or read is None or read.calls != (call,):
             raise ModelError(
@@ -228,6 +243,7 @@ class Renderer:
         for turn in turns:
             heard = walk.hear(turn.observation)
             pieces = [*walk.by_role(heard), walk.say(turn.action)]
+            _check_thought(turn.action, walk)
             length += sum(len(piece.ids) for piece in pieces)
             if most is not None and length > most:
                 break
@@ -289,6 +305,29 @@ def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
     special = set(texts) | set(tokenizer.all_special_ids)
     kept = {token for token, text in texts.items() if text in kept_tokens()}
     return kept, special - kept
+
+
+def _working(tokenizer: Any) -> list[str]:
+    """Names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
+    found = []
+    for name in fitting(tokenizer):
+        try:
+            Renderer(tokenizer, name)
+        except ModelError:
+            continue
+        found.append(name)
+    return found
+
+
+def _check_thought(action: Action, walk: Walk) -> None:
+    """Refuse a template that leaves out the thought within a text, so that a policy would not learn it."""
+    thought, closed, _ = action.text.partition("</think>")
+    words = _NO_WORD.sub("", thought.rpartition("<think>")[2])
+    if closed and action.token_ids is None and words not in _NO_WORD.sub("", walk.written):
+        raise ModelError(
+            f"the chat template leaves out thoughts: turn {walk.turns - 1} is {action.text[:60]!r}, but is written as "
+            f"{walk.written[:60]!r}. Give a template that writes them with `chat_template` (perturn list templates)."
+        )
 
 
 def _check_turns(trajectory: Trajectory) -> None:
