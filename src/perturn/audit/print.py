@@ -30,7 +30,7 @@ _OUTCOMES = {
 }
 
 
-_PLACES = {
+_TEXTS = {
     "prompt": "the prompt holds",
     "tools": "the tools hold",
     "observation": "the observation holds",
@@ -69,7 +69,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
     for entry in template["control_tokens"]:
         turn = "" if entry["turn"] is None else f", turn {entry['turn']}"
         say(
-            f"control tokens: {entry['part']}, line {entry['row']}{turn}: {_PLACES[entry['where']]} "
+            f"control tokens: {entry['part']}, line {entry['row']}{turn}: {_TEXTS[entry['where']]} "
             f"{', '.join(entry['tokens'])}, read as plain text",
             style="yellow",
         )
