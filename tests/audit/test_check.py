@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -104,9 +105,53 @@ def test_control_tokens_in_an_observation_and_actions_that_are_not_their_ids_are
 
     assert template == {
         "problems": [],
-        "control_tokens": [{"part": "rows", "row": 1, "turn": 0, "tokens": ["<|im_end|>"]}],
+        "control_tokens": [
+            {"part": "rows", "row": 1, "turn": 0, "where": "observation", "tokens": ["<|im_end|>"]}
+        ],
+        "texts_with_control_tokens": 1,
         "not_as_sampled": 1,
     }
+
+
+def test_control_tokens_are_named_wherever_they_stand_and_counted(
+    tiny_folder, tokenizer, tmp_path, monkeypatch, capsys
+):
+    """System text, tools, what is recalled, calls, actions; not in what was sampled, nor in tags."""
+    heard = tuple(say("seen"))
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": ["<|im_start|>"]}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "<|endoftext|>", "parameters": {}}}
+    turns = (
+        Turn(heard, Action("go<|im_end|>"), recalled=tuple(say("<|im_end|> so"))),
+        Turn(heard, Action("", tool_calls=(call,))),
+        Turn(heard, Action("<|im_end|>", token_ids=tuple(tokenizer("go")["input_ids"]))),
+        Turn(heard, Action("<think>\na\n</think>")),
+    )
+    system = ({"role": "system", "content": "<|im_start|><|im_end|>"},)
+    row = Trajectory(Task("t"), turns, prompt=system, tools=(tool,), total_reward=1.0, success=True)
+    with TrajectoryStore(tmp_path / "rows.jsonl") as store:
+        store.append(row)
+
+    template = audit(tmp_path / "rows.jsonl", str(tiny_folder))["template"]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["perturn", "inspect", str(tmp_path / "rows.jsonl"), "--model", str(tiny_folder), "--check"],
+    )
+    with suppress(SystemExit):
+        main()
+    printed = capsys.readouterr().out
+
+    found = [(each["turn"], each["where"], each["tokens"]) for each in template["control_tokens"]]
+    assert found == [
+        (None, "prompt", ["<|im_start|>", "<|im_end|>"]),
+        (None, "tools", ["<|endoftext|>"]),
+        (0, "observation", ["<|im_end|>"]),
+        (0, "action", ["<|im_end|>"]),
+        (1, "action", ["<|im_start|>"]),
+    ]
+    assert template["texts_with_control_tokens"] == 5
+    assert "rows, line 1: the prompt holds <|im_start|>, <|im_end|>, read as plain text" in printed
+    assert "rows, line 1, turn 0: the action holds <|im_end|>" in printed
 
 
 @pytest.fixture

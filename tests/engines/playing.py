@@ -8,7 +8,7 @@ from perturn.types import Action
 class Numbers:
     """Prompts whose observations are numbers."""
 
-    end_id = 95
+    end_ids = frozenset({95})
 
     def prompt_ids(self, one):
         """Observations and answers."""

@@ -16,7 +16,7 @@ from perturn.types import Prompt, Sampling, Turn
 
 from .playing import Numbers, fed
 
-END = Numbers.end_id
+(END,) = Numbers.end_ids
 GREEDY, SAMPLED = Sampling(max_new_tokens=24), Sampling(temperature=1.0, max_new_tokens=24)
 
 
@@ -40,7 +40,7 @@ def test_the_longest_tokens_that_are_known_decide():
 
 def test_a_name_is_copied_from_what_the_conversation_read():
     """`40 41 42` stands in the observation; after 40, 41 and 42 are likely, in this conversation alone."""
-    drafts = Drafts(END)
+    drafts = Drafts({END})
     drafts.read("a", [1, 40, 41, 42, 2, 40, 41, 42, 3])
 
     assert drafts.guess("a", [9, 40], 2, 0.1) == [41, 42]
@@ -51,7 +51,7 @@ def test_a_name_is_copied_from_what_the_conversation_read():
 
 def test_an_answer_is_guessed_in_all_conversations_up_to_its_end():
     """By what stood before it; nothing is guessed behind the end, or beyond the most that is asked."""
-    drafts = Drafts(END)
+    drafts = Drafts({END})
     for _ in range(3):
         drafts.learn([1, 2, 3], [10, 11, END])
     drafts.read("a", [END, 60, END, 60])
@@ -62,7 +62,7 @@ def test_an_answer_is_guessed_in_all_conversations_up_to_its_end():
 
 def test_guessing_stops_where_the_chance_is_too_small():
     """Each is right with 1 / 1.5: after two, 0.44; after three, 0.30."""
-    drafts = Drafts(END)
+    drafts = Drafts({END})
     drafts.learn([1], [2, 3, 4, 5])
 
     assert drafts.guess("a", [1], 9, 0.4) == [2, 3]
@@ -72,7 +72,7 @@ def test_what_is_kept_is_bounded(monkeypatch):
     """Ten contexts of actions, and two conversations; the oldest go."""
     monkeypatch.setattr(_drafts, "_ACTIONS", 10)
     monkeypatch.setattr(_drafts, "_CONVERSATIONS", 2)
-    drafts = Drafts(END)
+    drafts = Drafts({END})
     for name in "abc":
         drafts.read(name, [1, 2])
     drafts.learn([], [*range(50)])
@@ -87,7 +87,7 @@ def test_of_a_conversation_that_was_dropped_the_end_is_learned_again(monkeypatch
     """So a turn costs a bounded time, however many conversations take turns."""
     monkeypatch.setattr(_drafts, "_CONVERSATIONS", 1)
     monkeypatch.setattr(_drafts, "_READ", 10)
-    drafts = Drafts(END)
+    drafts = Drafts({END})
     for name in "ab":
         drafts.read(name, range(100))
 

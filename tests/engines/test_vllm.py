@@ -185,7 +185,7 @@ def test_a_small_nucleus_is_greedy(engine):
 def test_an_answer_stops_at_the_end_of_turn_and_keeps_it(engine, renderer, monkeypatch):
     """The third token of a greedy answer is made the end of turn: it comes earlier or third."""
     whole = engine.generate([prompt("stop", "say a word")], GREEDY)[0].token_ids
-    monkeypatch.setattr(renderer, "end_id", whole[2])
+    monkeypatch.setattr(renderer, "end_ids", {whole[2]})
     short = engine.generate([prompt("stop", "say a word")], GREEDY)[0]
 
     assert short.token_ids == whole[: whole.index(whole[2]) + 1]

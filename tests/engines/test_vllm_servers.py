@@ -36,7 +36,7 @@ def started(server, stack):
 class Words:
     """One token a word of the observation."""
 
-    end_id = 2
+    end_ids = frozenset({2})
 
     def prompt_ids(self, prompt):
         """As many tokens as there are words, in the whole conversation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,12 @@ def audit(
         parts = {name: file for name, file in parts.items() if file.is_file()}
         if not parts:
             raise DataError(f"{data} has no data yet; run: perturn collect {data}")
-    template: dict[str, Any] = {"problems": [], "control_tokens": [], "not_as_sampled": 0}
+    template: dict[str, Any] = {
+        "problems": [],
+        "control_tokens": [],
+        "texts_with_control_tokens": 0,
+        "not_as_sampled": 0,
+    }
     found: dict[str, Any] = {
         "data": str(data),
         "model": model,
@@ -80,6 +85,7 @@ def audit(
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
         template["control_tokens"] += part.control_tokens[:_EXAMPLES]
+        template["texts_with_control_tokens"] += len(part.control_tokens)
         template["not_as_sampled"] += part.not_as_sampled
     return found | (_run_facts(run, recipe.pair) if recipe else {})
 
@@ -111,16 +117,28 @@ class _Part:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})
 
     def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
-        """Look for text that the tokenizer reads as control tokens, and for actions that are not what was sampled."""
-        special = {token for token in self.view.tokenizer.all_special_tokens if token.strip()}
+        """Look for control tokens in texts, and for actions that are not what was sampled."""
         for side in (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected):
-            for index, turn in enumerate(side.turns):
-                found = [token for token in special if token in turn.observation_text]
-                if found:
-                    self.control_tokens.append(
-                        {"part": self.name, "row": number, "turn": index, "tokens": found}
-                    )
-                self.not_as_sampled += not self._is_as_sampled(turn.action, side.tools)
+            for turn, where, tokens in self._control_tokens(side):
+                self.control_tokens.append(
+                    {"part": self.name, "row": number, "turn": turn, "where": where, "tokens": tokens}
+                )
+            self.not_as_sampled += sum(
+                not self._is_as_sampled(turn.action, side.tools) for turn in side.turns
+            )
+
+    def _control_tokens(self, side: Trajectory) -> Iterator[tuple[int | None, str, list[str]]]:
+        """Each text of a trajectory that holds control tokens: its turn, if any, which text it is, and the tokens."""
+        renderer = self.view.renderer
+        control = renderer.control
+        texts: list[tuple[int | None, str, list[str]]] = [
+            (None, "prompt", control.find(side.prompt)),
+            (None, "tools", control.find_in_tools(side.tools)),
+        ]
+        for index, turn in enumerate(side.turns):
+            heard = control.find((*turn.observation, *(turn.recalled or ())))
+            texts += [(index, "observation", heard), (index, "action", renderer.control_in(turn.action))]
+        return (text for text in texts if text[2])
 
     def _is_as_sampled(self, action: Action, tools: Tools) -> bool:
         """Whether an action's text is what its token ids say."""

@@ -30,6 +30,14 @@ _OUTCOMES = {
 }
 
 
+_TEXTS = {
+    "prompt": "the prompt holds",
+    "tools": "the tools hold",
+    "observation": "the observation holds",
+    "action": "the action holds",
+}
+
+
 def print_audit(found: dict[str, Any], console: Console) -> None:
     """Print what `audit` found, the worst last."""
     say = partial(console.print, soft_wrap=True, markup=False)
@@ -59,11 +67,14 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
     for problem in template["problems"]:
         say(f"chat template: {problem}", style="red")
     for entry in template["control_tokens"]:
+        turn = "" if entry["turn"] is None else f", turn {entry['turn']}"
         say(
-            f"control tokens: {entry['part']}, line {entry['row']}, turn {entry['turn']}: the observation holds "
-            f"{', '.join(entry['tokens'])}, which the tokenizer does not read as text",
+            f"control tokens: {entry['part']}, line {entry['row']}{turn}: {_TEXTS[entry['where']]} "
+            f"{', '.join(entry['tokens'])}, read as plain text",
             style="yellow",
         )
+    if more := template["texts_with_control_tokens"] - len(template["control_tokens"]):
+        say(f"control tokens: {more} more texts hold some", style="yellow")
     if template["not_as_sampled"]:
         say(
             f"actions whose text is not what their token ids say: {template['not_as_sampled']} "

@@ -15,7 +15,8 @@ from perturn.types import Action, Engine, Prompt
 class Tokens(Protocol):
     """The questions of an engine about tokens; `policy.tokens.Renderer` answers."""
 
-    end_id: int
+    end_ids: frozenset[int]
+    """Tokens that end an answer; the sampled one is the last of its ids. Empty: none does."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Tokens to continue."""

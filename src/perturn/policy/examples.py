@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_logger = logging.getLogger(__name__)
 
 SHARED_PREFIX = ("keep", "mask")
 LOSS_ON = ("actions", "all")
@@ -141,6 +144,32 @@ def _turns_before(side: Encoded, position: int) -> int:
 def _without_turns(side: Encoded, turns: int) -> Encoded:
     """The side with the loss of its first turns masked."""
     return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
+
+
+def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None) -> None:
+    """Log how many turns of a dataset are dropped, and how many are read otherwise than they might be meant.
+
+    Args:
+        name: Of the dataset.
+        examples: Its rows.
+        max_length: Limit that turns were dropped for, in tokens.
+    """
+    dropped = [side.dropped_turns for side in sides(examples) if side.dropped_turns]
+    if dropped:
+        _logger.warning(
+            "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
+            name,
+            sum(dropped),
+            len(dropped),
+            max_length,
+        )
+    if quoted := sum(side.quoted_turns for side in sides(examples)):
+        _logger.warning(
+            "%s: %d actions hold control tokens such as <|im_end|> in their text; the policy learns them as plain "
+            "text, not as the tokens. perturn inspect --check names the rows.",
+            name,
+            quoted,
+        )
 
 
 def check_lengths(examples: Sequence[Example], limit: int | None) -> None:

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from perturn.engines import Loaded
 from perturn.engines.local.stored import stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
+from perturn.policy.ends import declared_ends
 from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
@@ -120,7 +121,7 @@ def load_policy(
     model = load_model(path, dtype=kind, say=say)
     return Loaded(
         model=model,
-        tokens=Renderer(load_tokenizer(path), template),
+        tokens=Renderer(load_tokenizer(path), template, ends=declared_ends(model)),
         name=f"{policy}@{weights_digest(model)[:12]}",
         device=where.type,
         dtype=str(kind).removeprefix("torch."),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.errors import DataError, ModelError
+from perturn.policy.control import ANCHORS, MARK, ControlTokens, PlainTokens, find_control_tokens
 from perturn.types import Action, Message, Prompt, Turn
 
 NO_TURN = -1
@@ -26,9 +27,6 @@ _KEPT = 128
 """Texts whose tokens are kept."""
 
 _PROBE = "\u2063probe\u2063"
-
-_ANCHORS = ("\n", ":", "a")
-"""Texts to tokenize an answer after, where the tokenizer merges its beginning with the end of the prompt."""
 
 
 class ChatTemplate:
@@ -48,14 +46,19 @@ class ChatTemplate:
             )
         self._known: dict[str, tuple[int, ...]] = {}
         self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
+        self.control = ControlTokens()
         self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
         self.call_end_id = self._find_end_of_call()
         """Token that closes a message with calls; in most templates it is the end of any turn."""
         self.call_end_text = self.decode([self.call_end_id])
+        self.control = find_control_tokens(tokenizer, self.end_text, self.try_render)
+        self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
+
+        Control tokens in the text of messages and tools are broken up (`perturn.policy.control`).
 
         Raises:
             ModelError: If the template refuses it, or leaves a system text out of a prompt.
@@ -63,8 +66,8 @@ class ChatTemplate:
         try:
             text = str(
                 self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
+                    self.control.quote(messages),
+                    tools=self.control.quote_tools(tools) or None,
                     chat_template=self.text,
                     add_generation_prompt=generate,
                     tokenize=False,
@@ -74,7 +77,7 @@ class ChatTemplate:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
         system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
-        if generate and isinstance(system, str) and system.strip() not in text:
+        if generate and isinstance(system, str) and self.control.quote_text(system).strip() not in text:
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
                 "writes it with `chat_template` (perturn list templates has ours)."
@@ -107,9 +110,12 @@ class ChatTemplate:
             "rule)."
         )
 
-    def end_of(self, text: str) -> str:
-        """The end of a text that decides how the next is tokenized: the token that closed a turn, if it did."""
-        return next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
+    def end_of(self, text: str, action: Action) -> str:
+        """The end of a turn that decides how the next text is tokenized: the token that closed the turn, if one did."""
+        end = next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
+        if not end or not action.token_ids or action.token_ids[-1] not in self.special_ids:
+            return end
+        return self.decode(action.token_ids[-1:])
 
     def before_end(self, text: str, message: Message) -> tuple[str, str]:
         """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
@@ -123,7 +129,7 @@ class ChatTemplate:
         one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
         the tokens of the prompt.
         """
-        for context in (before, *_ANCHORS):
+        for context in (before, *ANCHORS):
             known, both = self.tokenize(context), self.tokenize(context + text)
             if both[: len(known)] == known:
                 return both[len(known) :]
@@ -134,7 +140,7 @@ class ChatTemplate:
         )
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, and nothing besides.
+        """Tokens of a text, and nothing besides; broken control tokens in it are plain text.
 
         The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
         """
@@ -144,10 +150,22 @@ class ChatTemplate:
             raise DataError(
                 "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
             )
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = self._tokenize_quoted(text) if MARK in text else self._tokenize(text)
         self._known[text] = ids
         if len(self._known) > _KEPT:
             self._known.pop(next(iter(self._known)), None)
+        return ids
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _tokenize_quoted(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that may hold broken control tokens."""
+        before, *parts = self.control.split(text)
+        ids = self._tokenize(before)
+        for token, following in zip(parts[::2], parts[1::2], strict=True):
+            ids += self._plain.tokens(token)
+            ids += self.tokenize_after(self._plain.context(token), following) if following else ()
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -275,7 +293,7 @@ class Walk:
         own = text if cut else written
         ids = action.token_ids or template.tokenize_after(self._before + self._heard, written)
         self._owed = written[len(own) :]
-        self._before = template.end_of(opened + own)
+        self._before = template.end_of(opened + own, action)
         self._added.append(written)
         self._messages.append(message)
         self._close(said, opened + written)
@@ -327,7 +345,8 @@ class Walk:
         Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
         with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
         """
-        calls = [dict(call.get("function", call)) for call in messages[-1].get("tool_calls", ())]
+        quoted = self._template.control.quote(messages[-1:])[0]
+        calls = [dict(call.get("function", call)) for call in quoted.get("tool_calls", ())]
         if all(str(call.get("name", "")) in written for call in calls):
             return
         plain = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.prompts import as_seen
 from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
+from perturn.policy.ends import end_ids
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
 from perturn.policy.templates import choose_template, fitting, with_template
@@ -52,6 +53,8 @@ class Encoded:
     """Whole turns cut from the end to keep the length limit."""
     starts: tuple[int, ...] = (0,)
     """Where each sequence begins [sequences]."""
+    quoted_turns: int = 0
+    """Turns whose action came as text with control tokens in it, which are plain text here."""
 
     @property
     def sequences(self) -> list[slice]:
@@ -84,19 +87,21 @@ class Renderer:
     the turns.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
         """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
             chat_template: Name of one of ours, file or Jinja of the template to use instead of the tokenizer's own.
+            ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
+                text; see `perturn.policy.ends.declared_ends`.
 
         Raises:
             ConfigError: If there is none of that name.
             ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
         """
         try:
-            self._prepare(tokenizer, choose_template(tokenizer, chat_template))
+            self._prepare(tokenizer, choose_template(tokenizer, chat_template), ends)
         except ModelError as error:
             names = [] if chat_template is not None else _working(tokenizer)
             if not names:
@@ -105,14 +110,17 @@ class Renderer:
                 f"{error} These of ours work with this tokenizer: {', '.join(names)}."
             ) from error
 
-    def _prepare(self, tokenizer: Any, template: str | None) -> None:
+    def _prepare(self, tokenizer: Any, template: str | None, ends: Iterable[int]) -> None:
         self._chat = ChatTemplate(tokenizer, template)
         self.tokenizer = with_template(tokenizer, self._chat.text)
         self.template = self._chat.text
         self.end_id = self._chat.end_id
-        self.end_ids = frozenset((self._chat.end_id, self._chat.call_end_id))
+        self.end_ids = end_ids(
+            tokenizer, self.end_id, self._chat.special_ids, (self._chat.call_end_id, *ends)
+        )
         self.end_text = self._chat.end_text
         self._kept, self._left_out = _special_tokens(tokenizer)
+        self.control = self._chat.control
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
@@ -164,7 +172,12 @@ class Renderer:
             role=tuple(piece.role for piece in pieces for _ in piece.ids),
             dropped_turns=len(trajectory.turns) - played,
             starts=tuple(accumulate(lengths[:-1], initial=0)),
+            quoted_turns=sum(bool(self.control_in(turn.action)) for turn in trajectory.turns[:played]),
         )
+
+    def control_in(self, action: Action) -> list[str]:
+        """Control tokens in the text of an action that has no token ids, so that the text is tokenized."""
+        return [] if action.token_ids else self.control.find([action.message()])
 
     def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
         """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""

@@ -6,7 +6,6 @@ logs TRL's metric names. Everything else, from accelerate to the Hub, is the Tra
 
 from __future__ import annotations
 
-import logging
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +34,7 @@ from perturn.policy.config import (
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
-from perturn.policy.examples import Example, check_lengths, encode_example, sides
+from perturn.policy.examples import Example, check_lengths, encode_example, warn_of_changes
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_logprobs, with_mismatched
@@ -46,8 +45,6 @@ from perturn.policy.reference import reference_identity, reference_logprobs, wei
 from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
-
-_logger = logging.getLogger(__name__)
 
 
 class TurnTrainer(Trainer):
@@ -171,15 +168,7 @@ class TurnTrainer(Trainer):
         if not encoded:
             raise DataError(f"the {name} dataset is empty; give at least one row.")
         check_lengths(encoded, self._context)
-        dropped = [side.dropped_turns for side in sides(encoded) if side.dropped_turns]
-        if dropped:
-            _logger.warning(
-                "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
-                name,
-                sum(dropped),
-                len(dropped),
-                args.max_length,
-            )
+        warn_of_changes(name, encoded, args.max_length)
         if self._needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)

@@ -8,7 +8,7 @@ changes nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
 
 _ORDERS = (6, 3, 1)
@@ -65,9 +65,9 @@ class Followers:
 class Drafts:
     """Guesses of whole answers."""
 
-    def __init__(self, end_id: int) -> None:
-        """Nothing seen yet; `end_id` ends an answer."""
-        self._end_id = end_id
+    def __init__(self, end_ids: Collection[int]) -> None:
+        """Nothing seen yet; each of `end_ids` ends an answer."""
+        self._end_ids = end_ids
         self._actions = Followers()
         self._own: OrderedDict[str, tuple[Followers, int]] = OrderedDict()  # and how many tokens were learned
 
@@ -103,7 +103,7 @@ class Drafts:
             known.append(self._own[conversation][0])
         found, chance = [*tail], 1.0
         start = len(found)
-        while len(found) - start < most and (len(found) == start or found[-1] != self._end_id):
+        while len(found) - start < most and (len(found) == start or found[-1] not in self._end_ids):
             sure, token = max((each.guess(found) or (0.0, 0) for each in known), key=itemgetter(0))
             chance *= sure
             if chance <= least:

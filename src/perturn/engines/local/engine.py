@@ -86,7 +86,7 @@ class LocalEngine:
         self._token_bytes, self._joins = 0, False
         self._layers = model.config.get_text_config().num_hidden_layers
         self._beginnings = Beginnings()
-        self._drafts = Drafts(tokens.end_id) if speculate else None
+        self._drafts = Drafts(tokens.end_ids) if speculate else None
         self._pace = Pace()
         self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
         check_layers(model)
@@ -257,7 +257,7 @@ class LocalEngine:
         ready, logits = self._forward(parts)
         self._sample(ready, logits)
         self._pace.add(sum(len(part) for _, part in parts), time.perf_counter() - began)
-        ended = [row for row, _ in ready if row.ended(self._tokens.end_id)]
+        ended = [row for row, _ in ready if row.ended(self._tokens.end_ids)]
         self._running = [row for row in self._running if row not in ended]
         return ended
 
@@ -328,7 +328,7 @@ class LocalEngine:
             going = [
                 (row, start, guessed)
                 for row, start, guessed in going
-                if guessed[step : step + 1] == row.answer[-1:] and not row.ended(self._tokens.end_id)
+                if guessed[step : step + 1] == row.answer[-1:] and not row.ended(self._tokens.end_ids)
             ]
             step += 1
         for row, _ in rows:  # the keys and values of wrong guesses are written over

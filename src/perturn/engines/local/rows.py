@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from perturn.engines.local.history import History
@@ -45,6 +46,6 @@ class Row:
         """The last tokens of prompt and answer."""
         return (self.ids[-tokens:] + self.answer)[-tokens:]
 
-    def ended(self, end_id: int) -> bool:
+    def ended(self, end_ids: Collection[int]) -> bool:
         """Whether the answer is whole."""
-        return self.answer[-1] == end_id or self.length >= self.longest
+        return self.answer[-1] in end_ids or self.length >= self.longest

@@ -7,7 +7,7 @@ other weights meanwhile ends the run and does not spoil it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -78,7 +78,7 @@ class VllmEngine:
         loop = self._running()
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
-            wanted = _params(prompt, sampling, self._tokens.end_id)
+            wanted = _params(prompt, sampling, self._tokens.end_ids)
             future = loop.start(_ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted))
             self._open[future] = prompt
             future.add_done_callback(self._done.put)
@@ -160,14 +160,14 @@ class VllmEngine:
         return self._tokens.action(found.ids, found.logprobs, prompt.tools)
 
 
-def _params(prompt: Prompt, sampling: Sampling, end_id: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`; the model's own ends and default decoding are left aside."""
+def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_new_tokens,
         "seed": prompt.seed % 2**63,
-        "stop_token_ids": [end_id] if end_id >= 0 else [],  # negative: none ends a turn
+        "stop_token_ids": sorted(end_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }

@@ -18,6 +18,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
+from perturn.policy.ends import declared_ends
 from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.tokens import Renderer
@@ -233,7 +234,7 @@ def _loaded(model: Any, tokenizer: Any) -> Loaded:
     """A model of the caller's, as it is."""
     return Loaded(
         model=model,
-        tokens=Renderer(tokenizer or tokenizer_of(model)),
+        tokens=Renderer(tokenizer or tokenizer_of(model), ends=declared_ends(model)),
         name=f"policy@{weights_digest(model)[:12]}",
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),

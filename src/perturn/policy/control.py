@@ -1,0 +1,225 @@
+"""Control tokens that stand in a message as text, kept apart from those that the chat template writes.
+
+A tool result that holds `<|im_end|>` must not end its message. So a control token in the text of a message is broken up
+by a mark before the template writes the message. The tokenizer then reads a broken token as the plain text that it is
+(`ChatTemplate.tokenize`). The text stays the same; only its tokens differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from typing import Any
+
+from perturn.errors import ModelError
+from perturn.types import Message
+
+MARK = "\ufdd0"
+"""Stands after the first character of a broken control token. Unicode reserves it, so that no text has it."""
+
+ANCHORS = ("\n", ":", "a")
+"""Texts to tokenize another one after, where the tokenizer merges its beginning with the end of what comes before."""
+
+NEVER_CONTROL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Tags that a policy writes itself."""
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>|\[/?[A-Za-z][\w-]*\]")
+"""Tokens that look so are often added for a policy to write, such as `<answer>` and `[THINK]`."""
+
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": {"at": "b"}}}
+_SYSTEM: Message = {"role": "system", "content": "a"}
+_ASKED: Message = {"role": "user", "content": "a"}
+_ANSWERED: Message = {"role": "assistant", "content": "a"}
+_CALLED: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT: Message = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": "a"}
+
+_Write = Callable[[Sequence[Message], Sequence[Any], bool], str | None]
+"""Text of a conversation with tools, with or without the opening of the policy's turn; None: it cannot be written."""
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer and its chat template, as they are looked for in messages."""
+
+    def __init__(self, heard: Collection[str] = (), said: Collection[str] = ()) -> None:
+        """Name the control tokens.
+
+        Args:
+            heard: Those that are plain text in what a policy reads.
+            said: Those that are plain text in what a policy said; the others are part of its answers.
+        """
+        self._heard, self._said = (re.compile(_any_of(each) if each else "(?!)") for each in (heard, said))
+        broken = [_break(token) for token in {*heard, *said}]
+        self._broken = re.compile(f"({_any_of(broken)})" if broken else "(?!)")
+
+    def quote(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the control tokens in their text broken up."""
+        return [_quoted(message, self._pattern(message)) for message in messages]
+
+    def quote_tools(self, tools: Sequence[Any]) -> list[Any]:
+        """Schemas of tools with the control tokens in their text broken up."""
+        return [_quoted(tool, self._heard) for tool in tools]
+
+    def quote_text(self, text: str) -> str:
+        """A text that a policy reads, with its control tokens broken up."""
+        return str(_quoted(text, self._heard))
+
+    def find(self, messages: Iterable[Message]) -> list[str]:
+        """The control tokens in the text of messages, each once, in their order."""
+        return self._found((message, self._pattern(message)) for message in messages)
+
+    def find_in_tools(self, tools: Iterable[Any]) -> list[str]:
+        """The control tokens in the schemas of tools, each once, in their order."""
+        return self._found((tool, self._heard) for tool in tools)
+
+    def split(self, text: str) -> list[str]:
+        """A text divided at its broken control tokens, which are whole again: text, token, text, ..., token, text."""
+        parts = self._broken.split(text)
+        parts[1::2] = (part.replace(MARK, "", 1) for part in parts[1::2])
+        return parts
+
+    def _pattern(self, message: Message) -> re.Pattern[str]:
+        return self._said if message.get("role") == "assistant" else self._heard
+
+    @staticmethod
+    def _found(values: Iterable[tuple[Any, re.Pattern[str]]]) -> list[str]:
+        matches = (pattern.findall(text) for value, pattern in values for text in _texts(value))
+        return list(dict.fromkeys(chain.from_iterable(matches)))
+
+
+class PlainTokens:
+    """Control tokens as the tokens of plain text."""
+
+    def __init__(self, tokenizer: Any, special_ids: Collection[int], end_id: int) -> None:
+        """Take a Hugging Face tokenizer, its special and added tokens, and the one that ends a turn."""
+        self._tokenizer, self._special, self._end_id = tokenizer, frozenset(special_ids), end_id
+        added = tokenizer.added_tokens_decoder.values()
+        self._strip = {each.content for each in added if each.rstrip}
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def context(self, token: str) -> str:
+        """Text to tokenize after which what follows the text of a control token.
+
+        It is the token itself, with which nothing merges, unless the tokenizer drops white space after the token.
+        """
+        return ANCHORS[0] if token in self._strip else token
+
+    def tokens(self, token: str) -> tuple[int, ...]:
+        """Tokens of the text of a control token, none of which controls anything.
+
+        A tokenizer of whole words may know that text as one word, so it is also tried in two parts.
+
+        Raises:
+            ModelError: If the tokenizer has no such tokens.
+        """
+        if token not in self._known:
+            unknown, own = self._tokenizer.unk_token_id, self._tokenizer.convert_tokens_to_ids(token)
+            forms = [self._read(token), self._read(token[:1]) + self._read(token[1:])]
+            refused = self._special, frozenset({own, self._end_id} - {unknown})
+            plain = (form for held in refused for form in forms if form and held.isdisjoint(form))
+            found = next(plain, None)
+            if found is None:
+                raise ModelError(
+                    f"the tokenizer {self._tokenizer.name_or_path!r} cannot read {token!r} as plain text, so a message "
+                    "that holds it would control the conversation; take it out of the text."
+                )
+            self._known[token] = found
+        return self._known[token]
+
+    def _read(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text in which no special token is looked for, as they are within a longer one."""
+        for context in ANCHORS:
+            known, both = self._alone(context), self._alone(context + text)
+            if len(both) > len(known) and both[: len(known)] == known:
+                return both[len(known) :]
+        return self._alone(text)
+
+    def _alone(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+def find_control_tokens(tokenizer: Any, end_text: str, write: _Write) -> ControlTokens:
+    """Find out which tokens of a tokenizer control a conversation.
+
+    They are its special tokens, and the added ones with which the chat template begins and ends messages. In an
+    action, tokens are left as they are that the template writes within an answer, such as `[TOOL_CALLS]`, and those
+    that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        end_text: What ends a turn of the policy.
+        write: Writes a conversation with the chat template.
+    """
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}
+    special = {*tokenizer.all_special_tokens} | {
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    }
+    roles = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    plain = {token for token in special | added if token.strip()} - NEVER_CONTROL
+    around, within = _written(plain, end_text, write)
+    heard = {token for token in plain if token in special or token in around}
+    spoken = (within | {token for token in heard if _TAG.fullmatch(token)}) - around - roles - {end_text}
+    return ControlTokens(heard, heard - spoken)
+
+
+def _written(tokens: Collection[str], end_text: str, write: _Write) -> tuple[set[str], set[str]]:
+    """The tokens that a chat template writes around messages, and within the policy's answers."""
+    if not tokens:
+        return set(), set()
+    known = re.compile(_any_of(tokens))
+    talks: tuple[tuple[list[Message], list[Any]], ...] = (
+        ([_ASKED, _ANSWERED, _ASKED], []),
+        ([_SYSTEM, _ASKED, _ANSWERED, _ASKED], []),
+        ([_ASKED, _CALLED, _RESULT], [_TOOL]),
+    )
+    around, within = set[str](), set[str]()
+    for messages, tools in talks:
+        said = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
+        opened, closed = write(messages[:said], tools, True), write(messages[: said + 1], tools, False)
+        whole = write(messages, tools, True)
+        if not (opened and closed and whole and closed.startswith(opened)):
+            continue
+        answer, end, _ = closed[len(opened) :].rpartition(end_text)
+        if end and whole.startswith(opened + answer):
+            within.update(known.findall(answer))
+            around.update(known.findall(opened), known.findall(whole[len(opened + answer) :]))
+    return around, within
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_texts, chain(value.keys(), value.values())))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+def _quoted(value: Any, pattern: re.Pattern[str]) -> Any:
+    """A value with each match in its texts broken up."""
+    if isinstance(value, str):
+        return pattern.sub(lambda match: _break(match[0]), value)
+    if isinstance(value, Mapping):
+        return {_quoted(key, pattern): _quoted(each, pattern) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_quoted(each, pattern) for each in value]
+    return value
+
+
+def _break(token: str) -> str:
+    return f"{token[:1]}{MARK}{token[1:]}"
+
+
+def _any_of(words: Collection[str]) -> str:
+    """Regular expression for any of some words, the longest that fits; what words begin with alike is tried once."""
+    found = [
+        re.escape(first) + _any_of([word[1:] for word in group])
+        for first, group in groupby(sorted({word for word in words if word}), key=lambda word: word[0])
+    ]
+    if not found:
+        return ""
+    return (
+        f"(?:{'|'.join(found)})" + ("?" if "" in words else "") if len(found) > 1 or "" in words else found[0]
+    )
