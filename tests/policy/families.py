@@ -73,10 +73,10 @@ KIND_OF = {
     "deepseek-v3.1": "deepseek", "deepseek-v3.1-think": "deepseek",
     "gemma4": "gemma4", "gemma4-nothink": "gemma4", "gpt-oss": "harmony",
 }  # fmt: skip
-READ_BACK = ("tools", "qwen2.5", "qwen3", "qwen3-nothink", "llama3.1", "mistral-v3", "mistral-nemo")
 """Those whose calls are JSON."""
 NO_TOOLS = ("llama2", "llama3", "gemma", "phi3", "phi4", "phi4-mini", "mistral-v1", "mistral-v1-early")
 WITH_TOOLS = tuple(name for name in KIND_OF if name not in NO_TOOLS)
+READ_BACK = tuple(name for name in WITH_TOOLS if name not in ("lfm2", "lfm2.5"))
 PLAIN = (
     "<tool_call>",
     "</tool_call>",

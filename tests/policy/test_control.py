@@ -6,12 +6,13 @@ import logging
 import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from perturn.policy import templates
 from perturn.policy.control import MARK
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.policy.words import make_tokenizer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
-from .test_templates import MISTRAL, small_tokenizer, templates
+from .families import MISTRAL, small_tokenizer
 from .test_tokenizers import KINDS, TEMPLATES
 from .test_tokens import TOOLS
 

@@ -347,7 +347,11 @@ def row_of(name):
     kept = "opened by the prompt" if asked.rstrip().endswith("<think>") else kept
     ends = [
         renderer.end_text,
-        *([f"{renderer._chat.call_end_text} (calls)"] if len(renderer.end_ids) > 1 else []),
+        *(
+            [f"{renderer._chat.call_end_text} (calls)"]
+            if renderer._chat.call_end_id != renderer.end_id
+            else []
+        ),
     ]
     cells = [f"`{name}`", TEMPLATES[name].says, used[tuple(sorted(chosen))], form, kept, ", ".join(ends)]
     return "| " + " | ".join(cell if "`" in cell else html(cell) for cell in cells) + " |"
