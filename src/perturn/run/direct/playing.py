@@ -200,7 +200,15 @@ def _rules(
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
     """Trajectories, which come as they end, in the order of their jobs."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
-    return sorted(played, key=lambda one: index_of[one.key])
+    found = sorted(played, key=lambda one: index_of[one.key])
+    if filled := sum(one.filled_context is True for one in found):
+        _logger.warning(
+            "%d of %d episodes filled the model's context; they were truncated there, as at the turn limit, and keep "
+            "their rewards.",
+            filled,
+            len(found),
+        )
+    return found
 
 
 @contextmanager
