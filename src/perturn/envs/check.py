@@ -10,7 +10,7 @@ from typing import Any
 
 from perturn.envs.remote import survives_json
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
-from perturn.faults import observation_faults
+from perturn.faults import observation_faults, plain_observation
 from perturn.types import Environment, Observation, Task
 
 _METHODS = ("tasks", "reset", "step", "close")
@@ -63,7 +63,7 @@ class _Problems:
         answer = self.attempt(what, call, remedy)
         faults = [] if answer is _RAISED else observation_faults(answer)
         self.told |= dict.fromkeys(f"{what} returned {fault}" for fault in faults)
-        return None if faults or answer is _RAISED else answer
+        return None if faults or answer is _RAISED else plain_observation(answer)
 
 
 def _check_parts(found: _Problems, environment: Environment) -> None:
