@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
@@ -23,6 +23,12 @@ _MOST = 1e100
 _SCALARS = ("text", "reward", "terminated", "success", "valid", "state_key")
 """Fields of an observation that hold one value."""
 _PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with text keys"
+
+
+UNAWAITED = (
+    "a coroutine, which nothing awaited. Remedy: write the method itself with `async def`, or await it there."
+)
+"""Fault of an answer that `is_unawaited`."""
 
 
 def plain_observation(answer: object) -> Any:
@@ -51,12 +57,8 @@ def _plain(value: Any) -> Any:
 def observation_faults(answer: object) -> list[str]:
     """Faults of an environment's answer, each with its remedy; none if it is sound, perhaps with scalars of numpy."""
     answer = plain_observation(answer)
-    if inspect.isawaitable(answer):
-        _forget(answer)
-        return [
-            "a coroutine, which nothing awaited. Remedy: write the method itself with `async def`, or await the "
-            "coroutine in it."
-        ]
+    if is_unawaited(answer):
+        return [UNAWAITED]
     if not isinstance(answer, Observation):
         return [
             f"{answer!r:.60}, not an Observation. Remedy: return "
@@ -101,10 +103,11 @@ def sound(answer: Observation, call: str) -> Observation:
     return replace(plain, reward=float(plain.reward))
 
 
-def _forget(awaitable: object) -> None:
-    """Close a coroutine that is an error already, so that Python does not warn of it too."""
-    if inspect.iscoroutine(awaitable):
-        awaitable.close()
+def is_unawaited(answer: object) -> bool:
+    """Whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python would warn of it too
+    return inspect.isawaitable(answer) or inspect.isasyncgen(answer)
 
 
 def _float(number: Real) -> float:
@@ -134,7 +137,9 @@ def task_fault(task: Task) -> str | None:
 def close_world(env: Environment) -> None:
     """Close a world that is not needed any more; one that cannot close stops nothing."""
     try:
-        env.close()
+        close: Callable[[], object] = env.close
+        if is_unawaited(close()):
+            raise EnvironmentFailure(f"close() returned {UNAWAITED}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  environments are code of others

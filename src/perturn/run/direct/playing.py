@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.envs.awaiting import awaited
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
@@ -171,7 +172,7 @@ def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if section is None and callable(environment):
-        return environment
+        return lambda: awaited(environment())
     if section is None or "name" not in section:
         raise ConfigError(
             "environment must be a name, a section with a name, or what makes a world, got "
