@@ -74,7 +74,7 @@ def test_the_last_step_is_worth_what_the_expert_earned():
     """1 against 0.4, a gap of 0.6; of the two branches the worse one is rejected."""
     found = [branch(0.8, 3, "look"), branch(0.0, 3, "wait", number=1)]
 
-    assert steps(found, 0.5) == ([(3, 3)], {"steps_kept": 1})
+    assert steps(found, 0.5) == ([(3, 2)], {"steps_kept": 1})
     assert steps(found, 0.6) == ([], {"steps_gap": 1})
 
 

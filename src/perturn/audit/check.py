@@ -21,7 +21,7 @@ from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.settings.sections import Pair
-from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, succeeded
+from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
 """Examples listed of each kind of finding."""
@@ -94,6 +94,8 @@ class _Part:
     refused: list[dict[str, Any]] = field(default_factory=list)
     control_tokens: list[dict[str, Any]] = field(default_factory=list)
     not_as_sampled: int = 0
+    failed: int = 0
+    """Rows that training leaves out, since an episode in them FAILED."""
 
     def add(self, number: int, row: Row | DataError) -> None:
         """Take in one row, or note why training would refuse it."""
@@ -102,6 +104,9 @@ class _Part:
                 raise row
             if isinstance(row, WeightedTrajectory):
                 row = row.trajectory
+            if any(map(failed, (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected))):
+                self.failed += 1
+                return
             self._check_text(number, row)
             view = self.view
             how = (view.renderer, self.limit, view.shared_prefix)
@@ -138,7 +143,8 @@ class _Part:
             if any(side.dropped_turns for side in example.sides)
         ]
         return {
-            "rows": len(self.examples) + len(self.refused),
+            "rows": len(self.examples) + len(self.refused) + self.failed,
+            "failed": self.failed,
             "usable": len(self.examples),
             **totals(self.examples),
             "lengths": {
