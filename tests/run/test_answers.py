@@ -14,7 +14,7 @@ from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixtur
 
 
 def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
-    """In the words of the environment and the format, and of stored episodes; what FAILED is not asked, and left out."""
+    """In the words of the environment and the format, and of stored episodes; what FAILED is left out and not asked."""
     monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
     asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
     answers = answers_of(asked, "Action: number {answer}", open_reader(str(tiny_folder)))

@@ -154,3 +154,13 @@ def test_the_bias_of_both_ways_is_what_the_docs_say(failures, expected):
         total += prod(chance for chance, *_ in group) * trained
 
     assert total == pytest.approx(expected, abs=1e-12)
+
+
+def test_quantities_that_count_other_episodes_are_refused():
+    """Or each would be read as another episode's."""
+    given = [torch.ones(len(one.turns)) for one in EPISODES]
+
+    with pytest.raises(
+        ConfigError, match=r"values must have one entry for each of the 6 trajectories .* got 7"
+    ):
+        credit_groups(EPISODES, Own(), {"values": given})

@@ -204,12 +204,19 @@ def weigh_groups(
         What it wrote of each trajectory, by its index.
 
     Raises:
-        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range.
+        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
+            or if what it needs has not one entry for each trajectory that counts.
     """
     if getattr(credit, "across_tasks", False):
         groups = [[index for members in groups for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
     place = {index: number for number, index in enumerate(counting)}
+    for name, values in needed.items():
+        if len(values) != len(counting):
+            raise ConfigError(
+                f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
+                f"of their groups, got {len(values)}; those that FAILED have none (see perturn.data.groups.counted)."
+            )
     found = {
         index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
         for index, one in enumerate(trajectories)
