@@ -16,7 +16,7 @@ BINS = ("trained", "no_spread", "failed", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
 
 FAILURES = ("leave_out", "zero")
-"""What an episode that FAILED is in the statistics of its group: nothing, or an episode with score 0."""
+"""Ways to treat an episode that FAILED in the statistics of its group: it does not count, or counts with score 0."""
 
 ROUNDING = 1e-9
 """Weights and differences of scores this small are rounding error of sums of decimals, and count as 0."""

@@ -50,7 +50,10 @@ class WorldLoop:
 
 
 async def _settled(work: Any) -> tuple[Any, BaseException | None]:
-    """What an awaitable returns or raises. A `SystemExit` that passed would end the loop, and its caller would wait."""
+    """Return the result of an awaitable, and what it raised.
+
+    A `SystemExit` that passed would end the loop, and its caller would wait for ever.
+    """
     try:
         return await work, None
     except BaseException as error:  # noqa: BLE001  environments are code of others

@@ -210,7 +210,7 @@ def weigh_groups(
     if getattr(credit, "across_tasks", False):
         groups = [[index for members in groups for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
-    place = {index: number for number, index in enumerate(counting)}
+    position = {index: number for number, index in enumerate(counting)}
     for name, values in needed.items():
         if len(values) != len(counting):
             raise ConfigError(
@@ -220,13 +220,13 @@ def weigh_groups(
     found = {
         index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
         for index, one in enumerate(trajectories)
-        if index not in place
+        if index not in position
     }
     for of_group in groups:
-        members = [index for index in of_group if index in place]
+        members = [index for index in of_group if index in position]
         if not members:
             continue
-        theirs = {name: [values[place[index]] for index in members] for name, values in needed.items()}
+        theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
         group = [trajectories[index] for index in members]
         try:
             weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
