@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from perturn.credit import CREDITS
+from perturn.data.groups import counted
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
@@ -47,7 +48,7 @@ def main() -> None:
     reader = open_reader(name, None, chat_template(recipe.model))
     spa, gae = CREDITS["spa"](), CREDITS["turn-gae"]()
     for mark in marks or ["1"]:
-        episodes = list(read_trajectories(paths.trajectories(f"explore-{int(mark):03d}")))
+        episodes = counted(read_trajectories(paths.trajectories(f"explore-{int(mark):03d}")))
         start = time.perf_counter()
         shares = contributions_of(episodes, spa, reader)
         middle = time.perf_counter()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of
+from perturn.data.groups import counted, groups_of
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
@@ -58,7 +58,7 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
             continue
         credit = kind(**SETTINGS.get(name, {}), **(last if "progress" in kind.needs else {}))
         members = members_of(credit, episodes, paths, recipe, MARK)
-        members = measured(recipe, members) if getattr(credit, "needs_remaining", False) else members
+        members = counted(measured(recipe, members) if getattr(credit, "needs_remaining", False) else members)
         needed = compute_needed(
             credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
         )

@@ -59,6 +59,10 @@ class EngineFailure(PerturnError):
     """An inference engine could not answer."""
 
 
+class ContextFull(EngineFailure):
+    """A conversation leaves no room for an answer in the model's context."""
+
+
 class RunError(PerturnError):
     """A run folder is missing, belongs to another recipe, or lacks what a stage needs."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
@@ -19,11 +20,45 @@ _logger = logging.getLogger(__name__)
 
 _MOST = 1e100
 """No reward is larger, so that no sum and no square of rewards is too large for a float."""
+_SCALARS = ("text", "reward", "terminated", "success", "valid", "state_key")
+"""Fields of an observation that hold one value."""
 _PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with text keys"
 
 
+UNAWAITED = (
+    "a coroutine, which nothing awaited. Remedy: write the method itself with `async def`, or await it there."
+)
+"""Fault of an answer that `is_unawaited`."""
+
+
+def plain_observation(answer: object) -> Any:
+    """Return an observation whose scalars of numpy, and of the like, are Python's; anything else as it is.
+
+    So are texts of a class of their own, such as `numpy.str_`. Records then stay JSON.
+    """
+    if not isinstance(answer, Observation):
+        return answer
+    plain: dict[str, Any] = {name: _plain(getattr(answer, name)) for name in _SCALARS}
+    for name in ("admissible", "results"):
+        texts: object = getattr(answer, name)
+        plain[name] = tuple(map(_plain, texts)) if isinstance(texts, tuple) else texts
+    return replace(answer, **plain)
+
+
+def _plain(value: Any) -> Any:
+    """A text or a scalar as Python's own."""
+    if isinstance(value, str):
+        return value if type(value) is str else str.__str__(value)
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        return value.item()  # of numpy, torch or JAX
+    return value
+
+
 def observation_faults(answer: object) -> list[str]:
-    """Faults of an environment's answer, each with its remedy; none if it is sound."""
+    """Faults of an environment's answer, each with its remedy; none if it is sound, perhaps with scalars of numpy."""
+    answer = plain_observation(answer)
+    if is_unawaited(answer):
+        return [UNAWAITED]
     if not isinstance(answer, Observation):
         return [
             f"{answer!r:.60}, not an Observation. Remedy: return "
@@ -57,14 +92,22 @@ def observation_faults(answer: object) -> list[str]:
 
 
 def sound(answer: Observation, call: str) -> Observation:
-    """The answer itself, its reward a float, if it has no fault.
+    """The answer as plain data, its reward a float, if it has no fault.
 
     Raises:
         EnvironmentFailure: Naming the call and the first fault.
     """
     for found in observation_faults(answer):
         raise EnvironmentFailure(f"{call} returned {found}")
-    return replace(answer, reward=float(answer.reward))
+    plain: Observation = plain_observation(answer)
+    return replace(plain, reward=float(plain.reward))
+
+
+def is_unawaited(answer: object) -> bool:
+    """Whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python would warn of it too
+    return inspect.isawaitable(answer) or inspect.isasyncgen(answer)
 
 
 def _float(number: Real) -> float:
@@ -94,7 +137,9 @@ def task_fault(task: Task) -> str | None:
 def close_world(env: Environment) -> None:
     """Close a world that is not needed any more; one that cannot close stops nothing."""
     try:
-        env.close()
+        close: Callable[[], object] = env.close
+        if is_unawaited(close()):
+            raise EnvironmentFailure(f"close() returned {UNAWAITED}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  environments are code of others

@@ -99,6 +99,10 @@ class Turn:
         return "\n".join(str(message.get("content") or "") for message in self.observation)
 
 
+SPARSE = {"sparse": True}
+"""Metadata of a field that no line of a file has where it is None."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """One episode of one task, as recorded."""
@@ -118,7 +122,7 @@ class Trajectory:
     terminated: bool = False
     """The environment ended the episode."""
     truncated: bool = False
-    """A limit of ours ended the episode."""
+    """A limit of ours ended the episode: the turn limit, or the model's context, which was full."""
     status: Status = Status.COMPLETED
     error: str | None = None
     sample: int = 0
@@ -132,6 +136,8 @@ class Trajectory:
     """How many turns another had played, whose episode it was, before `policy` took over."""
     origin: int | None = None
     """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
+    filled_context: bool | None = field(default=None, metadata=SPARSE)
+    """True where the episode was truncated since the model's context left no room for another answer; else None."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [
@@ -189,10 +195,6 @@ def score(trajectory: Trajectory) -> float:
 def succeeded(trajectory: Trajectory) -> bool:
     """Whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
-
-
-SPARSE = {"sparse": True}
-"""Metadata of a field that no line of a file has where it is None."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +372,11 @@ class Engine(Protocol):
     """Identity of the policy it serves, stamped on every trajectory."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, in order; a prompt that cannot be answered gets its failure instead."""
+        """One action a prompt, in order; a prompt that cannot be answered gets its failure instead.
+
+        A prompt that leaves no room for an answer in the model's context gets a `ContextFull`. It ends the episode as a
+        turn limit does, where other failures make the episode FAILED.
+        """
         ...
 
     def forget(self, conversation: str) -> None:

@@ -89,8 +89,12 @@ def test_groups_of_equal_outcomes_are_filtered_by_request_alone():
     assert bins([same, other], weights, drop_equal_outcomes=True) == [*["filtered"] * 2, *["trained"] * 2]
 
 
-def test_equal_outcomes_and_zero_credit_are_counted_separately():
-    """Four groups of two: neither, equal outcomes, zero credit, both; and a task with one episode."""
+@pytest.mark.parametrize(("failures", "alone", "both"), [("zero", 1, 2), ("leave_out", 2, 1)])
+def test_equal_outcomes_and_zero_credit_are_counted_separately(failures, alone, both):
+    """Four groups of two: neither, equal outcomes, zero credit, both; and a task with one episode.
+
+    The episode beside a FAILED one is alone where that is left out.
+    """
     groups = [
         [episode("a", 0, 1.0), episode("a", 1)],
         [episode("b", 0), episode("b", 1)],
@@ -100,9 +104,9 @@ def test_equal_outcomes_and_zero_credit_are_counted_separately():
     ]
     weights = [[[0.5], [-0.5]], [[0.1], [-0.1]], [[0.0], [0.0]], [[0.0], [0.0]], [[0.0]]]
 
-    rows = ledger(groups, weights, drop_equal_outcomes=True)
+    rows = ledger(groups, weights, drop_equal_outcomes=True, failures=failures)
 
-    assert counts_of(groups, rows) == {
+    assert counts_of(groups, rows, failures) == {
         "asked": 9,
         "trained": 2,
         "no_spread": 4,
@@ -110,9 +114,9 @@ def test_equal_outcomes_and_zero_credit_are_counted_separately():
         "cut": 0,
         "filtered": 2,
         "groups": 5,
-        "alone": 1,
-        "equal_outcomes": 2,
-        "zero_credit": 2,
+        "alone": alone,
+        "equal_outcomes": both,
+        "zero_credit": both,
     }
 
 

@@ -85,8 +85,8 @@ def test_a_step_is_as_long_as_the_way_to_the_next_branches():
     assert steps(found) == ([(2, 1)], {"steps_kept": 1})
 
 
-def test_failed_branches_count_and_are_not_rejected():
-    """One that FAILED before its own first turn says nothing; later, it earned nothing, and is not rejected."""
+def test_failed_branches_are_left_out():
+    """They say nothing of what a turn is worth, however far they came, and none is rejected."""
     lost = branch(0.0, 3, number=0, status=Status.FAILED)
     broken = branch(0.0, 3, "look", number=1, status=Status.FAILED)
     ended = branch(0.5, 3, "wait", number=2)
@@ -95,10 +95,8 @@ def test_failed_branches_count_and_are_not_rejected():
     assert steps([lost, broken]) == ([], {"steps_failed": 1})
     assert steps([lost, ended], 0.5) == ([], {"steps_gap": 1})
     well = branch(1.0, 3, "run", number=3)
-    assert steps([lost, ended, well, broken], 0.4) == (
-        [(3, 3)],
-        {"steps_kept": 1},
-    )  # 1 - 1.5/3, not 1 - 1.5/2
+    assert steps([lost, ended, well, broken], 0.4) == ([], {"steps_gap": 1})  # 1 - 1.5/2, not 1 - 1.5/3
+    assert steps([lost, ended, well, broken], 0.2) == ([(3, 3)], {"steps_kept": 1})
     assert steps([branch(0.0, 2, "look", number=5), lost]) == ([], {"steps_failed": 2})
 
 

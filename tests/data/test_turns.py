@@ -133,15 +133,16 @@ def test_branches_that_did_as_the_episode_count_for_its_worth_and_are_not_chosen
     assert [pair.chosen for pair in pairs] == [well]
 
 
-def test_failed_branches_count_as_nothing_earned_and_are_not_chosen():
-    """One that never began says nothing: 1/2 before turn 3, not 1/3."""
+def test_failed_branches_are_left_out():
+    """The worth before turn 3 is 1, by the branch that ended, not 1/2 or 1/3; and none is chosen."""
     lost = branch(0.0, 3, number=0, status=Status.FAILED)
     broken = branch(1.0, 3, "go", number=1, status=Status.FAILED)
     well = branch(1.0, 3, "run", number=2)
 
     assert nonzero(pair_where_worth_drops([explored()], [lost])[1]) == {"failed": 1}
-    assert nonzero(pair_where_worth_drops([explored()], [lost, broken, well], 0.45)[1]) == {"kept": 1}
-    assert nonzero(pair_where_worth_drops([explored()], [lost, broken, well], 0.5)[1]) == {"no_drop": 1}
+    assert nonzero(pair_where_worth_drops([explored()], [lost, broken, well], 0.95)[1]) == {"kept": 1}
+    assert nonzero(pair_where_worth_drops([explored()], [lost, broken, well], 1.0)[1]) == {"no_drop": 1}
+    assert nonzero(pair_where_worth_drops([explored()], [lost, broken])[1]) == {"failed": 1}
 
 
 @given(

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play import Job, play
-from perturn.errors import EngineFailure, RunError
+from perturn.errors import ContextFull, RunError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN
@@ -206,7 +206,7 @@ def test_a_conversation_that_fills_the_context_is_a_failure_of_its_own(ends_turn
     asked = [prompt("a"), prompt("b", heard=OPENINGS[3]), prompt("c")]
     found = engine.generate(asked, SAMPLED)
 
-    assert isinstance(found[1], EngineFailure)
+    assert isinstance(found[1], ContextFull)
     assert "no room for an answer" in str(found[1])
     assert found[0].token_ids == LocalEngine(ends_turns, renderer).generate([asked[0]], SAMPLED)[0].token_ids
     assert isinstance(found[2], Action)

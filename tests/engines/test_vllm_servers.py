@@ -10,7 +10,7 @@ from engines.vllm_server import Server
 from perturn.engines.check import check_engine
 from perturn.engines.vllm.engine import VllmEngine, check_vllm
 from perturn.engines.vllm.settings import VllmSettings
-from perturn.errors import EngineFailure, RunError
+from perturn.errors import ContextFull, EngineFailure, RunError
 from perturn.policy.models import weights_digest
 from perturn.run.loop import open_run
 from perturn.run.session import open_engine
@@ -164,7 +164,7 @@ def test_a_prompt_that_fills_the_context_fails_and_no_other(make_engine, servers
     """It is not even sent."""
     found = make_engine().generate([prompt("b", text="w " * 100), prompt()], SAMPLING)
 
-    assert isinstance(found[0], EngineFailure)
+    assert isinstance(found[0], ContextFull)
     assert "100 tokens, which leaves no room" in str(found[0])
     assert isinstance(found[1], Action)
     assert len(servers[0].generated()) == 1

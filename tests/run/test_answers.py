@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.groups import counted, groups_of, read_credits
 from perturn.errors import DataError
 from perturn.run.credit import credit_run
 from perturn.run.readings import answers_of, open_reader
@@ -14,7 +14,7 @@ from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixtur
 
 
 def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
-    """In the words of the environment and the format, and of stored episodes alone; a FAILED one is not asked."""
+    """In the words of the environment and the format, and of stored episodes; what FAILED is left out and not asked."""
     monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
     asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
     answers = answers_of(asked, "Action: number {answer}", open_reader(str(tiny_folder)))
@@ -24,6 +24,7 @@ def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_fo
 
     rows = {row.key: row for row in read_credits(folder / one["file"])}
     for group in groups_of(asked):
+        group = counted(group)
         its = [answers[asked.index(each)] for each in group]
         for each, weight in zip(group, CREDITS["igpo"](gamma=0.5)(group, answer=its), strict=True):
             assert rows[each.key].weight == pytest.approx(weight.tolist(), abs=1e-9)

@@ -21,7 +21,7 @@ from perturn.run.credit import credit_run, explained
 from perturn.run.readings import contributions_of, open_reader
 
 from .online import GROUPS, begin
-from .test_credit import EPISODES, explored  # noqa: F401  a fixture
+from .test_credit import EPISODES, KEPT, explored  # noqa: F401  a fixture
 from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPA = CREDITS["spa"]
@@ -48,8 +48,8 @@ def test_the_loop_weighs_by_the_policy_that_acted(place):  # noqa: F811
 
 
 def test_stored_groups_are_credited_again(explored, tiny_folder):  # noqa: F811
-    """By the command, with settings; the episode that FAILED counts with score 0, and has contributions of others."""
-    shares = contributions_of(EPISODES, SPA(), open_reader(str(tiny_folder)))
+    """By the command, with settings; nothing is fitted to the episode that FAILED, which has weights of 0."""
+    shares = contributions_of(KEPT, SPA(), open_reader(str(tiny_folder)))
     words = [
         "credit",
         str(explored),
@@ -65,22 +65,22 @@ def test_stored_groups_are_credited_again(explored, tiny_folder):  # noqa: F811
     assert found.exit_code == 0, found.output
     (one,) = json.loads(found.stdout)["iterations"]
     rows = {row.key: row.weight for row in read_credits(explored / one["file"])}
-    for group in groups_of(EPISODES):
-        its = [shares[EPISODES.index(each)] for each in group]
+    for group in groups_of(KEPT):
+        its = [shares[KEPT.index(each)] for each in group]
         for each, weight in zip(group, SPA(residual=False)(group, contributions=its), strict=True):
             assert rows[each.key] == pytest.approx(weight.tolist(), abs=1e-9)
-    assert any(shares[EPISODES.index(next(each for each in EPISODES if each.error))].own)
+    assert all(rows[each.key] == (0.0,) for each in EPISODES if each.error)
     assert one["explained_variance"] < 1
     assert one["against"]["turns"] > 0
 
 
 def test_in_python_it_is_the_same(tiny_folder):
     """Of trajectories in memory, by the model's name."""
-    shares = contributions_of(EPISODES, SPA(), open_reader(str(tiny_folder)))
+    shares = contributions_of(KEPT, SPA(), open_reader(str(tiny_folder)))
 
-    found = perturn.assign_credit(EPISODES, "spa", model=str(tiny_folder))
+    found = perturn.assign_credit(KEPT, "spa", model=str(tiny_folder))
 
-    for one, expected in zip(found, SPA()(EPISODES, contributions=shares), strict=True):
+    for one, expected in zip(found, SPA()(KEPT, contributions=shares), strict=True):
         assert_close(one, expected, atol=1e-12, rtol=0)
     with pytest.raises(ConfigError, match="credit SPA reads the policy that acted; give model="):
         perturn.assign_credit(EPISODES, "spa")

@@ -11,13 +11,13 @@ from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.run_folder import Run
-from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.data.store import TrajectoryStore
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
 from perturn.run.credit import credit_run
 from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
-from perturn.types import Action, Status, Task, Trajectory, Turn
+from perturn.types import Action, Status, Task, Trajectory, Turn, failed
 
 from . import own_credits
 
@@ -43,6 +43,8 @@ EPISODES = [
     episode("even", 0, [1.0]),
     episode("even", 1, [1.0]),
 ]
+KEPT = [one for one in EPISODES if not failed(one)]
+"""Those that count in the statistics of their groups."""
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def content(folder):
 
 
 def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored):
-    """RLOO: 1 - (0 + 0)/2 with the failed one at 0, and so on; the even group has no spread."""
+    """RLOO: 1 - 0 without the one that FAILED, and so on; the even group has no spread."""
     before = content(explored)
 
     found = credit_run(explored, ["credit.name=rloo"])
@@ -86,8 +88,8 @@ def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored)
         ("even", 0): ("no_spread", (0.0,)),
         ("even", 1): ("no_spread", (0.0,)),
         ("one", 0): ("trained", (1.0, 1.0)),
-        ("one", 1): ("trained", (-0.5,) * 3),
-        ("one", 2): ("failed", (-0.5,)),
+        ("one", 1): ("trained", (-1.0,) * 3),
+        ("one", 2): ("failed", (0.0,)),
         ("two", 0): ("trained", (1.0, 1.0)),
         ("two", 1): ("trained", (-1.0, -1.0)),
     }
@@ -105,7 +107,7 @@ def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored)
         "zero_credit": 1,
     }
     assert [(place["turn"], place["n"]) for place in one["by_turn"]] == [(1, 4), (2, 4), (3, 1)]
-    assert one["by_turn"][0]["mean"] == pytest.approx((1 - 0.5 + 1 - 1) / 4)
+    assert one["by_turn"][0]["mean"] == pytest.approx(0)
 
 
 def test_a_run_that_was_credited_again_is_no_other_recipes(explored, recipe):
@@ -121,9 +123,8 @@ def test_settings_reach_the_credit(explored):
     for words, name in ((["credit.gamma=1.0"], "gigpo"), (["credit.gamma=0.5"], "half")):
         credit_run(explored, ["credit.name=gigpo", *words], name=name)
 
-    file = explored / "trajectories" / "explore-001.jsonl"
     for name, gamma in (("gigpo", 1.0), ("half", 0.5)):
-        for group in groups_of(read_trajectories(file)):
+        for group in groups_of(KEPT):
             expected = CREDITS["gigpo"](gamma=gamma)(group)
             rows = {row.key: row.weight for row in read_credits(explored / f"credits/{name}-001.jsonl")}
             for trajectory, weights in zip(group, expected, strict=True):
@@ -149,14 +150,14 @@ def test_a_credit_that_reads_a_reference_gets_it(explored, tiny_folder):
     with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
         credit_run(explored, ["credit.name=confidence"])
 
-    episodes = list(read_trajectories(explored / "trajectories" / "explore-001.jsonl"))
-    logprobs = reference_of(episodes, open_reader(str(tiny_folder)))
+    logprobs = reference_of(KEPT, open_reader(str(tiny_folder)))
     pivot = sorted(float(turn.mean().exp()) for one in logprobs for turn in one)[4]
     credit_run(explored, ["credit.name=confidence", f"credit.pivot={pivot}"], reference="base")
 
     rows = {row.key: row.weight for row in read_credits(explored / "credits/confidence-001.jsonl")}
-    expected = CREDITS["confidence"](pivot=pivot)(episodes, reference=logprobs)
-    assert rows == {one.key: tuple(each.tolist()) for one, each in zip(episodes, expected, strict=True)}
+    assert rows.pop(("one", 2)) == (0.0,)
+    expected = CREDITS["confidence"](pivot=pivot)(KEPT, reference=logprobs)
+    assert rows == {one.key: tuple(each.tolist()) for one, each in zip(KEPT, expected, strict=True)}
     assert len({weight for row in rows.values() for weight in row}) == 2
 
 

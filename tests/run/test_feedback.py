@@ -11,7 +11,7 @@ from perturn.errors import ConfigError
 from perturn.run.credit import credit_run
 from perturn.run.readings import feedback_of, open_reader
 
-from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
+from .test_credit import EPISODES, KEPT, explored, explored_by  # noqa: F401  a fixture
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]
 
@@ -24,7 +24,7 @@ def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F
 
     rows = {row.key: row for row in read_credits(explored / one["file"])}
     credit = CREDITS["infopo"](temperature=1.0)
-    for group in groups_of(EPISODES):
+    for group in groups_of(KEPT):
         its = [gains[EPISODES.index(each)] for each in group]
         for each, weight in zip(group, credit(group, feedback=its), strict=True):
             assert rows[each.key].weight == pytest.approx(weight.tolist(), abs=1e-9)

@@ -149,6 +149,7 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
+        "groups.failed",
         "groups.remaining",
         "outcomes.name",
         "outcomes.takeover",

@@ -23,7 +23,7 @@ from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.settings.sections import Pair
-from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, succeeded
+from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
 """Examples listed of each kind of finding."""
@@ -102,13 +102,20 @@ class _Part:
     refused: list[dict[str, Any]] = field(default_factory=list)
     control_tokens: list[dict[str, Any]] = field(default_factory=list)
     not_as_sampled: int = 0
+    failed: int = 0
+    """Rows that training leaves out, since an episode in them FAILED."""
 
     def add(self, number: int, row: Row | DataError) -> None:
         """Take in one row, or note why training would refuse it."""
         try:
             if isinstance(row, DataError):
                 raise row
-            self._check_text(number, row.trajectory if isinstance(row, WeightedTrajectory) else row)
+            played = row.trajectory if isinstance(row, WeightedTrajectory) else row
+            sides = (played,) if isinstance(played, Trajectory) else (played.chosen, played.rejected)
+            if any(map(failed, sides)):
+                self.failed += 1
+                return
+            self._check_text(number, played)
             view = self.view
             how = (view.renderer, self.limit, view.shared_prefix)
             self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
@@ -157,7 +164,8 @@ class _Part:
             if any(side.dropped_turns for side in example.sides)
         ]
         return {
-            "rows": len(self.examples) + len(self.refused),
+            "rows": len(self.examples) + len(self.refused) + self.failed,
+            "failed": self.failed,
             "usable": len(self.examples),
             **totals(self.examples),
             "lengths": {

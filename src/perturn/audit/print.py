@@ -141,5 +141,7 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
         f"  cut at {cut['limit']} tokens: {cut['turns']} turns, from the end of {cut['trajectories']} "
         f"trajectories{where}"
     )
+    if part["failed"]:
+        say(f"  rows that training leaves out, since their episodes FAILED: {part['failed']}")
     lines = f", such as {', '.join(f'{a} and {b}' for a, b in same['examples'])}" if same["examples"] else ""
     say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")

@@ -15,6 +15,9 @@ from perturn.types import SPARSE, Trajectory, failed, score, succeeded, unfinish
 BINS = ("trained", "no_spread", "failed", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
 
+FAILURES = ("leave_out", "zero")
+"""Ways to treat an episode that FAILED in the statistics of its group: it does not count, or counts with score 0."""
+
 ROUNDING = 1e-9
 """Weights and differences of scores this small are rounding error of sums of decimals, and count as 0."""
 
@@ -89,6 +92,16 @@ def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
     return list(groups.values())
 
 
+def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:
+    """Whether a trajectory counts in the statistics of its group, by one of FAILURES."""
+    return failures == "zero" or not failed(trajectory)
+
+
+def counted(trajectories: Iterable[Trajectory], failures: str = "leave_out") -> list[Trajectory]:
+    """Return the trajectories that count in the statistics of their groups, in order; see `counts`."""
+    return [one for one in trajectories if counts(one, failures)]
+
+
 def ledger(
     groups: Sequence[Sequence[Trajectory]],
     weights: Sequence[Weights],
@@ -97,12 +110,13 @@ def ledger(
     drop_equal_outcomes: bool,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Put each episode in exactly one of BINS: the first of these that holds.
 
-    - failed: its status is FAILED. It counted in its group's statistics, with score 0.
-    - no_spread: every weight of its group is 0, as where it is alone and what weighs has no other baseline; or it has
-      no turn.
+    - failed: its status is FAILED. By `failures` it did not count in its group's statistics, or with score 0.
+    - no_spread: every weight of its group is 0, as where it alone counts and what weighs has no other baseline; or it
+      has no turn.
     - cut: not even its first turn fits the length limit of training.
     - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or it is to
       be left out by itself. It counted in its group's statistics.
@@ -115,6 +129,7 @@ def ledger(
         drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
         too_long: Keys of the trajectories that do not fit.
         filtered: Keys of the trajectories that are left out.
+        failures: One of FAILURES.
 
     Returns:
         One row a trajectory, in the order of the groups.
@@ -126,7 +141,8 @@ def ledger(
     none = [[None] * len(group) for group in groups]
     for group, given, ranges in zip(groups, weights, none if clips is None else clips, strict=True):
         spread = not _is_zero(given)
-        dropped = drop_equal_outcomes and len(group) > 1 and has_equal_outcomes(group)
+        compared = counted(group, failures)
+        dropped = drop_equal_outcomes and len(compared) > 1 and has_equal_outcomes(compared)
         for trajectory, weight, clip in zip(group, given, ranges, strict=True):
             is_left_out = dropped or trajectory.key in filtered
             where = _bin(trajectory, spread, is_left_out, trajectory.key in too_long)
@@ -167,20 +183,24 @@ def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
     return max(scores) - min(scores) <= ROUNDING and len({succeeded(one) for one in group}) == 1
 
 
-def counts_of(groups: Sequence[Sequence[Trajectory]], rows: Iterable[CreditRow]) -> dict[str, int]:
+def counts_of(
+    groups: Sequence[Sequence[Trajectory]], rows: Iterable[CreditRow], failures: str = "leave_out"
+) -> dict[str, int]:
     """Counts of a ledger.
 
     Args:
         groups: Trajectories of a task each.
         rows: Their rows, as `ledger` gives them.
+        failures: One of FAILURES.
 
     Returns:
-        `asked`; the episodes of each of BINS, which sum to it; `groups`; and of these `alone` (of one trajectory),
-        and among the others, each counted by itself, `equal_outcomes` and `zero_credit`.
+        `asked`; the episodes of each of BINS, which sum to it; `groups`; and of these `alone` (in which one trajectory
+        counts, or none), and among the others, each counted by itself, `equal_outcomes` and `zero_credit`.
     """
     rows = list(rows)
     weight = {row.key: row.weight for row in rows}
-    several = [group for group in groups if len(group) > 1]
+    compared = [counted(group, failures) for group in groups]
+    several = [group for group in compared if len(group) > 1]
     bins = [row.bin for row in rows]
     return {
         "asked": len(rows),

@@ -113,7 +113,10 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """How many episodes ended in which way, and what they cost."""
+    """Count how many episodes ended in which way, and what they cost.
+
+    `unfinished` and `filled_context` (truncated by the model's context) are there only where they are not 0.
+    """
     counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
     for one in trajectories:
         counts["episodes"] += 1
@@ -124,4 +127,6 @@ def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
         counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
         if unfinished(one):
             counts["unfinished"] += 1
+        if one.filled_context:
+            counts["filled_context"] += 1
     return dict(counts)

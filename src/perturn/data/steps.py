@@ -11,8 +11,8 @@ from perturn.data.pairs import actions_of, best_by_task, branches_of, exceeds, p
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
-"""Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth, or
-none ended that could be rejected; `steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
+"""Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth;
+`steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
 
 
 def pair_with_expert_steps(
@@ -44,8 +44,8 @@ def pair_with_expert_steps(
     Args:
         experts: Trajectories of an expert; of each task the best one counts.
         explored: Trajectories of the policy.
-        branches: Those that were played on from turns of the best ones. One that FAILED before its own first turn says
-            nothing; another that FAILED counts with a score of 0, and is not rejected.
+        branches: Those that were played on from turns of the best ones. Those that FAILED are left out, since the
+            environment or the engine broke them off: they say nothing of what a turn is worth.
         threshold: tau, in units of total reward; finite and >= 0.
         max_extra_turns: Cut the rejected side to this many turns more than the expert has, as in `pair_with_expert`.
 
@@ -72,19 +72,17 @@ def _compare(
 ) -> tuple[str, list[Trajectory]]:
     """Outcome of the expert's step from a turn to another, and the branch that is rejected for it, if one is."""
     there, beyond = (
-        [one for one in by_turn.get(each, ()) if len(one.turns) > each] for each in (turn, after)
+        [one for one in by_turn.get(each, ()) if len(one.turns) > each and not failed(one)]
+        for each in (turn, after)
     )
     is_last = after == len(expert.turns)
     if not there or not (beyond or is_last):
         return "steps_failed", []
     step = actions_of(expert)[turn:after]
     others = [one for one in there if actions_of(one)[turn:after] != step]
-    ended = [one for one in others if not failed(one)]
     if not others:
         return "steps_alike", []
-    if not ended:
-        return "steps_failed", []
     worth = expert.total_reward if is_last else fmean(map(score, beyond))
     if not exceeds(worth - fmean(map(score, others)), threshold):
         return "steps_gap", []
-    return "steps_kept", [min(ended, key=score)]
+    return "steps_kept", [min(others, key=score)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import log, sqrt
+from math import log, nan, sqrt
 from statistics import fmean
 
 from perturn.data.pairs import branches_of, check_threshold, exceeds, is_tie
@@ -33,8 +33,9 @@ class Node:
 
     @property
     def value(self) -> float:
-        """Mean score of its episodes, in units of reward; a FAILED one counts with 0."""
-        return fmean(map(score, self.passed))
+        """Mean score of its episodes that did not FAIL, in units of reward; NaN where all did."""
+        ended = [score(one) for one in self.passed if not failed(one)]
+        return fmean(ended) if ended else nan
 
     @property
     def example(self) -> Trajectory | None:
@@ -122,7 +123,8 @@ def pair_within_trees(
 
     Args:
         explored: Trajectories of the policy.
-        played_on: Those of their trees. A step that only FAILED episodes took is in no pair.
+        played_on: Those of their trees. FAILED ones are left out of the means, and a step that only such episodes took
+            is in no pair.
         threshold: tau, in units of total reward; finite and >= 0.
 
     Returns:

@@ -89,8 +89,8 @@ def pair_where_worth_drops(
 
     Args:
         explored: Trajectories of the policy.
-        branches: Those that were played on from them. One that FAILED before its own first turn says nothing; another
-            that FAILED counts with a score of 0, and is not chosen.
+        branches: Those that were played on from them. Those that FAILED are left out, since the
+            environment or the engine broke them off: they say nothing of what a turn is worth.
         threshold: tau, in units of total reward; finite and >= 0.
         one_turn: Whether both sides end with the turn in which they part, where a step is one turn.
 
@@ -124,7 +124,10 @@ def _compare(
     one_turn: bool,
 ) -> tuple[str, Trajectory | None]:
     """Outcome of an episode's step from a turn to another, and the branch that is preferred to it, if one is."""
-    there, beyond = ([each for each in by_turn.get(at, ()) if len(each.turns) > at] for at in (turn, after))
+    there, beyond = (
+        [each for each in by_turn.get(at, ()) if len(each.turns) > at and not failed(each)]
+        for at in (turn, after)
+    )
     is_last = after == len(one.turns)
     if not there or not (beyond or is_last):
         return "failed", None
@@ -133,7 +136,7 @@ def _compare(
         return "no_drop", None
     taken = slice(turn, turn + 1 if one_turn else after)
     step = actions_of(one)[taken]
-    others = [each for each in there if not failed(each) and actions_of(each)[taken] != step]
+    others = [each for each in there if actions_of(each)[taken] != step]
     if not others:
         return "identical", None
     best = max(others, key=score)

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines whose clients are asynchronous."""
+"""An event loop in a thread of its own, for engines and worlds that are asynchronous."""
 
 from __future__ import annotations
 
@@ -33,9 +33,13 @@ class EventLoop:
             future.cancel()
             raise
 
-    def close(self) -> None:
-        """Cancel what is under way, and end the thread and its helpers."""
+    def stop(self) -> None:
+        """Cancel what is under way, and let the thread and its helpers end."""
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def close(self) -> None:
+        """Cancel what is under way, and wait until the thread and its helpers have ended."""
+        self.stop()
         self._thread.join()
 
     def _serve(self) -> None:

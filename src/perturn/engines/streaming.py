@@ -31,14 +31,6 @@ def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home
     return homes[conversation]
 
 
-def context_full(tokens: int, limit: int) -> EngineFailure:
-    """The failure of a prompt that fills the context."""
-    return EngineFailure(
-        f"the conversation has {tokens} tokens, which leaves no room for an answer in the model's {limit}; lower the "
-        "turn limit or take a model with a longer context."
-    )
-
-
 def refuse_update(busy: int) -> None:
     """See that so many prompts, which are being answered, are none.
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from perturn.envs.awaiting import awaited
 from perturn.envs.remote import survives_json
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
-from perturn.faults import observation_faults
+from perturn.faults import observation_faults, plain_observation
 from perturn.types import Environment, Observation, Task
 
 _METHODS = ("tasks", "reset", "step", "close")
@@ -31,7 +32,7 @@ def check_environment(make: Callable[[], Environment], split: str = "train", epi
         One text a problem, with its likely cause and remedy.
     """
     found = _Problems()
-    environment = found.attempt("make()", make, "let it be constructed without arguments")
+    environment = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
     if environment is not _RAISED:
         _check_parts(found, environment)
     if not found.told:
@@ -63,7 +64,7 @@ class _Problems:
         answer = self.attempt(what, call, remedy)
         faults = [] if answer is _RAISED else observation_faults(answer)
         self.told |= dict.fromkeys(f"{what} returned {fault}" for fault in faults)
-        return None if faults or answer is _RAISED else answer
+        return None if faults or answer is _RAISED else plain_observation(answer)
 
 
 def _check_parts(found: _Problems, environment: Environment) -> None:

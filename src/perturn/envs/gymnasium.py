@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import EnvironmentFailure
@@ -21,6 +22,7 @@ class Gymnasium:
     What is read of the `info` that `reset` and `step` return, where it is there: `success` (bool), `valid` (bool: was
     the action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
     positive reward in its last step counts as solved; one that the environment cuts off (`truncated`) does not.
+    `reset`, `step` and `close` may be `async def`; they run in one event loop.
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class Gymnasium:
         """
         self._seeds = check_seeds(seeds)
         given = dict(settings or {})
-        self._env = load_object(make)(**given)
+        self._loop = WorldLoop()
+        self._env = self._loop.result(load_object(make)(**given))
         label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])
         self.name = f"{label}-{version}" if version else label
 
@@ -50,7 +53,7 @@ class Gymnasium:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start the episode of the task's seed; the policy's own seed plays no part."""
-        answer = self._env.reset(seed=task_seed(task))
+        answer = self._loop.result(self._env.reset(seed=task_seed(task)))
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise EnvironmentFailure(
                 f"reset of {self.name} returned {answer!r:.60}, not (observation, info) as Gymnasium's does. Remedy: "
@@ -61,7 +64,7 @@ class Gymnasium:
 
     def step(self, action: str) -> Observation:
         """Take one action."""
-        answer = self._env.step(action)
+        answer = self._loop.result(self._env.step(action))
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise EnvironmentFailure(
                 f"step of {self.name} returned {answer!r:.60}, not (observation, reward, terminated, truncated, info). "
@@ -82,8 +85,11 @@ class Gymnasium:
     def close(self) -> None:
         """Close the environment, if it can be closed."""
         close = getattr(self._env, "close", None)
-        if close is not None:
-            close()
+        try:
+            if close is not None:
+                self._loop.result(close())
+        finally:
+            self._loop.close()
 
 
 def _admissible(info: Any) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
+from perturn.envs.awaiting import awaited
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
 from perturn.faults import close_world
 from perturn.io.plain import fault, told
@@ -54,7 +55,7 @@ def make_environment(section: Section) -> Environment:
     name = str(section["name"])
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else ENVIRONMENTS
     try:
-        world: Environment = build(table, section, "environment")
+        world = awaited(build(table, section, "environment"))
         world_name: object = getattr(world, "name", None)
     except (PerturnError, KeyboardInterrupt):
         raise

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
-from perturn.faults import sound
+from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain
 from perturn.types import Observation, Task
 
@@ -95,7 +95,10 @@ class PlainWorld:
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """All tasks of a split."""
-        return [plain_task(task) for task in self._env.tasks(split)]
+        tasks = self._env.tasks(split)
+        if is_unawaited(tasks):
+            raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
+        return [plain_task(task) for task in tasks]
 
     def reset(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
         """Start an episode."""

@@ -5,12 +5,12 @@ The same class trains in `trl.GRPOTrainer(environment_factory=...)` and plays he
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number
 from perturn.envs.rows import read_rows
@@ -32,7 +32,8 @@ class TrlFactory:
 
     A task is a row of the dataset that TRL would train on: its `prompt` is shown, and what `reset(**row)` returns right
     behind it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
-    raises is its result, as in TRL. An answer without calls ends the episode.
+    raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may be
+    `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
 
     Rewards sum to what `get_reward()` says last: it is asked after each action, so that an episode cut off by a limit
     of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
@@ -61,7 +62,8 @@ class TrlFactory:
         """
         if ask_reward not in ("each", "end"):
             raise ConfigError(f"ask_reward must be each or end, got {ask_reward!r}.")
-        self._env = load_object(make)(**dict(settings or {}))
+        self._loop = WorldLoop()
+        self._env = self._loop.result(load_object(make)(**dict(settings or {})))
         label = type(self._env).__name__
         self.name = f"{label}-{version}" if version else label
         self._each, self._success_reward = ask_reward == "each", success_reward
@@ -84,7 +86,7 @@ class TrlFactory:
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Reset the object with the row."""
         row = dict(task.data)
-        said = self._env.reset(**row)
+        said = self._loop.result(self._env.reset(**row))
         if not isinstance(said, str | None):
             raise EnvironmentFailure(
                 f"reset of {self.name} returned {said!r:.60}, a {type(said).__name__}. Remedy: return a str or None."
@@ -105,27 +107,23 @@ class TrlFactory:
         return Observation("", reward, ended, success, valid, results=results)
 
     def close(self) -> None:
-        """Nothing is held here; TRL's interface knows no closing."""
+        """End the event loop of the object's coroutines; TRL's interface knows no closing of the object itself."""
+        self._loop.close()
 
     def _call(self, call: ToolCall) -> str:
         """Result or error of a tool, as TRL writes it."""
         if call.name not in self._tools:
             return str({"error": f"Tool {call.name} not found."})
         try:
-            return str(_wait(self._tools[call.name](**call.arguments)))
+            return str(self._loop.result(self._tools[call.name](**call.arguments)))
         except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
             return str({"error": str(error)})
 
     def _pay(self) -> float:
         """Reward by `get_reward`, less the part already paid."""
-        total = as_number(_wait(self._env.get_reward()), f"get_reward() of {self.name}")
+        total = as_number(self._loop.result(self._env.get_reward()), f"get_reward() of {self.name}")
         paid, self._paid = self._paid, total
         return total - paid
-
-
-def _wait(value: Any) -> Any:
-    """A value, or what a coroutine returns."""
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def _tools(env: Any) -> dict[str, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from perturn.episodes.calls.call import Tools
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
-from perturn.errors import EngineFailure, EnvironmentFailure, NotComeBack, RunError
+from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
 from perturn.io.plain import fault, told
 from perturn.types import (
@@ -56,7 +56,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
     An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
-    the turns played so far; and so does a world that does not come back to where a begun episode was.
+    the turns played so far; and so does a world that does not come back to where a begun episode was. `ContextFull`
+    ends the episode as the turn limit does, if a turn was played.
 
     Args:
         env: A world, free to be reset.
@@ -110,8 +111,11 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         record = _stopped(record, seen, allowance.left)
     except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
+    except ContextFull as error:
+        played = len(turns) > (0 if job.kept is None else len(begun))
+        record = replace(_stopped(record, seen, 0), filled_context=True) if played else _failed(record, error)
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
-        record = replace(record, status=Status.FAILED, error=f"{type(error).__name__}: {told(error)}")
+        record = _failed(record, error)
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
@@ -120,6 +124,17 @@ def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
     if left and not seen.terminated:
         return replace(record, status=Status.UNFINISHED)
     return replace(record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated)
+
+
+def _failed(record: Trajectory, error: BaseException) -> Trajectory:
+    """The record of an episode that was broken off."""
+    why = f"{type(error).__name__}: {told(error)}"
+    if isinstance(error, ContextFull):
+        why += (
+            " No turn was played, since the first prompt alone fills the context: shorten the task's text, the system "
+            "text or the worked example."
+        )
+    return replace(record, status=Status.FAILED, error=why)
 
 
 def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.data.groups import counts
 from perturn.data.trl import from_trl
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
@@ -18,7 +20,9 @@ from perturn.policy.credits import carries_own_turns, reads_clip
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
+
+_logger = logging.getLogger(__name__)
 
 Row = Trajectory | WeightedTrajectory | PreferencePair
 """A row that training takes."""
@@ -126,6 +130,49 @@ def with_weight(
     return replace(example, weight=(weights,), clip=tuple(clips), has_spread=has_spread is not False)
 
 
+def unbroken(rows: Iterable[Any], name: str, loss: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a dataset with their numbers, without those that a FAILED episode is in.
+
+    Nothing is learned from an episode that the environment or the engine broke off. A warning says how many are left
+    out. Of a pair the rejected side counts where the loss reads it.
+
+    Args:
+        rows: In any form that training takes.
+        name: Of the dataset.
+        loss: What learns.
+
+    Raises:
+        DataError: If there are rows, and a FAILED episode is in each.
+    """
+    number = left = 0
+    for number, row in enumerate(rows, start=1):
+        if any(map(failed, _read_sides(row, loss))):
+            left += 1
+        else:
+            yield number - 1, row
+    if left and left == number:
+        raise DataError(
+            f"the {name} dataset has {number} rows, and the episode of each FAILED in the environment or the engine: "
+            "there is nothing to learn from. Their field error says why."
+        )
+    if left:
+        _logger.warning(
+            "%s: left out %d of %d rows, whose episodes FAILED in the environment or the engine",
+            name,
+            left,
+            number,
+        )
+
+
+def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
+    """The trajectories of a row that the loss reads; none where the row is not ours."""
+    if isinstance(row, PreferencePair):
+        return (row.chosen, row.rejected) if loss.needs_rejected else (row.chosen,)
+    if isinstance(row, WeightedTrajectory):
+        return (row.trajectory,)
+    return (row,) if isinstance(row, Trajectory) else ()
+
+
 class Weighed(NamedTuple):
     """Numbers that a credit wrote of one trajectory."""
 
@@ -143,29 +190,51 @@ class Weighed(NamedTuple):
 
 
 def weigh_groups(
-    trajectories: Sequence[Trajectory], groups: Iterable[Sequence[int]], credit: Credit, needed: Needed
+    trajectories: Sequence[Trajectory],
+    groups: Iterable[Sequence[int]],
+    credit: Credit,
+    needed: Needed,
+    failures: str = "leave_out",
 ) -> dict[int, Weighed]:
     """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
 
-    It is asked once for all groups if its statistics run across tasks.
+    It is asked once for all groups if its statistics run across tasks. Trajectories that do not count in the statistics
+    of their group, by `perturn.data.groups.counts`, are not shown to it, and get weights of 0.
 
     Args:
         trajectories: Episodes.
         groups: Indices of the episodes of each group.
         credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
-        needed: What it needs, by keyword, one entry a trajectory.
+        needed: What it needs, by keyword, one entry for each trajectory that counts.
+        failures: One of `perturn.data.groups.FAILURES`.
 
     Returns:
         What it wrote of each trajectory, by its index.
 
     Raises:
-        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range.
+        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
+            or if what it needs has not one entry for each trajectory that counts.
     """
     if getattr(credit, "across_tasks", False):
         groups = [[index for members in groups for index in members]]
-    found: dict[int, Weighed] = {}
-    for members in groups:
-        theirs = {name: [values[index] for index in members] for name, values in needed.items()}
+    counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
+    position = {index: number for number, index in enumerate(counting)}
+    for name, values in needed.items():
+        if len(values) != len(counting):
+            raise ConfigError(
+                f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
+                f"of their groups, got {len(values)}; those that FAILED have none (see perturn.data.groups.counted)."
+            )
+    found = {
+        index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
+        for index, one in enumerate(trajectories)
+        if index not in position
+    }
+    for of_group in groups:
+        members = [index for index in of_group if index in position]
+        if not members:
+            continue
+        theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
         group = [trajectories[index] for index in members]
         try:
             weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)

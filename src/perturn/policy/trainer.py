@@ -42,7 +42,7 @@ from perturn.policy.models import add_adapters, context_length, disable_dropout,
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack, mismatched_packs
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
-from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
+from perturn.policy.sampled import Row, as_row, behavior_logprobs, unbroken, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -154,7 +154,7 @@ class TurnTrainer(Trainer):
         if rows is None:
             return None
         args, encoded, taken, refused = self.turn_args, [], [], []
-        for index, row in enumerate(rows):
+        for index, row in unbroken(rows, name, self.loss):
             try:
                 parsed = as_row(row, index, self.loss)
                 encoded.append(self._example(parsed))

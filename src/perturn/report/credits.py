@@ -22,12 +22,15 @@ _DIGITS = 9
 """Digits after the point that weights are compared by; what is smaller is rounding error."""
 
 
-def credit_summary(episodes: Sequence[Trajectory], rows: Sequence[CreditRow]) -> dict[str, Any]:
+def credit_summary(
+    episodes: Sequence[Trajectory], rows: Sequence[CreditRow], failures: str = "leave_out"
+) -> dict[str, Any]:
     """Counts and weights of a credit.
 
     Args:
         episodes: Every episode that was asked for.
         rows: Their rows, in any order.
+        failures: One of `perturn.data.groups.FAILURES`.
 
     Returns:
         JSON data: `counts` as `counts_of` has it; `mean` and `spread` (standard deviation) of the weights of trained
@@ -39,7 +42,7 @@ def credit_summary(episodes: Sequence[Trajectory], rows: Sequence[CreditRow]) ->
     longest = max((turns.stop for _, turns in own), default=0)
     columns = [[weight[t] for weight, turns in own if t in turns] for t in range(longest)]
     return {
-        "counts": counts_of(groups_of(episodes), rows),
+        "counts": counts_of(groups_of(episodes), rows, failures),
         **_spread([weight[t] for weight, turns in own for t in turns]),
         "by_turn": [{"turn": t, **_spread(values)} for t, values in enumerate(columns, start=1)],
     }

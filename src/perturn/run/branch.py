@@ -206,7 +206,8 @@ def branch_values(
     Args:
         explored: Episodes, in any order.
         branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
-            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0.
+            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
+            before, where they should not count (`perturn.data.groups.counted`).
         returns: Rewards that count.
 
     Returns:

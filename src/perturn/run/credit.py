@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.credit import Credit
-from perturn.data.groups import CreditRow, groups_of, ledger, read_credits, write_credits
+from perturn.data.groups import CreditRow, counted, groups_of, ledger, read_credits, write_credits
 from perturn.data.paths import RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
@@ -27,7 +27,7 @@ from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
-from perturn.run.members import members_of
+from perturn.run.members import failures_of, members_of
 from perturn.run.needed import check_prover
 from perturn.run.quantities import compute_needed, is_own_reference
 from perturn.run.readings import scores_of
@@ -48,16 +48,18 @@ def credit_groups(
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
 
     Args:
         trajectories: Every episode that was asked for, in any order.
         credit: What weighs.
-        needed: What it needs, by keyword, one entry a trajectory.
+        needed: What it needs, by keyword, one entry for each trajectory that counts, by `data.groups.counted`.
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
         filtered: As `ledger` has it.
+        failures: As `ledger` has it.
 
     Returns:
         One row an episode, by task and sample.
@@ -70,7 +72,7 @@ def credit_groups(
     position = {one.key: index for index, one in enumerate(trajectories)}
     groups = groups_of(trajectories)
     order = [[position[one.key] for one in group] for group in groups]
-    weighed = weigh_groups(trajectories, order, credit, needed or {})
+    weighed = weigh_groups(trajectories, order, credit, needed or {}, failures)
     rows = [[weighed[index].row(trajectories[index]) for index in members] for members in order]
     weights, clips = (
         [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
@@ -82,6 +84,7 @@ def credit_groups(
         drop_equal_outcomes=drop_equal_outcomes,
         too_long=too_long,
         filtered=filtered,
+        failures=failures,
     )
 
 
@@ -165,13 +168,17 @@ def credit_run(
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
         episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
-        needed = weigher.needed(stage, episodes)
-        rows = credit_groups(episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes)
+        comparable = counted(episodes, failures_of(recipe))
+        needed = weigher.needed(stage, comparable)
+        rows = credit_groups(
+            episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes, failures=failures_of(recipe)
+        )
         file = paths.credit(label, stage.mark)
         if writes:
             _write_beside(paths, file, rows)
-        one = {"iteration": stage.iteration, "file": paths.name(file), **credit_summary(episodes, rows)}
-        one |= explained(credit, episodes, needed)
+        summary = credit_summary(episodes, rows, failures_of(recipe))
+        one = {"iteration": stage.iteration, "file": paths.name(file), **summary}
+        one |= explained(credit, comparable, needed)
         if against is not None:
             theirs = _other(paths, recipe, stage, against, other, episodes)
             keys = {row.key for row in theirs}
@@ -351,4 +358,7 @@ def _other(
     episodes = [one for one in weighed if one.key in explored]
     if trains_branches(credit):
         episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
-    return credit_groups(episodes, credit, weigher.needed(stage, episodes))
+    failures = failures_of(recipe)
+    return credit_groups(
+        episodes, credit, weigher.needed(stage, counted(episodes, failures)), failures=failures
+    )

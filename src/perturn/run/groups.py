@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perturn.credit import Credit
-from perturn.data.groups import CreditRow, counts_of, groups_of, read_credits, write_credits
+from perturn.data.groups import CreditRow, counted, counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError
@@ -17,7 +17,7 @@ from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
 from perturn.run.credit import credit_groups, critics_in, explained
 from perturn.run.measure import measured
-from perturn.run.members import members_of
+from perturn.run.members import failures_of, members_of
 from perturn.run.progress import console
 from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
@@ -47,10 +47,11 @@ def credit(session: Session, stage: Stage) -> None:
     with run.stage(stage.name, file, run.paths.critics(stage.mark)) as counts:
         played = _played(run, credit, stage.mark)
         episodes = measured(run.recipe, played)
+        comparable = counted(episodes, settings.failed)
         acted = policy_of(run.recipe, stage.iteration - 1)
         needed = compute_needed(
             credit,
-            episodes,
+            comparable,
             run.paths,
             run.recipe,
             reference=stage.reference,
@@ -66,11 +67,12 @@ def credit(session: Session, stage: Stage) -> None:
             drop_equal_outcomes=settings.drop_equal_outcomes,
             too_long=too_long(session.recipe, episodes),
             filtered=left_out(episodes, settings.signals),
+            failures=settings.failed,
         )
-        counts |= counts_of(groups_of(episodes), rows)
+        counts |= counts_of(groups_of(episodes), rows, settings.failed)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
         console.print("episodes:", ", ".join(said))
-        for key, number in explained(credit, episodes, needed).items():
+        for key, number in explained(credit, comparable, needed).items():
             if number is not None:
                 counts[key] = round(number, 4)
                 console.print(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
@@ -91,7 +93,10 @@ def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
         return None
     file = run.paths.critics(earlier[-1])
     explored = (run.paths.trajectories(f"explore{each}") for each in earlier)
-    if not file.is_file() and not any(one.turns for each in explored for one in read_trajectories(each)):
+    failures = failures_of(run.recipe)
+    if not file.is_file() and not any(
+        one.turns for each in explored for one in counted(read_trajectories(each), failures)
+    ):
         return None
     return read_critics(file)
 

@@ -12,6 +12,11 @@ from perturn.settings.recipe import Recipe
 from perturn.types import Trajectory, came_back
 
 
+def failures_of(recipe: Recipe) -> str:
+    """Return what FAILED episodes are in the statistics of a run's groups: one of `perturn.data.groups.FAILURES`."""
+    return "leave_out" if recipe.groups is None else recipe.groups.failed
+
+
 def members_of(
     credit: Credit, explored: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, mark: str
 ) -> list[Trajectory]:

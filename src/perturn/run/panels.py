@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from perturn.data.run_files import read_note
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
-from perturn.faults import task_fault
+from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Recipe
@@ -159,7 +159,10 @@ def sft_tasks(recipe: Recipe) -> Tasks:
 
 def _tasks(env: Environment, split: str) -> Sequence[Task]:
     try:
-        return list(env.tasks(split))
+        tasks = env.tasks(split)
+        if is_unawaited(tasks):
+            raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
+        return list(tasks)
     except EnvironmentFailure as error:  # what crossed from another process names its type already
         raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
     except (PerturnError, KeyboardInterrupt):

@@ -7,6 +7,7 @@ from typing import Any
 
 from perturn.credit import Credit
 from perturn.credit.returns import Return
+from perturn.data.groups import counted
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, RunError
 from perturn.policy.credits import reads_reward_model
@@ -16,6 +17,7 @@ from perturn.policy.templates import chat_template
 from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.branch import branch_values, stored_branches
 from perturn.run.matches import matches_of
+from perturn.run.members import failures_of
 from perturn.run.panels import seed_of
 from perturn.run.progress import console
 from perturn.run.readings import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
@@ -75,9 +77,8 @@ def compute_needed(
         found["matches"] = matches_of(episodes, credit, recipe)
     if "branches" in credit.needs:
         returns = getattr(credit, "returns", Return())
-        found["branches"] = branch_values(
-            episodes, stored_branches(paths, recipe, mark(recipe, iteration)), returns
-        )
+        branches = stored_branches(paths, recipe, mark(recipe, iteration))
+        found["branches"] = branch_values(episodes, counted(branches, failures_of(recipe)), returns)
     return found
 
 

@@ -361,7 +361,13 @@ class Session:
                         store.append(trajectory)
                         shown(advance=1)
                         failures.add([trajectory]).refuse(what)
-            return outcomes(store.read())
+            counts = outcomes(store.read())
+        if filled := counts.get("filled_context"):
+            console.print(
+                f"{what}: {filled} of {counts['episodes']} filled the model's context; they were truncated there, as "
+                "at the turn limit, and keep their rewards"
+            )
+        return counts
 
 
 def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:

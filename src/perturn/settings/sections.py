@@ -176,6 +176,9 @@ class Groups:
     drop_equal_outcomes: bool = False
     """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
     zero, as with a penalty on invalid actions. Groups without credit are always left out."""
+    failed: Literal["leave_out", "zero"] = "leave_out"
+    """How an episode that the environment or the engine broke off (FAILED) counts in the statistics of its group:
+    leave_out (not at all) or zero (with score 0). It is trained on in neither case."""
     remaining: Sense | None = None
     """Measure how much of the way to a success is left around each turn, as `pair.remaining` does."""
     signals: Signals = field(default_factory=Signals)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from engines.api.chat import KEY, SAMPLING, completion, heard, prompt, prompts, put, refusal
-from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.errors import ConfigError, ContextFull, EngineFailure, RunError
 from perturn.types import Action
 
 
@@ -49,12 +49,11 @@ def test_the_rate_limit_counts_retries_too(open_engine, server):
     "refused",
     [
         refusal(400, "This content was filtered.", "content_filter"),
-        refusal(400, "The context has 9000 tokens.", "context_length_exceeded"),
         refusal(422, "strange"),
         completion("half of", "content_filter"),
         refusal(500, "broken"),
     ],
-    ids=["filter", "length", "unprocessable", "filtered answer", "server error"],
+    ids=["filter", "unprocessable", "filtered answer", "server error"],
 )
 def test_what_is_wrong_with_one_prompt_is_its_failure_alone(open_engine, server, refused):
     """The other three are answered."""
@@ -64,6 +63,65 @@ def test_what_is_wrong_with_one_prompt_is_its_failure_alone(open_engine, server,
 
     assert [type(one) for one in found] == [Action, EngineFailure, Action, Action]
     assert str(found[1]).startswith("m@127.0.0.1 ") or "content filter" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (400, "The context has 9000 tokens.", "context_length_exceeded"),
+        (400, "This model's maximum context length is 512 tokens. However, you requested 600 tokens.", None),
+        (400, "Input tokens exceed the configured limit of 272000 tokens.", None),
+        (400, "The input (600 tokens) is longer than the model's context length (512 tokens).", None),
+        (400, "The decoder prompt (length 600) is longer than the maximum model length of 512.", 400),
+        (400, "The engine prompt length 600 exceeds the max_model_len 512.", 400),
+        (400, "request (600 tokens) exceeds the available context size (512 tokens), try increasing it", 400),
+        (500, "Context size has been exceeded.", 500),
+        (400, "Requested tokens (2285) exceed context window of 2048", None),
+        (400, "prompt is too long: 600 tokens > 512 maximum", None),
+        (400, "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000", None),
+        (400, "Input is too long for requested model.", None),
+        (400, "The input token count (600) exceeds the maximum number of tokens allowed (512).", 400),
+        (422, "`inputs` tokens + `max_new_tokens` must be <= 512. Given: 600 `inputs` tokens", None),
+        (400, "too large for model with 512 maximum context length", None),
+        (400, "This model's maximum prompt length is 512 but the request contains 600 tokens.", None),
+        (
+            400,
+            "when context the overflows. However, the model is loaded with context length of only 512",
+            None,
+        ),
+        (413, "Request body too large for the model. Max size: 512 tokens.", "tokens_limit_reached"),
+        (400, "Your request exceeded model token limit: 8192", None),
+    ],
+)
+def test_a_prompt_that_fills_the_context_of_the_model_is_told_from_other_refusals(
+    open_engine, server, status, said, code
+):
+    """It ends the episode as a turn limit does, and three in a row are no outage."""
+    server.reply = lambda body, number: refusal(status, said, code)
+
+    found = open_engine(max_retries=0).generate(prompts(4), SAMPLING)
+
+    assert [type(one) for one in found] == [ContextFull] * 4
+    assert said in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (400, "This content was filtered.", "content_filter"),
+        (400, "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.", None),
+        (400, "Invalid 'user': string too long. Expected a string with maximum length 64.", None),
+        (413, "The request body is too large.", None),
+        (422, "strange", None),
+    ],
+)
+def test_other_refusals_of_a_prompt_are_failures(open_engine, server, status, said, code):
+    """Nothing of them is the length of a conversation."""
+    server.reply = lambda body, number: refusal(status, said, code)
+
+    found = open_engine(max_retries=0).generate([prompt()], SAMPLING)
+
+    assert [type(one) for one in found] == [EngineFailure]
 
 
 def test_a_server_that_hangs_on_one_prompt_fails_that_prompt(open_engine, server):

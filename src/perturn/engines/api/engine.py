@@ -20,12 +20,23 @@ from perturn.engines.api.client import LimitedClient, OversizedAnswer
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
 from perturn.engines.api.settings import ApiSettings
+from perturn.engines.context import says_context_full
 from perturn.engines.event_loop import EventLoop
-from perturn.errors import BudgetError, ConfigError, DataError, EngineFailure, PerturnError, RunError
+from perturn.errors import (
+    BudgetError,
+    ConfigError,
+    ContextFull,
+    DataError,
+    EngineFailure,
+    PerturnError,
+    RunError,
+)
 from perturn.types import Action, Prompt, Sampling
 
 _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}
 """Error codes that concern every request, whatever its prompt."""
+_OF_PROMPT = {400, 413, 422, 500}
+"""Statuses with which servers refuse a prompt that is too long for the model; llama.cpp has 500."""
 _OUTAGE = 3
 """Prompts in a row that the server leaves without an answer before that is no longer laid to the prompts."""
 
@@ -231,6 +242,12 @@ class ApiEngine:
         for applies, kind, text in concern_all:
             if applies:
                 raise kind(text) from None
+        if status in _OF_PROMPT and says_context_full(said, code, getattr(error, "type", None)):
+            self._unanswered = 0
+            return ContextFull(
+                f"{self.name} has no room for the prompt and an answer of max_new_tokens ({status}: {said}); lower the "
+                "turn limit or max_new_tokens, or take a model with a longer context."
+            )
         if status is not None and status < 500 and status not in (408, 409):
             return EngineFailure(f"{self.name} refused the prompt ({status}: {said}).")
         return self._unanswerable(f"{said} after {retries} retries")

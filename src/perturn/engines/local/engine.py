@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perturn.engines.context import context_full
 from perturn.engines.local.beginnings import Beginning, Beginnings
 from perturn.engines.local.blocks import Blocks, capacity_for
 from perturn.engines.local.drafts import CONTEXT, Drafts, Pace
@@ -28,7 +29,7 @@ from perturn.engines.local.rows import Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.stored import stored_weights
 from perturn.engines.protocol import Tokens
-from perturn.engines.streaming import answer_all, context_full, refuse_update
+from perturn.engines.streaming import answer_all, refuse_update
 from perturn.errors import EngineFailure, ModelError
 from perturn.memory import return_waste
 from perturn.rope import steady_length

@@ -14,9 +14,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from perturn.engines.context import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
-from perturn.engines.streaming import answer_all, context_full, home_of, refuse_update
+from perturn.engines.streaming import answer_all, home_of, refuse_update
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.process import InProcess, require_vllm
 from perturn.engines.vllm.servers import Servers

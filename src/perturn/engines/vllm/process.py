@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from perturn.engines.context import says_context_full
 from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.watch import Watch
 from perturn.engines.vllm.worker import EXTENSION, METHOD
-from perturn.errors import EngineFailure, RunError
+from perturn.errors import ContextFull, EngineFailure, RunError
 
 _CPU_GIGABYTES = 2.0
 """Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
@@ -77,7 +78,8 @@ class InProcess:
                 "vLLM has died; its own words are above. The same command goes on with what is missing."
             ) from error
         except ValueError as error:  # what it says of a prompt
-            raise EngineFailure(f"vLLM refuses the prompt: {error}") from error
+            kind = ContextFull if says_context_full(str(error)) else EngineFailure
+            raise kind(f"vLLM refuses the prompt: {error}") from error
         answer = output.outputs[0]
         if answer.finish_reason not in ("stop", "length"):
             raise RunError(f"vLLM ended an answer by {answer.finish_reason!r}.")

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from perturn.engines.context import says_context_full
 from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
-from perturn.errors import EngineFailure, RunError
+from perturn.errors import ContextFull, EngineFailure, RunError
 
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
@@ -131,7 +132,8 @@ class Servers:
         except self._openai.APIStatusError as error:
             said = f"{self._addresses[replica]} answers {path} with {error.status_code}: {error!s:.500}"
             if error.status_code in (400, 422) and body is not None and "token_ids" in body:
-                raise EngineFailure(said) from error
+                kind = ContextFull if says_context_full(said) else EngineFailure
+                raise kind(said) from error
             raise RunError(f"{said}{_remedy(error.status_code, path)}") from error
         except (self._openai.OpenAIError, ValueError) as error:  # ValueError: an answer that is not JSON
             raise RunError(

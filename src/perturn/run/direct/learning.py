@@ -8,9 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.data.groups import FAILURES, counted
 from perturn.data.pairs import pair_with_expert
 from perturn.errors import ConfigError
 from perturn.policy.branches import MARK
@@ -22,6 +24,7 @@ from perturn.run.direct.playing import tokenizer_of
 from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
 from perturn.settings.sections import Section
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
+from perturn.types import failed as is_failed
 
 
 def make_pairs(
@@ -51,6 +54,7 @@ def assign_credit(
     chat_template: str | None = None,
     answer: str | None = None,
     reference: Any = None,
+    failed: str = "leave_out",
 ) -> list[Tensor]:
     """The weight of every turn; trajectories of one task and one policy are a group.
 
@@ -67,6 +71,8 @@ def assign_credit(
             "Action: finish[{answer}]", where the credit reads how likely one is.
         reference: A name or a transformers model, of the same tokenizer: the reference of `model`, where the credit
             reads progress.
+        failed: What episodes that FAILED are in the statistics of their group: `leave_out`, nothing; `zero`, episodes
+            with score 0. Their own turns get weights of 0 in both.
 
     Returns:
         One tensor a trajectory, in their order, without unit [turns].
@@ -75,7 +81,7 @@ def assign_credit(
         ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
-    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference)
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference, failed)
     return [one.weight for one in weighed]
 
 
@@ -88,6 +94,7 @@ def weigh(
     chat_template: str | None = None,
     answer: str | None = None,
     reference: Any = None,
+    failed: str = "leave_out",
 ) -> list[WeightedTrajectory]:
     """The trajectories with all that a credit writes of them, as `train` takes them; as `assign_credit` otherwise.
 
@@ -96,7 +103,7 @@ def weigh(
     Raises:
         PerturnError: As `assign_credit`.
     """
-    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference)
+    weighed = _weighed(trajectories, credit, model, tokenizer, chat_template, answer, reference, failed)
     return [one.row(trajectory) for one, trajectory in zip(weighed, trajectories, strict=True)]
 
 
@@ -108,7 +115,10 @@ def _weighed(
     chat_template: str | None,
     answer: str | None,
     reference: Any,
+    failures: str,
 ) -> list[Weighed]:
+    if failures not in FAILURES:
+        raise ConfigError(f"failed must be one of {', '.join(FAILURES)}, got {failures!r}.")
     weigher: Any = credit
     if isinstance(credit, str | Mapping):
         weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
@@ -119,20 +129,26 @@ def _weighed(
         groups.setdefault((one.task.id, one.policy), []).append(index)
     _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
-    if weigher.needs:
+    comparable = counted(trajectories, failures)
+    if weigher.needs and comparable:
         if not isinstance(model, str | Path):
             tokenizer = tokenizer or tokenizer_of(model)
         reader = open_reader(model, tokenizer, chat_template)
         if "progress" in weigher.needs:
-            needed["progress"] = reference_of(trajectories, reader)
+            needed["progress"] = reference_of(comparable, reader)
             reader = open_reader(reference, reader.renderer.tokenizer, chat_template)
         if "reference" in weigher.needs:
-            needed["reference"] = reference_of(trajectories, reader)
+            needed["reference"] = reference_of(comparable, reader)
         if "critics" in weigher.needs:
-            needed["critics"] = critics_of(trajectories, weigher, reader)
-        needed |= read_acted(trajectories, weigher, reader, answer or "")
-    found = weigh_groups(trajectories, list(groups.values()), weigher, needed)
-    return [found[index] for index in range(len(trajectories))]
+            needed["critics"] = critics_of(comparable, weigher, reader)
+        needed |= read_acted(comparable, weigher, reader, answer or "")
+    found = weigh_groups(trajectories, list(groups.values()), weigher, needed, failures)
+    return [
+        found[index]._replace(weight=torch.zeros_like(found[index].weight))
+        if is_failed(one)
+        else found[index]
+        for index, one in enumerate(trajectories)
+    ]
 
 
 _GIVEN = frozenset(

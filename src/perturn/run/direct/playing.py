@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.envs.awaiting import awaited
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
@@ -172,7 +173,7 @@ def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if section is None and callable(environment):
-        return environment
+        return lambda: awaited(environment())
     if section is None or "name" not in section:
         raise ConfigError(
             "environment must be a name, a section with a name, or what makes a world, got "
@@ -201,7 +202,15 @@ def _rules(
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
     """Trajectories, which come as they end, in the order of their jobs."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
-    return sorted(played, key=lambda one: index_of[one.key])
+    found = sorted(played, key=lambda one: index_of[one.key])
+    if filled := sum(one.filled_context is True for one in found):
+        _logger.warning(
+            "%d of %d episodes filled the model's context; they were truncated there, as at the turn limit, and keep "
+            "their rewards.",
+            filled,
+            len(found),
+        )
+    return found
 
 
 @contextmanager

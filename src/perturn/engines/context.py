@@ -1,0 +1,53 @@
+"""A conversation that fills the model's context: the failure an engine answers with, and how servers say it."""
+
+from __future__ import annotations
+
+import re
+
+from perturn.errors import ContextFull
+
+_CODES = {
+    "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras
+    "exceed_context_size_error",  # llama.cpp
+    "model_max_prompt_tokens_exceeded",  # GitHub Copilot
+    "tokens_limit_reached",  # GitHub Models
+}
+"""Codes and types of errors with which servers say it."""
+_SAID = re.compile(
+    "|".join(
+        (
+            r"maximum (context|prompt|model|input) length",  # OpenAI, vLLM, SGLang, DeepSeek, Mistral, xAI, Fireworks
+            r"max_(model|seq)_len",  # vLLM, TensorRT-LLM
+            r"(longer|greater) than (\S+ ){0,3}context",  # SGLang, LM Studio
+            r"exceed\w* (\S+ ){0,3}(context|max length|model token limit)",  # llama.cpp, Anthropic, Zhipu, Moonshot
+            r"context (length|size|window|limit) (\S+ ){0,3}exceed",  # llama.cpp, MiniMax
+            r"context (the )?overflows",  # LM Studio
+            r"(prompt|input) is too long",  # Anthropic, Bedrock, Fireworks
+            r"input tokens? (count )?(\S+ )?exceeds? the",  # OpenAI, Gemini
+            r"too many tokens",  # Cohere
+            r"range of input length",  # DashScope
+            r"`inputs` tokens \+ `max_new_tokens` must be",  # TGI, Together
+            r"reduce the length of (the|your) (messages|input|prompt)",  # Groq, OpenAI
+        )
+    ),
+    re.IGNORECASE,
+)
+"""Sentences with which they say it where there is no such code."""
+
+
+def context_full(tokens: int, limit: int) -> ContextFull:
+    """Return the failure of a prompt that fills the context."""
+    return ContextFull(
+        f"the conversation has {tokens} tokens, which leaves no room for an answer in the model's {limit}; lower the "
+        "turn limit or take a model with a longer context."
+    )
+
+
+def says_context_full(text: str, *codes: object) -> bool:
+    """Whether a server that refused a prompt says that the prompt, or prompt and answer, exceed the model's context.
+
+    Args:
+        text: What it says.
+        codes: Code and type of the error, as far as there are any.
+    """
+    return not _CODES.isdisjoint(map(str, codes)) or bool(_SAID.search(text))

@@ -1,0 +1,131 @@
+"""`async def` in environments: one event loop for the life of a world, in a thread of its own.
+
+So a connection or a task that one call begins is there in the next. The thread that plays the world waits for each
+call. It needs no loop of its own, and may have one, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+from perturn.engines.event_loop import EventLoop
+from perturn.types import Environment
+
+_CORE = ("tasks", "reset", "step", "close")
+"""Methods that a world has, in its class or not."""
+
+
+class WorldLoop:
+    """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner."""
+
+    def __init__(self) -> None:
+        self._loop: EventLoop | None = None
+
+    def result(self, value: Any) -> Any:
+        """Return a value as it is, or what it comes to if it has to be awaited.
+
+        An asynchronous generator comes to the list of what it yields. What a coroutine raises is raised here.
+        """
+        if inspect.isasyncgen(value):
+            value = _all_of(value)
+        if not inspect.isawaitable(value):
+            return value
+        if self._loop is None:
+            self._loop = EventLoop("perturn-world")
+            self._ended = weakref.finalize(self, self._loop.stop)
+        answer, error = self._loop.run(_settled(value))
+        if error is not None:
+            raise error
+        return answer
+
+    def close(self) -> None:
+        """End the loop: what is under way in it is cancelled. The next coroutine begins another."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            self._ended.detach()
+            loop.close()
+
+
+async def _settled(work: Any) -> tuple[Any, BaseException | None]:
+    """Return the result of an awaitable, and what it raised.
+
+    A `SystemExit` that passed would end the loop, and its caller would wait for ever.
+    """
+    try:
+        return await work, None
+    except BaseException as error:  # noqa: BLE001  environments are code of others
+        return None, error
+
+
+async def _all_of(found: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in found]
+
+
+class AwaitedWorld:
+    """A world with `async def` methods, as one without: each call waits for what it returns."""
+
+    def __init__(self, world: Any, loop: WorldLoop) -> None:
+        self._world, self._loop = world, loop
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_world", "_loop"):  # before __init__, as in a copy
+            raise AttributeError(name)
+        found = getattr(self._world, name)
+        return self._waiting(found) if callable(found) else found
+
+    def close(self) -> None:
+        """Close the world, and then end its loop."""
+        try:
+            self._loop.result(self._world.close())
+        finally:
+            self._loop.close()
+
+    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that returns what its result comes to."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return self._loop.result(method(*arguments, **named))
+
+        return call
+
+
+def awaited(made: Any) -> Environment:
+    """Return a world that a class or a factory made, with its `async def` methods behind plain ones.
+
+    A world without such methods is returned as it is; so is one that this function has returned before.
+
+    Args:
+        made: The world, or the coroutine of a factory that is an `async def` itself.
+    """
+    if isinstance(made, AwaitedWorld):
+        return cast(Environment, made)
+    loop = WorldLoop()
+    try:
+        world = loop.result(made)
+    except BaseException:
+        loop.close()
+        raise
+    if world is made and not _is_async(world):
+        return cast(Environment, world)
+    return cast(Environment, AwaitedWorld(world, loop))
+
+
+def _is_async(world: Any) -> bool:
+    """Whether a method of a world is asynchronous."""
+    own = [name for name in dir(type(world)) if not name.startswith("_")]
+    methods = [inspect.getattr_static(type(world), name, None) for name in own]
+    methods += [getattr(world, name, None) for name in _CORE]
+    return any(map(_returns_awaitable, methods))
+
+
+def _returns_awaitable(method: Any) -> bool:
+    """Whether it is a function written with `async def`, decorated or not."""
+    if isinstance(method, staticmethod | classmethod):
+        method = method.__func__
+    if not callable(method):
+        return False
+    functions = (method, inspect.unwrap(method))
+    return any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions)
