@@ -9,8 +9,9 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from perturn.bounds import CODE, MAYBE_PATH, PATH
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number
 from perturn.envs.rows import read_rows
@@ -41,9 +42,9 @@ class TrlFactory:
 
     def __init__(
         self,
-        make: str,
-        rows: Mapping[str, str],
-        settings: Mapping[str, Any] | None = None,
+        make: Annotated[str, CODE],
+        rows: Annotated[Mapping[str, str], PATH],
+        settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
         ask_reward: str = "each",
         success_reward: float = 1.0,
         version: str = "",

@@ -21,6 +21,7 @@ from perturn.io.reading import user_path
 from perturn.memory import release_memory
 from perturn.ranks import from_leader, leader_first, leads
 from perturn.run.correct import check_corrector
+from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
 from perturn.run.maker import Maker
@@ -72,6 +73,8 @@ def _open(recipe: Recipe, command: str | None) -> Run:
             panels.write(run.paths.tasks)
         refuse_damage(run.folder, run.manifest["files"])
         _refuse_orphans(run)
+        if leads():
+            note_inputs(run)
     except BaseException:
         run.close()
         raise
@@ -79,12 +82,13 @@ def _open(recipe: Recipe, command: str | None) -> Run:
 
 
 def refuse_early(recipe: Recipe, command: str | None) -> None:
-    """Refuse what nothing need be opened for: another recipe's folder, trackers, and stages that cannot be.
+    """Refuse what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
 
     Raises:
         PerturnError: The first mistake.
     """
     refuse_other(recipe)
+    refuse_changed(recipe, command)
     check_trackers(recipe.report_to)
     if command is not None and all(stage.command != command for stage in stages(recipe)):
         sections = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from perturn.data.run_folder import Run, counted_settings
 from perturn.data.seals import read_manifest
 from perturn.policy.names import is_local
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, is_read, stages
 from perturn.study.cells import Cell
 
 
@@ -42,7 +42,7 @@ def identities(recipe: Recipe) -> dict[str, str]:
     counted = counted_settings(recipe)
     found = {}
     for stage in stages(recipe):
-        read = {key: value for key, value in counted.items() if _is_read(key, stage.reads)}
+        read = {key: value for key, value in counted.items() if is_read(key, stage.reads)}
         if stage.reads:
             text = json.dumps([stage.name, stage.policy, read], sort_keys=True, default=str)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -62,10 +62,6 @@ def files_of_users(recipe: Recipe) -> list[str]:
     return [*named, "model.name"] if is_local(recipe.model.name) else named
 
 
-def _is_read(key: str, reads: Iterable[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in reads)
-
-
 class Sharing:
     """Which stages the cells of a study share, and which of them are done."""
 
@@ -82,7 +78,7 @@ class Sharing:
         """
         self._identities[folder] = theirs = identities(recipe)
         files = files_of_users(recipe)
-        unsure = {stage.name for stage in stages(recipe) if any(_is_read(key, stage.reads) for key in files)}
+        unsure = {stage.name for stage in stages(recipe) if any(is_read(key, stage.reads) for key in files)}
         held = held_stages(folder) - unsure
         for identity in (identity for name, identity in theirs.items() if name in held):
             self._makers[identity].append(folder)
