@@ -81,7 +81,7 @@ def module_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def files_beside(modules: Iterable[Path]) -> list[Path]:
-    """Return the files beside modules whose names stand in their code, as in `Path(__file__).with_name("games.json")`."""
+    """Return the files beside modules whose names stand in the code, as in `Path(__file__).with_name("words.txt")`."""
     texts = (
         (file.parent, node.value)
         for file in modules
@@ -115,13 +115,8 @@ def _source_of(module: str) -> Path:
 
 def _is_installed(file: Path) -> bool:
     """Whether a file belongs to an installed package, to Python or to Perturn."""
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders: list[str | Path] = [
-        *map(sysconfig.get_path, kinds),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        _PERTURN,
-    ]
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), str(_PERTURN)]
     return any(file.is_relative_to(folder) for folder in folders)
 
 

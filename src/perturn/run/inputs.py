@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from perturn.data.inputs import Change, Files, Inputs, compare, files_below, gather, record, recorded_files
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run, run_folder
-from perturn.data.seals import read_manifest
+from perturn.data.seals import read_manifest, without_removed
 from perturn.envs.load import files_beside, load_object, module_files
 from perturn.errors import ConfigError, RunError
 from perturn.policy.names import BUNDLED
@@ -57,8 +57,10 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
     """
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {"stages": {}}
+    _, removed = without_removed(folder, manifest.get("files", {}))
+    done = {name for name, note in manifest["stages"].items() if note.get("done")} - removed
     for change in changes(manifest.get("inputs") or {}):
-        waits = _reader(recipe, manifest, change.setting, command) if change.gone else None
+        waits = _reader(recipe, change.setting, command, done) if change.gone else None
         if change.gone and waits is None:
             continue
         needed = f", and stage {waits} is still to read it" if waits else ""
@@ -71,37 +73,49 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
         )
 
 
-def changes(recorded: Inputs) -> list[Change]:
-    """Return the recorded inputs that are not what they were."""
-    found = (_change(key, noted) for key, noted in recorded.items())
+def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
+    """Return the recorded inputs that are not what they were.
+
+    Args:
+        recorded: As the manifest holds them.
+        thorough: Hash every file, whatever its time.
+    """
+    found = (_change(key, noted, thorough) for key, noted in recorded.items())
     return [each for each in found if each is not None]
 
 
-def _change(setting: str, noted: Mapping[str, Any]) -> Change | None:
+def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
     """How an input has changed: what the setting names here, or where that is nothing, what it named then."""
-    change = compare(setting, noted, _again(noted))
+    change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change
-    there = compare(setting, noted, record(noted["given"], noted["kind"], recorded_files(noted), noted))
+    left = record(noted["given"], noted["kind"], recorded_files(noted), None if thorough else noted)
+    there = compare(setting, noted, left)
     return change if there is None or there.gone else there
 
 
-def _again(noted: Mapping[str, Any]) -> dict[str, Any]:
+def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
     """What a recorded input names now."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
-    return {**noted, **record(given, kind, found, noted)}
+    return {**noted, **record(given, kind, found, None if thorough else noted)}
 
 
-def _reader(recipe: Recipe, manifest: Mapping[str, Any], setting: str, command: str | None) -> str | None:
+def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
     """The first stage to be done that reads a setting; None: none does."""
     commands = _READERS.get(re.split(r"\W", setting)[0])
     for stage in stages(recipe):
-        is_done = manifest["stages"].get(stage.name, {}).get("done")
         asked = command in (None, stage.command) and (commands is None or stage.command in commands)
-        if asked and not is_done:
+        if asked and stage.name not in done:
             return stage.name
     return None
+
+
+def tell_changed(folder: Path) -> None:
+    """Say which inputs of a run have changed since it was made, for those who read its results."""
+    for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
+        if not change.gone:
+            console.print(f"{folder}: {change}", style="yellow", markup=False, soft_wrap=True)
 
 
 def note_inputs(run: Run) -> None:
