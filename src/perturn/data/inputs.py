@@ -14,6 +14,7 @@ from typing import Any
 
 from perturn.data.cache import content_digest
 from perturn.data.paths import RunPaths
+from perturn.data.seals import file_digest
 from perturn.errors import RunError
 from perturn.settings.stages import is_read
 
@@ -69,7 +70,9 @@ def gather(folder: Path | None, files: Iterable[Path]) -> Files:
     return Files(folder, {os.path.relpath(file, folder): file for file in found})
 
 
-def record(given: str, kind: str, found: Files, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def record(
+    given: str, kind: str, found: Files, known: Mapping[str, Any] | None = None, *, thorough: bool = False
+) -> dict[str, Any]:
     """Return what the manifest holds of an input.
 
     Args:
@@ -77,22 +80,25 @@ def record(given: str, kind: str, found: Files, known: Mapping[str, Any] | None 
         kind: What the text is; see `perturn.bounds.Outside`.
         found: The files that it names.
         known: What the manifest held of it before. A file of the same size and time keeps its digest.
+        thorough: Read every file, whatever is known of it.
 
     Raises:
         RunError: If a file cannot be read.
     """
-    held = known["files"] if known is not None and known["folder"] == str(found.folder) else {}
-    files = {name: _state(file, held.get(name)) for name, file in sorted(found.files.items())}
+    is_same = known is not None and known["folder"] == str(found.folder) and not thorough
+    held = known["files"] if known is not None and is_same else {}
+    least = None if thorough else KEPT_FROM
+    files = {name: _state(file, held.get(name), least) for name, file in sorted(found.files.items())}
     return {"given": given, "kind": kind, "folder": str(found.folder), "files": files}
 
 
-def _state(file: Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
+def _state(file: Path, known: Mapping[str, Any] | None, least: int | None) -> dict[str, Any]:
     try:
         status = file.stat()
         state = {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
         if known is not None and known.items() >= state.items():
             return dict(known)
-        return {**state, "sha256": content_digest(file, KEPT_FROM)}
+        return {**state, "sha256": file_digest(file) if least is None else content_digest(file, least)}
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}; correct its permissions.") from error
 

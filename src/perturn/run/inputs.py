@@ -89,7 +89,7 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
     change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change
-    left = record(noted["given"], noted["kind"], recorded_files(noted), None if thorough else noted)
+    left = record(noted["given"], noted["kind"], recorded_files(noted), noted, thorough=thorough)
     there = compare(setting, noted, left)
     return change if there is None or there.gone else there
 
@@ -98,7 +98,7 @@ def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
     """What a recorded input names now."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
-    return {**noted, **record(given, kind, found, None if thorough else noted)}
+    return {**noted, **record(given, kind, found, noted, thorough=thorough)}
 
 
 def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
