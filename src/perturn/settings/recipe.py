@@ -354,9 +354,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         if found is None:
             raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
         path = found
-    data = parse_yaml(
-        read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
-    )
+    text = read_text(path, ConfigError, longest=4 * LONGEST_YAML)
+    data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
     apply_overrides(data, overrides)
