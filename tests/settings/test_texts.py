@@ -6,13 +6,13 @@ import pickle
 
 import pytest
 import yaml
-from small import refusal, small
 
 from perturn.errors import ConfigError
 from perturn.io.reading import parse_yaml
 from perturn.settings.parsing import parse, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.study.settings import read_study
+from small import refusal, small
 
 TYPED = [
     *("on", "off", "yes", "no", "On", "YES", "y", "n"),
@@ -49,11 +49,10 @@ def test_texts_within_sections_are_what_was_typed(written, text):
     """Fields of sections, optional ones, and items of lists."""
     recipe = read_recipe(
         written(f"name: one\nworlds: {{pass_env: [{text}]}}\nreport_to: [{text}]\n"),
-        [f"protocol.suffix={text}", f"protocol.example=[{{role: user, content: {text}}}]"],
+        [f"protocol.suffix={text}"],
     )
 
     assert recipe.protocol.suffix == text
-    assert recipe.protocol.example == [{"role": "user", "content": text}]
     assert (recipe.worlds.pass_env, recipe.report_to) == ([text], [text])
 
 
@@ -61,7 +60,7 @@ def test_texts_within_sections_are_what_was_typed(written, text):
     ("text", "says"), [("true", "true, which YAML reads as a boolean"), ("~", "null"), ("null", "no value")]
 )
 def test_what_is_no_text_is_rejected_with_the_remedy(written, text, says):
-    """true and null mean the same in every version of YAML."""
+    """True and null mean the same in every version of YAML."""
     for words in ([], [f"name={text}"]):
         message = refusal(read_recipe, written(f"name: {'one' if words else text}\n"), words)
 
