@@ -9,7 +9,7 @@ import pytest
 
 from perturn.cli import main
 from perturn.data import inputs
-from perturn.data.run_folder import Run
+from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.seals import file_digest, own_digest, read_manifest
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import write_whole
@@ -210,12 +210,10 @@ def test_another_file_of_the_same_name_is_a_change(beside, tmp_path_factory, mon
     folder, other = made(recipe_of(), "pair", "align").absolute(), tmp_path_factory.mktemp("elsewhere")
     shutil.copy("pairs.jsonl", other)
     monkeypatch.chdir(other)
-    open_run(folder).close()
+    refuse_changed(resolve_recipe(folder))
     edited("pairs.jsonl")
 
-    with pytest.raises(
-        RunError, match=rf"is a path to {beside / 'pairs.jsonl'}, or give the run another name"
-    ):
+    with pytest.raises(RunError, match=rf"is a path to {beside / 'pairs.jsonl'}, or restore the file"):
         open_run(folder)
 
 
@@ -246,8 +244,8 @@ def test_a_world_says_itself_what_it_reads(beside):
     Path("more").mkdir()
     Path("more/one.json").write_text("[1]")
     reads = '    @staticmethod\n    def reads(settings):\n        return ["more", settings["games"]]\n'
-    Path("world.py").write_text(_WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n{reads}'))
-    folder = made(played(games="games.json"))
+    Path("own.py").write_text(_WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n{reads}'))
+    folder = made(played(name="own.py:World", games="games.json"))
 
     assert noted(folder)["environment"] == ["games.json", "more/one.json"]
     assert "environment.name (files that its code names)" not in noted(folder)
@@ -299,7 +297,7 @@ def test_a_run_of_an_earlier_version_gets_its_records_aloud(beside, capsys):
         open_run(folder)
 
 
-def test_report_and_verify_name_a_changed_input(beside, capsys):
+def test_report_and_verify_name_a_changed_input(beside, capsys, monkeypatch):
     """The results of a run folder are still what they were; verify finds a change with the old size and time too."""
     folder = made(recipe_of(), "pair", "align")
     assert verify(folder).changed_inputs == []
@@ -312,7 +310,9 @@ def test_report_and_verify_name_a_changed_input(beside, capsys):
     )
     assert verify(folder).damaged == []
     os.utime("pairs.jsonl")
-    assert main(["report", str(folder)]) == 0
+    monkeypatch.setattr("sys.argv", ["perturn", "report", str(folder)])
+    with pytest.raises(SystemExit, match="0"):
+        main()
     assert "pairs.jsonl changed since this run was made" in capsys.readouterr().err
 
 

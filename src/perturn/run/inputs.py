@@ -64,10 +64,9 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
         if change.gone and waits is None:
             continue
         needed = f", and stage {waits} is still to read it" if waits else ""
+        remedy = f"restore {'it' if change.gone else 'the file'}, or "
         if change.elsewhere:
-            remedy = f"run the command from where {change.given!r} is a path to {change.was}, or "
-        else:
-            remedy = "restore it, or " if change.gone else "restore the file, or "
+            remedy = f"run the command from where {change.given!r} is a path to {change.was}, or {remedy}"
         raise RunError(
             f"{change}{needed}: {remedy}give the run another name (name=...), or remove {folder} to make it anew."
         )
