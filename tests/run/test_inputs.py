@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from perturn.cli import main
 from perturn.data import inputs
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.seals import file_digest, own_digest, read_manifest
+from perturn.envs.load import module_files
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import write_whole
 from perturn.run.inputs import changes, note_inputs, refuse_changed
 from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import make_plan
 from perturn.run.verify import verify
+from perturn.settings.evaluation import Evaluate
+from perturn.settings.outside import named_inputs
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 
@@ -270,6 +274,27 @@ def test_inputs_of_our_own_environments(beside, monkeypatch):
     assert made_of["one"]["environment.questions.train"] == ["questions.jsonl"]
     assert made_of["one"]["environment.corpus"] == ["pairs.jsonl"]
     assert made_of["two"]["environment"] == ["train.jsonl.xz"]
+
+
+def test_code_that_other_sections_name_is_an_input(beside):
+    """Credits and functions that choose; packages that are installed, and Perturn itself, are none."""
+    credit = {"name": "helper_of_world:Credit", "reduction": "sum", "weights": "games.json"}
+    choice = {
+        "tasks": {"split": "test"},
+        "best_of": {"by": "world.py:choose"},
+        "sampling": {"temperature": 1.0},
+    }
+
+    named = {
+        each.setting: module_files(each.text)[1] if each.kind == "code" else each.kind
+        for each in named_inputs(replace(played(), credit=credit, evaluate=parse(Evaluate, choice)))
+    }
+
+    assert named["credit.name"] == [beside / "helper_of_world.py"]
+    assert named["evaluate.best_of.by"] == [beside / "world.py", beside / "helper_of_world.py"]
+    assert named["credit.weights"] == "path"
+    assert module_files("yaml:safe_load")[1] == module_files("perturn.envs.gymnasium:Gymnasium")[1] == []
+    assert module_files("nowhere.to_be_found:Class")[1] == module_files("gone.py:Class")[1] == []
 
 
 def test_adapters_have_their_model_too(beside):
