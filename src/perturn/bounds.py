@@ -8,7 +8,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -40,6 +40,31 @@ class Effort:
 
 EFFORT = Effort()
 
+
+@dataclass(frozen=True)
+class Outside:
+    """The mark of a setting that names files from outside the run folder, of which a run keeps digests.
+
+    The setting may be a text, or a list or mapping of texts. A text that names nothing is no input.
+    """
+
+    kind: Literal["path", "model", "code", "template", "maybe"]
+    """What the text is: a file or folder; a model; `module:object` or `file.py:object`; a chat template; or anything,
+    which may be a file or folder that code of the user's reads."""
+
+
+PATH, MODEL, CODE = Outside("path"), Outside("model"), Outside("code")
+TEMPLATE, MAYBE_PATH = Outside("template"), Outside("maybe")
+
+
+@dataclass(frozen=True)
+class EntryOf:
+    """The mark of a section whose `name` picks an entry of a table and whose other keys are the entry's settings."""
+
+    table: str
+    """Kind of the table, as `perturn.tables` names it."""
+
+
 SEED = Bound(least=0, below=2**32)
 """Seeds that numpy and transformers take."""
 
@@ -70,12 +95,12 @@ def bounded(kind: type[T]) -> type[T]:
 def efforts(kind: Any) -> set[str]:
     """Names of the settings of a class that are marked as `EFFORT`; of a dataclass, or of what a constructor takes."""
     hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
-    return {name for name, hint in hints.items() if EFFORT in _marks(hint)}
+    return {name for name, hint in hints.items() if EFFORT in marks(hint)}
 
 
 def bounds(hint: Any) -> Iterator[Bound]:
     """The bounds within a type, of the parts of a union too."""
-    yield from (each for each in _marks(hint) if isinstance(each, Bound))
+    yield from (each for each in marks(hint) if isinstance(each, Bound))
 
 
 def texts(kind: Any) -> dict[str, str]:
@@ -90,8 +115,8 @@ def texts(kind: Any) -> dict[str, str]:
     return found
 
 
-def _marks(hint: Any) -> Iterator[Any]:
-    """All that `Annotated` adds to a type and to its parts."""
+def marks(hint: Any) -> Iterator[Any]:
+    """Yield all that `Annotated` adds to a type and to its parts."""
     yield from getattr(hint, "__metadata__", ())
     for part in typing.get_args(hint):
-        yield from _marks(part)
+        yield from marks(part)

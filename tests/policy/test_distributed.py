@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.errors import ConfigError
+
 SCRIPT = """
 import json, os, sys
 
@@ -212,3 +214,12 @@ def test_the_effective_batch_is_that_of_the_optimizer_step(trained, world):
     sizes = [entry["effective_batch_size"] for entry in entries(trained, "coupled", world) if "loss" in entry]
 
     assert all(low < size <= high for size, low, high in zip(sizes, (2, 2) * 2, (4, 3) * 2, strict=True))
+
+
+def test_a_process_that_sees_several_gpus_is_rejected_before_the_reference_pass(make_trainer, monkeypatch):
+    """With both ways out; the rows are not even encoded."""
+    monkeypatch.setattr("perturn.TurnConfig.n_gpu", 2)
+    monkeypatch.setattr("perturn.TurnTrainer._encode", lambda *_: pytest.fail("rows were encoded"))
+
+    with pytest.raises(ConfigError, match=r"sees 2 GPUs.*CUDA_VISIBLE_DEVICES=0.*--num_processes 2"):
+        make_trainer([])

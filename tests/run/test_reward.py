@@ -25,7 +25,7 @@ from perturn.run.loop import check, open_run
 from perturn.run.readings import open_reader, reference_of
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
-from perturn.study.sharing import files_of_users
+from perturn.study.sharing import unsure_inputs
 from perturn.types import score
 from perturn.watch import Watcher
 
@@ -325,7 +325,7 @@ def test_a_folder_that_a_credit_reads_is_a_users_file(place):  # noqa: F811
     """Its content may change, so no other study takes a stage over that read it."""
     recipe = recipe_of(place, *GROUPS, f"credit={{name: oprl, checkpoint: {place}}}")
 
-    assert "credit.checkpoint" in files_of_users(recipe)
+    assert "credit.checkpoint" in unsure_inputs(place / "none", recipe)
 
 
 def test_a_finished_run_has_nothing_left_to_do(place, judged, monkeypatch):  # noqa: F811

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from perturn.data.inputs import gather, record
 from perturn.data.paths import RunPaths
 from perturn.data.seals import seal
 from perturn.errors import ConfigError
 from perturn.io.writing import write_whole
 from perturn.settings.parsing import to_yaml
+from perturn.settings.recipe import read_recipe
 from perturn.study.board import Board
 from perturn.study.cells import Plan
 from perturn.study.loop import open_study, run_study
@@ -151,6 +153,30 @@ def test_the_counts_say_what_is_there_already(board):
     assert "of 12 stages, of which 5 are made, 2 are there already in one and the others" in summary_line(
         shared
     )
+
+
+def test_stages_are_lent_while_their_inputs_are_unchanged(board, tmp_path):
+    """The expert does not read the model; where nothing is recorded, a model in a folder may be another."""
+    model = f"model.name={tmp_path / 'model'}"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "corridor.yaml").write_text(to_yaml(read_recipe(tmp_path / "corridor.yaml", [model])))
+    folder = lend(board("one"), done=("expert", "sft"))
+    found = [sources(board("two", "share=[one]"))]
+
+    manifest = json.loads(RunPaths(folder).manifest.read_text())
+    files = gather(tmp_path / "model", [tmp_path / "model" / "config.json"])
+    noted = record(str(tmp_path / "model"), "model", files)
+    write_whole(RunPaths(folder).manifest, json.dumps({**manifest, "inputs": {"model.name": noted}}))
+    found.append(sources(board("two", "share=[one]")))
+    (tmp_path / "model" / "config.json").write_text('{"changed": 1}')
+    found.append(sources(board("two", "share=[one]")))
+
+    assert [(each["expert"], each["sft"]) for each in found] == [
+        ({"one"}, set()),
+        ({"one"}, {"one"}),
+        ({"one"}, set()),
+    ]
 
 
 def test_a_study_without_runs_is_no_source(board):

@@ -161,6 +161,7 @@ def report(
     """Write one page of one run or several, and the summary.json of each, from the run folders alone; or a study's."""
     from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
     from perturn.report import write_report
+    from perturn.run.inputs import refuse_changed, tell_changed
     from perturn.study.page import write_study_page
 
     overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
@@ -175,9 +176,11 @@ def report(
     folders = []
     for path in paths:
         if path.is_dir() and not overrides:  # made by whatever version: its recipe need not be one of ours
+            tell_changed(path)
             folders.append(path)
             continue
         recipe = resolve_recipe(path, overrides)
         refuse_other(recipe)
+        refuse_changed(recipe, "report")
         folders.append(run_folder(recipe))
     results.print(str(write_report(*folders, output=output)), soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.bounds import Bound
+from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
@@ -46,7 +46,7 @@ class ProgressAdvantage(GroupCredit):
     std: str = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, MODEL] = None
     """pi_RL: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
     policy that acted."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
+from perturn.bounds import CODE, Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.gains import turn_gains
 from perturn.credit.group import (
@@ -140,7 +140,7 @@ class SIOP:
     members: Annotated[int, Bound(least=1)] = 3
     """Different answers of a cluster that stand for it, at most; >= 1."""
 
-    same: str = "exact"
+    same: Annotated[str, CODE] = "exact"
     """Answers of one cluster: exact, equal but for case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
     from a task and the different answers to it to a label for each."""
 

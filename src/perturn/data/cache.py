@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from perturn.data.seals import file_digest
 from perturn.errors import ConfigError
+from perturn.io.writing import write_whole
 
 REFERENCE_GIGABYTES = 10.0
 """Disk space for reference log-probabilities unless `PERTURN_REFERENCE_GB` says otherwise; a token takes 4 bytes."""
@@ -21,6 +24,25 @@ def cache_folder() -> Path:
     """The user's cache folder; `PERTURN_CACHE` overrides it."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perturn"
     return Path(os.environ.get("PERTURN_CACHE", default))
+
+
+def content_digest(file: Path, least: int = 0) -> str:
+    """Return the SHA-256 of a file's content, which is read again only if the file's size or time has changed.
+
+    Args:
+        file: The file.
+        least: Bytes from which the digest is kept in the cache; a smaller file is read each time.
+    """
+    status = file.stat()
+    if status.st_size < least:
+        return file_digest(file)
+    state = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
+    if note.is_file():
+        return note.read_text(encoding="utf-8")
+    found = file_digest(file)
+    write_whole(note, found)
+    return found
 
 
 def reference_bytes() -> int:

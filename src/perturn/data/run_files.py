@@ -56,6 +56,24 @@ class Seal(TypedDict):
     sha256: str
 
 
+class InputFile(TypedDict):
+    """State of a file from outside the run folder when the run was made."""
+
+    bytes: Count
+    modified_ns: int
+    sha256: str
+
+
+class Input(TypedDict):
+    """What a setting names from outside the run folder."""
+
+    given: str
+    kind: str
+    folder: str
+    files: dict[str, InputFile]
+    revision: NotRequired[str | None]
+
+
 class Manifest(TypedDict):
     """`manifest.json`."""
 
@@ -67,6 +85,7 @@ class Manifest(TypedDict):
     data: NotRequired[dict[str, str] | None]
     sha256: NotRequired[str | None]
     files: NotRequired[dict[Inside, Seal]]
+    inputs: NotRequired[dict[str, Input]]
     stages: NotRequired[dict[str, StageNote]]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from perturn.bounds import efforts
+from perturn.data.inputs import Inputs, same_inputs
 from perturn.data.lock import RunLock
 from perturn.data.paths import RunPaths, begun, is_data
 from perturn.data.provenance import commit, hardware, versions
@@ -141,7 +142,8 @@ class Run:
             alike: Stages that this one needs; they must be done in both, with the same files.
 
         Returns:
-            Whether that was done; not where the other run has not finished it, or has other files of what it needs.
+            Whether that was done; not where the other run has not finished it, or has other files of what it needs, or
+            was made from other inputs.
 
         Raises:
             RunError: If a file is not what the other run wrote.
@@ -152,6 +154,9 @@ class Run:
         if not note.get("done") or not own:
             return False
         if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in alike):
+            return False
+        reads = next(each for each in stages(self.recipe) if each.name == stage).reads
+        if not same_inputs(self.manifest.get("inputs") or {}, other.get("inputs") or {}, reads):
             return False
         refuse_damage(theirs, own)
         for file in own:
@@ -170,6 +175,10 @@ class Run:
                 write_whole(self.paths.tokens, json.dumps(noted[0] | noted[1], ensure_ascii=False) + "\n")
         if stage.command == "evaluate" and theirs.stamp.is_file():
             link_whole(theirs.stamp, self.paths.stamp)
+
+    def note_inputs(self, inputs: Inputs) -> None:
+        """Keep what the run is made from beside its folder."""
+        self._write_manifest({**self.manifest, "inputs": inputs})
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:

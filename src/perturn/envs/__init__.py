@@ -6,6 +6,8 @@ An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. It ma
   Python of ours, which waits for nothing and whose worlds share what they hold.
 - `protocol = "name"`: the named protocol that published scores on it were made under.
 - `distributions = ("package", ...)`: what else its results depend on; their versions stand in the run's manifest.
+- `reads`: the files and folders that the environment reads beyond those that its settings name. It is a list of paths,
+  or a static method from the section's settings to one. A run keeps their digests, and rejects them when they change.
 - `answer_action = "finish[{answer}]"`: the action that gives an answer. Each task then has its gold answer as a text in
   `data["answer"]`, and credits may ask how likely the policy finds it.
 """

@@ -7,8 +7,9 @@ the `make` of a library of text games that keeps the interface.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from perturn.bounds import CODE, MAYBE_PATH
 from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
@@ -27,9 +28,9 @@ class Gymnasium:
 
     def __init__(
         self,
-        make: str,
+        make: Annotated[str, CODE],
         seeds: Mapping[str, int] | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
         version: str = "",
     ) -> None:
         """Make the environment.

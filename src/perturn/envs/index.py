@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from perturn.data.cache import cache_folder
+from perturn.data.cache import cache_folder, content_digest
 from perturn.errors import DataError, EnvironmentFailure
-from perturn.io.writing import replacing, write_whole
+from perturn.io.writing import replacing
 
 MODULES = ("bm25s", "Stemmer")
 """Modules that the index needs, which an extra brings."""
@@ -195,12 +195,4 @@ def _digest(file: Path) -> str:
         raise DataError(
             f"{file}: expected a file, got {'a folder' if file.is_dir() else 'none'}. Correct the path."
         )
-    stat = file.stat()
-    state = f"{file.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}"
-    note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
-    if note.is_file():
-        return note.read_text()
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    write_whole(note, found)
-    return found
+    return content_digest(file)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import os
 import reprlib
+import site
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
@@ -18,6 +24,10 @@ from perturn.io.plain import fault, told
 from perturn.settings.parsing import build
 from perturn.settings.sections import Section
 from perturn.types import Environment
+
+_PERTURN = Path(__file__).parents[1]
+_LONGEST_NAME = 200
+"""Characters of a text in code that may be the name of a file."""
 
 
 def load_object(name: str) -> Any:
@@ -38,6 +48,106 @@ def load_object(name: str) -> Any:
         raise ConfigError(
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
         ) from error
+
+
+def module_files(name: str) -> tuple[Path, list[Path]]:
+    """Return the files that the code of `module:object` or `file.py:object` is in, without running any of it.
+
+    They are the module's own file and the local modules that it imports from its folder. Modules of installed packages
+    have none, since a run records the packages' versions.
+
+    Args:
+        name: As `load_object` takes it.
+
+    Returns:
+        The folder that local modules are imported from, and the files; none if the module is not found.
+    """
+    module = name.partition(":")[0]
+    if module.endswith(".py"):
+        first = Path(os.path.abspath(module))
+        root = first.parent
+    else:
+        first = _source_of(module)
+        root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    if not first.is_file() or _is_installed(first):
+        return root, []
+    found: dict[Path, None] = {}
+    waiting = [first]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found[file] = None
+            waiting += _imported(file, root)
+    return root, list(found)
+
+
+def files_beside(modules: Iterable[Path]) -> list[Path]:
+    """Return the files beside modules whose names stand in the code, as in `Path(__file__).with_name("words.txt")`."""
+    texts = (
+        (file.parent, node.value)
+        for file in modules
+        for node in ast.walk(_parsed(file))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and "." in node.value[:_LONGEST_NAME]
+    )
+    found = (Path(os.path.abspath(os.path.join(folder, text))) for folder, text in texts if "\0" not in text)
+    return list(dict.fromkeys(file for file in found if os.path.isfile(file) and file.suffix != ".py"))
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module, looked for as `load_object` does; a path that is not there if it has none."""
+    folders: list[str] | None = [os.getcwd(), *sys.path]
+    missing = Path(os.path.abspath(module.replace(".", os.sep) + ".py"))
+    parts = module.split(".")
+    for number in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
+        if (
+            spec is None and number == 0 and parts[0] not in sys.modules
+        ):  # an editable installation has its own finder
+            spec = importlib.util.find_spec(parts[0])
+        if spec is None:
+            return missing
+        if number == len(parts) - 1:
+            return Path(os.path.abspath(spec.origin)) if spec.has_location and spec.origin else missing
+        folders = list(spec.submodule_search_locations or [])
+    return missing
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file belongs to an installed package, to Python or to Perturn."""
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), str(_PERTURN)]
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Return the syntax tree of a file; an empty one of a file that is no Python, about which its import says more."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (ValueError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the local modules that a file imports."""
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _modules(root, each.name)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1] if node.level else root
+            for each in node.names:
+                yield from _modules(folder, ".".join(filter(None, (node.module, each.name))))
+
+
+def _modules(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files in a folder of a dotted name: those of its packages and of the module itself."""
+    for part in name.split("."):
+        for file in (folder / f"{part}.py", folder / part / "__init__.py"):
+            if file.is_file() and not _is_installed(file):
+                yield file
+        folder = folder / part
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from perturn.bounds import CODE, MAYBE_PATH, PATH
 from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number
@@ -42,9 +43,9 @@ class TrlFactory:
 
     def __init__(
         self,
-        make: str,
-        rows: Mapping[str, str],
-        settings: Mapping[str, Any] | None = None,
+        make: Annotated[str, CODE],
+        rows: Annotated[Mapping[str, str], PATH],
+        settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
         ask_reward: str = "each",
         success_reward: float = 1.0,
         version: str = "",

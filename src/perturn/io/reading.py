@@ -22,6 +22,7 @@ from yaml.constructor import ConstructorError
 from perturn.errors import ConfigError, PerturnError
 from perturn.io.plain import DEEPEST as DEEPEST
 from perturn.io.plain import mended, mismatch
+from perturn.io.scalars import keeping_text
 
 LONGEST_FILE = 1 << 30
 """Bytes of a file that is read at once."""
@@ -236,8 +237,14 @@ def is_too_deep(data: Any) -> bool:
     return True
 
 
-def parse_yaml(text: str, where: str, refusal: Refusal) -> Any:
+def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = False) -> Any:
     """YAML text -> data of Python's plain types, within the limits above.
+
+    Args:
+        text: The text.
+        where: What it is, for messages.
+        refusal: The error to raise.
+        keep_texts: Read scalars as YAML 1.2 does, and let numbers keep their texts; see `perturn.io.scalars`.
 
     Raises:
         PerturnError: Of the kind `refusal`, in one line with the place, if it is no YAML or beyond a limit.
@@ -245,7 +252,7 @@ def parse_yaml(text: str, where: str, refusal: Refusal) -> Any:
     if len(text) > LONGEST_YAML:
         raise refusal(f"{where} is longer than {LONGEST_YAML} characters. Correct it.")
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_TextLoader if keep_texts else _Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise refusal(f"{where} is not YAML: {_yaml_reason(error)}. Correct it.") from error
 
@@ -299,6 +306,9 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             kind = node.tag.rpartition(":")[2]
             raise ConstructorError(None, None, f"no {kind}: {error}", node.start_mark) from error
+
+
+_TextLoader = keeping_text(_Loader)
 
 
 def _yaml_reason(error: Exception) -> str:

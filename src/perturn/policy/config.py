@@ -211,8 +211,8 @@ def refuse_data_parallel(gpus: int) -> None:
     """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
     if gpus > 1:
         raise ConfigError(
-            f"this process sees {gpus} GPUs; start one process each with `accelerate launch` or `torchrun`, or show it "
-            "one with CUDA_VISIBLE_DEVICES=0."
+            f"this process sees {gpus} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process for each "
+            f"GPU: accelerate launch --num_processes {gpus} ..., or torchrun --nproc_per_node {gpus} ..."
         )
 
 

@@ -85,6 +85,7 @@ class TurnTrainer(Trainer):
         self.loss: Any
         self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
         refuse_read_tokens(args, self.loss)
+        refuse_data_parallel(args.n_gpu)
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
         model = load_model(model) if isinstance(model, str) else model
@@ -104,7 +105,6 @@ class TurnTrainer(Trainer):
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
-        refuse_data_parallel(self.args.n_gpu)
         begins = may_begin(args, model, self.accelerator.distributed_type)
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step

@@ -13,14 +13,15 @@ from pathlib import Path
 from perturn.audit.rows import rows_of
 from perturn.data.paths import RunPaths, checkpoint_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
-from perturn.data.seals import Seals, refuse_damage
+from perturn.data.seals import Seals, read_manifest, refuse_damage
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
-from perturn.ranks import from_leader, leader_first, leads
+from perturn.ranks import from_leader, leader_first, leads, world_size
 from perturn.run.correct import check_corrector
+from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
 from perturn.run.maker import Maker
@@ -72,19 +73,27 @@ def _open(recipe: Recipe, command: str | None) -> Run:
             panels.write(run.paths.tasks)
         refuse_damage(run.folder, run.manifest["files"])
         _refuse_orphans(run)
+        if leads():
+            note_inputs(run)
     except BaseException:
         run.close()
         raise
     return run
 
 
-def refuse_early(recipe: Recipe, command: str | None) -> None:
-    """Refuse what nothing need be opened for: another recipe's folder, trackers, and stages that cannot be.
+def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
+    """Refuse what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
+
+    Args:
+        recipe: Of the run.
+        command: The one command that is given; None: the whole loop.
+        trains_here: Whether a training would be done on this machine.
 
     Raises:
         PerturnError: The first mistake.
     """
     refuse_other(recipe)
+    refuse_changed(recipe, command)
     check_trackers(recipe.report_to)
     if command is not None and all(stage.command != command for stage in stages(recipe)):
         sections = {
@@ -101,6 +110,26 @@ def refuse_early(recipe: Recipe, command: str | None) -> None:
         raise ConfigError(
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
+        )
+    if trains_here:
+        _refuse_gpus(recipe)
+
+
+def _refuse_gpus(recipe: Recipe) -> None:
+    """Refuse a training that is still to be done in a process that sees several GPUs.
+
+    Raises:
+        ConfigError: Naming both ways to do it.
+    """
+    manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
+    trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
+    waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
+    gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set CUDA_VISIBLE_DEVICES=0 "
+            "to train on one GPU, or do the stages one command at a time, with this one for training: accelerate "
+            f"launch --num_processes {gpus} -m perturn train {run_folder(recipe)}"
         )
 
 

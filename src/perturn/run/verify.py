@@ -12,6 +12,7 @@ from perturn.data.paths import OPTIMIZER, RunPaths, begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import Damage, find_damage, own_digest, read_manifest
 from perturn.errors import RunError
+from perturn.run.inputs import changes
 from perturn.run.kept import goes_on, keeps_average
 from perturn.run.loop import made_from
 from perturn.settings.recipe import Recipe
@@ -31,6 +32,9 @@ class Verified:
     """Files of which nothing is known: of stages that are not done, reports, and what others put there."""
     remedies: list[str]
     """Remedies for the damage, a sentence each."""
+    changed_inputs: list[str]
+    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are whole all
+    the same."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -38,7 +42,9 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every finished file of a run folder; nothing is written, and the run may be at work.
+    """Hash every finished file of a run folder, and its inputs as far as they are here.
+
+    Nothing is written, and the run may be at work.
 
     Raises:
         RunError: If it is no run folder, or nothing in it is finished.
@@ -57,7 +63,8 @@ def verify(folder: Path) -> Verified:
         remedies.insert(0, f"restore {own} from a copy; its counts and times cannot be relied on.")
     files = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
     unsealed = [file for file in files if file not in seals and file != own.name]
-    return Verified(str(folder), len(seals), damaged, unsealed, list(dict.fromkeys(remedies)))
+    inputs = [str(each) for each in changes(manifest.get("inputs") or {}, thorough=True) if not each.gone]
+    return Verified(str(folder), len(seals), damaged, unsealed, list(dict.fromkeys(remedies)), inputs)
 
 
 def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
@@ -138,5 +145,7 @@ def print_verified(found: Verified, console: Console) -> None:
     console.print(
         f"{found.run}: {whole} of {found.sealed} finished files are what was written", soft_wrap=True
     )
+    for change in found.changed_inputs:
+        console.print(f"changed input: {change}", style="yellow", markup=False, soft_wrap=True)
     if found.unsealed:
         console.print(f"not covered: {', '.join(found.unsealed)}", style="dim", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from perturn.bounds import bounded, check_bounds
+from perturn.bounds import CODE, bounded, check_bounds
 from perturn.rules import TurnControl
 from perturn.settings.sections import COUNT, SEVERAL, HeldOutTasks, require
 from perturn.types import Sampling
@@ -18,7 +18,7 @@ class BestOf:
 
     samples: Annotated[int, SEVERAL] = 8
     """Episodes of each task."""
-    by: str = "outcome"
+    by: Annotated[str, CODE] = "outcome"
     """The one that is scored has the highest: total reward (`outcome`), which bounds what any choice could reach; mean
     log-probability of the tokens that the policy wrote (`likelihood`); log-probability of these less what the policy
     that it was trained from gives them (`implicit`); total reward that a head on the policy's hidden states expects at
@@ -32,7 +32,7 @@ class Rerank:
 
     samples: Annotated[int, SEVERAL] = 4
     """Actions at each turn."""
-    by: str = "likelihood"
+    by: Annotated[str, CODE] = "likelihood"
     """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
     send the world the same, and of equal ones the likelihood (`frequency`); log-probability of its tokens less what the
     policy that this one was trained from gives them (`implicit`); total reward that such a head as for best_of expects

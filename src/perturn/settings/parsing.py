@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, TypeVar
 
 import yaml
@@ -15,9 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import parse_yaml
+from perturn.io.scalars import quoting, text_of, value_of, value_of_key
 
 T = TypeVar("T")
 
+_LISTS = (list, tuple, Sequence)
+_DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
 """Parts of a key in an override."""
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
@@ -48,7 +54,7 @@ def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, st
 
 def to_yaml(recipe: Any) -> str:
     """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
-    return yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False)
+    return yaml.dump(dataclasses.asdict(recipe), Dumper=_DUMPER, sort_keys=False)
 
 
 def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
@@ -111,6 +117,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 value = {part.shorthand: value}
             if isinstance(value, Mapping):
                 return parse(part, value, where)
+    value = _typed(hint, value, where)
     try:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
@@ -120,6 +127,49 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, bool) and not isinstance(found, bool):  # so may true
         raise ConfigError(f"{where} must be a number, got {value}.")
     return found
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """A value of YAML as plain Python: the text it was written with where a text is expected, else what it means.
+
+    Raises:
+        ConfigError: If a text is expected, and YAML reads something else that has no text.
+    """
+    hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    if isinstance(value, Mapping):
+        return _typed_mapping(hints, value, where)
+    if isinstance(value, list | tuple):
+        lists = (typing.get_args(each) for each in hints if typing.get_origin(each) in _LISTS)
+        inner = next((args[0] for args in lists if args), Any)
+        return [_typed(inner, each, f"{where}[{index}]") for index, each in enumerate(value)]
+    meant, text = value_of(value), text_of(value)
+    if text is not None and any(
+        text in typing.get_args(each) for each in hints if typing.get_origin(each) is typing.Literal
+    ):
+        return text
+    is_number = isinstance(meant, int) and not isinstance(meant, bool) and float in hints
+    if str not in hints or isinstance(meant, str) or type(meant) in hints or is_number:
+        return meant
+    if text is None and isinstance(meant, bool | int | float | None):
+        kinds = {bool: "a boolean", NoneType: "no value"}
+        raise ConfigError(
+            f"{where} must be text, got {json.dumps(meant)}, which YAML reads as {kinds.get(type(meant), 'a number')} "
+            "where it stands without quotes; write it in quotes."
+        )
+    return meant if text is None else text
+
+
+def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """A mapping of YAML as plain Python, its values by the types that are expected of them."""
+    shape = next((each for each in hints if typing.is_typeddict(each)), None)
+    inner = next((args for each in hints if len(args := typing.get_args(each)) == 2), (Any, Any))
+    by_key = typing.get_type_hints(shape) if shape is not None else {}
+    return {
+        text_of(key) if inner[0] is str and text_of(key) is not None else value_of_key(key): _typed(
+            by_key.get(key, inner[1]), each, _join(where, str(key))
+        )
+        for key, each in value.items()
+    }
 
 
 def _refuse_infinite(value: Any, where: str) -> None:
@@ -141,7 +191,8 @@ def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
             raise ConfigError(
                 f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
             )
-        set_key(data, path, parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError), word)
+        value = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError, keep_texts=True)
+        set_key(data, path, value, word)
 
 
 def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None) -> None:

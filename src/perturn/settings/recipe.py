@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from perturn.bounds import EFFORT, SEED, check_bounds
+from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.branch import Branch, Search
@@ -52,11 +52,11 @@ class Recipe:
     name: Annotated[str, EFFORT]
     """The run's folder under `output`."""
     model: ModelSettings
-    environment: Section | None = None
+    environment: Annotated[Section | None, EntryOf("environments")] = None
     """`name` of an environment and its settings; None where nothing is played."""
     protocol: ProtocolSettings | None = None
     """The rules of an episode; None where nothing is played."""
-    engine: Section = field(default_factory=lambda: {"name": "local"})
+    engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
     base: Base | None = None
     """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
@@ -72,7 +72,7 @@ class Recipe:
     """Where the alignment learns from single episodes by how they ended, such as RFT; None: it learns from pairs."""
     reward: Reward | None = None
     """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
-    credit: Section | None = None
+    credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Explore | None = None
     """None: as `pair` needs it."""
@@ -354,9 +354,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         if found is None:
             raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
         path = found
-    data = parse_yaml(
-        read_text(path, ConfigError, longest=4 * LONGEST_YAML), f"recipe {str(path)!r}", ConfigError
-    )
+    text = read_text(path, ConfigError, longest=4 * LONGEST_YAML)
+    data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
     apply_overrides(data, overrides)

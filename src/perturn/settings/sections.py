@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from perturn.bounds import SECONDS, SEED, Bound, bounded, check_bounds
+from perturn.bounds import MODEL, PATH, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
 from perturn.settings.signals import Signals
 from perturn.types import Message, Sampling
 
@@ -35,7 +35,7 @@ Sense = Literal["shortest", "searching"]
 class ModelSettings:
     """The policy that the run begins with."""
 
-    name: str
+    name: Annotated[str, MODEL]
     """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` where the section `base` makes it."""
     dtype: str = "auto"
     """Type to compute in: float32, bfloat16, or auto: bfloat16 where the hardware has it, but on CPUs float32 below a
@@ -43,7 +43,7 @@ class ModelSettings:
     max_length: Annotated[int, COUNT] | None = None
     """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
     that limit."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, TEMPLATE] = None
     """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
     its own, or ours in place of a stock one that does not serve many turns."""
 
@@ -101,7 +101,7 @@ class ProtocolSettings:
 class Expert:
     """Episodes to learn from: the environment's expert plays the tasks that are taught or explored."""
 
-    file: str | None = None
+    file: Annotated[str | None, PATH] = None
     """Episodes of your own instead: JSON lines of trajectories, or of TRL's `messages`. None: the expert plays."""
 
 
@@ -129,7 +129,7 @@ class Explore:
 class Pair:
     """Make preference pairs: expert or correction over the policy's failure, or own best over own worst."""
 
-    file: str | None = None
+    file: Annotated[str | None, PATH] = None
     """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
     within: Literal["expert", "step", "group", "branch", "tree", "correction"] = "expert"
     """Whose trajectory is chosen: the expert's over the explored one, and with `step` also over the policy's own turns
@@ -205,7 +205,7 @@ class Lora:
 class Train:
     """One training stage. `TurnConfig` takes what it shares with it from here."""
 
-    loss: Section
+    loss: Annotated[Section, EntryOf("losses")]
     """`name` of a loss and its settings."""
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (SFT and base only)."""
@@ -281,7 +281,7 @@ class Base(Sft):
     The defaults are those of 0.9M parameters and 10,000 episodes of ALFWorld, ten minutes of one core.
     """
 
-    loss: Section = field(default_factory=lambda: {"name": "sft"})
+    loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "sft"})
     loss_on: Literal["actions", "all"] = "all"
     """Tokens that carry loss: all after the first, those that were read too, or those that the expert wrote."""
     shape: Shape = field(default_factory=Shape)
@@ -328,7 +328,7 @@ class Reward(Train):
     on. An iteration without a pair leaves it as it is.
     """
 
-    loss: Section = field(default_factory=lambda: {"name": "dpo"})
+    loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "dpo"})
     """`name` of a loss on pairs and its settings."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW, with a fresh optimizer and schedule in each iteration."""

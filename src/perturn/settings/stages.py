@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ def stages(recipe: Recipe) -> list[Stage]:
         trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
         found += _iteration(recipe, iteration, trained)
     return found
+
+
+def is_read(key: str, reads: Iterable[str]) -> bool:
+    """Whether a dotted key is among keys that a stage reads, of which a section stands for all that is in it."""
+    return any(key == each or key.startswith(f"{each}.") for each in reads)
 
 
 def mark(recipe: Recipe, iteration: int) -> str:

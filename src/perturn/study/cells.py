@@ -18,6 +18,7 @@ from typing import Any
 from perturn.bounds import efforts
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
+from perturn.io.scalars import as_yaml_1_1
 from perturn.settings.cluster import Cluster
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
@@ -240,7 +241,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
     It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
     """
-    counted = {key: value for key, value in data.items() if key not in efforts(Recipe)}
+    counted = as_yaml_1_1({key: value for key, value in data.items() if key not in efforts(Recipe)})
     return hashlib.blake2b(
         json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=4
     ).hexdigest()

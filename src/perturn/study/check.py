@@ -23,7 +23,7 @@ from perturn.table import locate
 from perturn.types import Environment, PreferencePair
 
 
-def check_study(study: Study, cells: Iterable[Cell]) -> None:
+def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
     """Check the recipe of each cell as `perturn run` would, and that nothing is learned where it is tuned or tested.
 
     Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
@@ -31,6 +31,7 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
     Args:
         study: The study.
         cells: All that may be worked on.
+        trains_here: Whether they are done on this machine, and not on the nodes of a cluster.
 
     Raises:
         PerturnError: The first mistake; it names the cell.
@@ -40,7 +41,7 @@ def check_study(study: Study, cells: Iterable[Cell]) -> None:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
             check_choices(scoring, _maker(cell))
-            refuse_early(cell.recipe, None)
+            refuse_early(cell.recipe, None, trains_here=trains_here)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)
                 panels.add(key)

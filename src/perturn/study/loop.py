@@ -33,7 +33,7 @@ def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
     """
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
-    check_study(board.plan.study, board.possible())
+    check_study(board.plan.study, board.possible(), trains_here=board.plan.cluster is None)
     return board
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from perturn.bounds import SEED, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import parse_yaml, read_text, user_path
+from perturn.io.scalars import as_yaml_1_1
 from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
 from perturn.settings.sections import COUNT, HeldOutTasks, require
 from perturn.settings.shipped import shipped, shipped_recipe
@@ -23,6 +24,8 @@ BASE: Overlay = {"sft": None, "align": None, "expert": None}
 """The method that only scores the model."""
 SFT: Overlay = {"align": None}
 """The method that stops after SFT."""
+_LAID_OVER = ("methods", "environments", "by_seed", "sweep")
+"""Settings that are laid over a recipe; names of runs have digests of them, so they are read as they always were."""
 SWEEP = "sweep"
 """The key of a method that is no setting of the recipe: its own sweep."""
 
@@ -173,14 +176,15 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
     Raises:
         ConfigError: The first mistake, in one line saying where.
     """
-    study = parse(Study, data)
+    laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
+    study = parse(Study, {**data, **laid_over})
     recipe = _mapping(_recipe_file(study.recipe, beside), "recipe")
     return _completed(study, recipe), recipe
 
 
 def _mapping(file: Path, what: str) -> dict[str, Any]:
     """A file of YAML that is a mapping."""
-    data = parse_yaml(read_text(file, ConfigError), f"{what} {str(file)!r}", ConfigError)
+    data = parse_yaml(read_text(file, ConfigError), f"{what} {str(file)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"{what} {str(file)!r} must be a mapping of settings, got {type(data).__name__}.")
     return data

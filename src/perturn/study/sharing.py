@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from perturn.data.run_folder import Run, counted_settings
 from perturn.data.seals import read_manifest
 from perturn.policy.names import is_local
+from perturn.run.inputs import changes
+from perturn.settings.outside import named_inputs
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, is_read, stages
 from perturn.study.cells import Cell
 
 
@@ -42,28 +44,28 @@ def identities(recipe: Recipe) -> dict[str, str]:
     counted = counted_settings(recipe)
     found = {}
     for stage in stages(recipe):
-        read = {key: value for key, value in counted.items() if _is_read(key, stage.reads)}
+        read = {key: value for key, value in counted.items() if is_read(key, stage.reads)}
         if stage.reads:
             text = json.dumps([stage.name, stage.policy, read], sort_keys=True, default=str)
             found[stage.name] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return found
 
 
-def files_of_users(recipe: Recipe) -> list[str]:
-    """Settings that name data or a model of the user's, of which identities know the path and not the content."""
-    files = {
-        "expert.file": recipe.expert and recipe.expert.file,
-        "pair.file": recipe.pair and recipe.pair.file,
-    }
-    checkpoint = (recipe.credit or {}).get("checkpoint")
-    if checkpoint is not None and is_local(str(checkpoint)):
-        files["credit.checkpoint"] = str(checkpoint)
-    named = [key for key, file in files.items() if file is not None]
-    return [*named, "model.name"] if is_local(recipe.model.name) else named
+def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
+    """Settings that may name something else than when a run was made.
 
-
-def _is_read(key: str, reads: Iterable[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in reads)
+    They are the inputs that have changed. Where an earlier version recorded none, they are all data and models of the
+    user's; what an environment reads counts as unchanged then.
+    """
+    recorded = (read_manifest(folder) or {}).get("inputs")
+    if recorded is not None:
+        return [each.setting for each in changes(recorded)]
+    named = [each for each in named_inputs(recipe) if not is_read(each.setting, ["environment"])]
+    return [
+        each.setting
+        for each in named
+        if each.kind == "path" or (each.kind == "model" and is_local(each.text))
+    ]
 
 
 class Sharing:
@@ -78,11 +80,11 @@ class Sharing:
     def lend(self, folder: Path, recipe: Recipe) -> None:
         """Take what a run of another study has finished into account; nobody waits for the rest.
 
-        Stages that read files of the user's are left out: nothing says that these are still what they were.
+        Stages are left out that read inputs which have changed since, or of which nothing says that they have not.
         """
         self._identities[folder] = theirs = identities(recipe)
-        files = files_of_users(recipe)
-        unsure = {stage.name for stage in stages(recipe) if any(_is_read(key, stage.reads) for key in files)}
+        files = unsure_inputs(folder, recipe)
+        unsure = {stage.name for stage in stages(recipe) if any(is_read(key, stage.reads) for key in files)}
         held = held_stages(folder) - unsure
         for identity in (identity for name, identity in theirs.items() if name in held):
             self._makers[identity].append(folder)

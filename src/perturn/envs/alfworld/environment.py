@@ -7,10 +7,11 @@ official engine, which `alfworld-official` runs; `docs/environments.md` says how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-from perturn.envs.alfworld.games import KINDS, Games, GameText
+from perturn.envs.alfworld.games import KINDS, Games, GameText, game_files
 from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import choose_kinds
@@ -49,6 +50,11 @@ class ALFWorld(GamesTaught):
         self.name = f"alfworld-{VERSION}+grammar-{grammar}"
         self._games = Games(data)
         self._game = TextGame(self.grammar)
+
+    @staticmethod
+    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
+        """Return the files of the games, of all splits."""
+        return game_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, in the order of their ids.

@@ -82,8 +82,7 @@ class Games:
         Args:
             data: The folder. None: `$ALFWORLD_DATA`, or where `alfworld-download` puts it.
         """
-        default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
-        self.folder = folder = user_path(data or default, "environment.data")
+        self.folder = folder = data_folder(data)
         self._ids: dict[str, list[str]] = {}
         if not any(self._folder(split) or self._archive(split) for split in PANELS):
             raise EnvironmentFailure(
@@ -148,6 +147,23 @@ class Games:
     def _archive(self, split: str) -> Path | None:
         path = self.folder / f"{split}.jsonl.xz"
         return path if path.is_file() else None
+
+
+def data_folder(data: str | Path | None) -> Path:
+    """Return the folder of the games: the named one, or `$ALFWORLD_DATA`, or where `alfworld-download` puts them."""
+    default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
+    return user_path(data or default, "environment.data")
+
+
+def game_files(data: str | Path | None) -> list[Path]:
+    """Return the files in the data folder that hold games, of all splits; none if the folder is not there."""
+    folder = data_folder(data)
+    kept = {
+        split: [each for each in (folder / _FOLDER / split, folder / split) if each.is_dir()]
+        for split in PANELS
+    }
+    games = [file for folders in kept.values() for each in folders[:1] for file in sorted(each.rglob(_FILE))]
+    return [*games, *(file for split in PANELS if (file := folder / f"{split}.jsonl.xz").is_file())]
 
 
 def ids_digest(ids: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.games import KINDS, Games, GameText
+from perturn.envs.alfworld.games import KINDS, Games, GameText, game_files
 from perturn.envs.benchmark import NO_EPISODE, check_installed, choose_kinds
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
@@ -53,6 +53,11 @@ class ALFWorldOfficial:
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self._games = Games(data)
         self._game: OfficialGame | None = None
+
+    @staticmethod
+    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
+        """Return the files of the games, of all splits."""
+        return game_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, as `ALFWorld.tasks` lists them."""

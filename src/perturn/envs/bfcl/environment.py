@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from math import ceil
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from perturn.bounds import PATH
 from perturn.envs.benchmark import NO_EPISODE, check_known, choose_kinds, short_hash
 from perturn.envs.bfcl.data import (
     CATEGORIES,
@@ -71,7 +72,7 @@ class Bfcl:
     def __init__(
         self,
         category: str = "base",
-        data: str | None = None,
+        data: Annotated[str | None, PATH] = None,
         classes: tuple[str, ...] = (),
         reward: str = "success",
     ) -> None:

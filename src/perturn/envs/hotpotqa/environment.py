@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from perturn.bounds import PATH
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
 from perturn.envs.hotpotqa.answer import exact_match, f1_score
 from perturn.envs.hotpotqa.data import question_id, read_documents, read_tasks
@@ -63,7 +64,11 @@ class HotpotQA:
     """Followed by reward, match and a hash of the corpus, since scores depend on them."""
 
     def __init__(
-        self, questions: Mapping[str, str], corpus: str, reward: str = "f1", match: str = "title"
+        self,
+        questions: Annotated[Mapping[str, str], PATH],
+        corpus: Annotated[str, PATH],
+        reward: str = "f1",
+        match: str = "title",
     ) -> None:
         """Check the settings and the questions, and open the index, building it if the corpus is new.
 

@@ -51,21 +51,30 @@ def read_tasks(data: str | None) -> list[Task]:
         EnvironmentFailure: If there is no such folder, with where to get it.
         DataError: If a line is malformed, or a question lacks its reference answer.
     """
-    named = data or os.environ.get("MTBENCH_DATA")
-    if not named:
+    files = data_files(data)
+    if not files:
         raise EnvironmentFailure(f"mt-bench needs questions, which do not come with Perturn. {_REMEDY}")
-    folder = user_path(named, "environment.data")
-    references = {
-        row["question_id"]: row["choices"][0]["turns"] for _, row in _rows(folder / _REFERENCES, _Reference)
-    }
+    asked, answered = files
+    references = {row["question_id"]: row["choices"][0]["turns"] for _, row in _rows(answered, _Reference)}
     tasks = []
-    for where, row in _rows(folder / _QUESTIONS, _Question):
+    for where, row in _rows(asked, _Question):
         number, kind = row["question_id"], row["category"]
         if kind in REFERRED and number not in references:
             raise DataError(f"{where}: question {number} has no answer in {_REFERENCES}. {_REMEDY}")
         posed = {"turns": row["turns"], "reference": references.get(number)}
         tasks.append(Task(f"{kind}/{number}", kind, "test", posed))
     return tasks
+
+
+def data_files(data: str | None) -> list[Path]:
+    """Return the files of questions and reference answers, which need not be there; none if no folder is named.
+
+    Args:
+        data: Folder of the files; None: `$MTBENCH_DATA`.
+    """
+    named = data or os.environ.get("MTBENCH_DATA")
+    folder = user_path(named, "environment.data") if named else None
+    return [folder / _QUESTIONS, folder / _REFERENCES] if folder else []
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:

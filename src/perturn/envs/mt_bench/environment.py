@@ -6,11 +6,12 @@ Needs `pip install "perturn[api]"`, the questions, and a judge; `docs/environmen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
-from perturn.envs.mt_bench.data import read_tasks
+from perturn.envs.mt_bench.data import data_files, read_tasks
 from perturn.envs.mt_bench.judge import BEST, Judge, JudgeSettings
 from perturn.errors import EnvironmentFailure
 from perturn.types import EpisodeProtocol, Observation, Sampling, Task
@@ -55,6 +56,11 @@ class MTBench:
         self._task: Task | None = None
         self._answers: list[str] = []
         self._ratings: list[float] = []
+
+    @staticmethod
+    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
+        """Return the files of questions and reference answers."""
+        return data_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All questions; the one split is `test`."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Annotated
 
-from perturn.bounds import Bound, bounded
+from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.protocol import require
 from perturn.envs.mt_bench.forms import OWN, read_forms
@@ -33,7 +33,7 @@ class JudgeSettings:
     """Name of the model at the server."""
     server: ApiSettings = field(default_factory=ApiSettings)
     """The server, with the settings of the engine `api`."""
-    template: str | None = None
+    template: Annotated[str | None, PATH] = None
     """File of forms in the layout of FastChat's `judge_prompts.jsonl`; None: our own."""
     tries: Annotated[int, Bound(least=1)] = 3
     """Judgments of one answer, at most; if none has a rating, the episode fails."""

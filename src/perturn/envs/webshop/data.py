@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from perturn.bounds import PATH
 from perturn.envs.index import Document
 from perturn.envs.rows import read_rows, refuse, text_of, whole
 from perturn.errors import DataError
@@ -113,13 +114,13 @@ class Goal:
 class Files:
     """The original's files."""
 
-    products: str
+    products: Annotated[str, PATH]
     """`items_shuffle.json`, or another catalogue of that form."""
-    attributes: str
+    attributes: Annotated[str, PATH]
     """`items_ins_v2.json`: attributes and synthetic instructions by product."""
-    goals: str | None = None
+    goals: Annotated[str | None, PATH] = None
     """`items_human_ins.json`: what people asked for. None makes synthetic goals."""
-    reviews: str | None = None
+    reviews: Annotated[str | None, PATH] = None
     """`reviews.json`. None: products have neither reviews nor ratings."""
 
     @property
