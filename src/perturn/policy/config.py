@@ -222,7 +222,9 @@ def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: Distributed
     Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
     reentrant kind, do not keep what a layer attended to.
     """
-    how: Any = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs or {}
+    how: Any = (
+        args.gradient_checkpointing_kwargs or {}
+    )  # newer transformers copy the newer name into this one
     reentrant = how.get("use_reentrant") or any(map(_reentrant, model.modules()))
     return distributed == DistributedType.NO and not (args.torch_compile or reentrant)
 
