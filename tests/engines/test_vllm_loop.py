@@ -1,4 +1,4 @@
-"""Whole runs of `perturn run` that play on vLLM: offline, online, over Ray. Run by `make test-vllm`; skipped elsewhere."""
+"""Whole runs of `perturn run` on vLLM: offline, online, and over Ray. Run by `make test-vllm`; skipped elsewhere."""
 
 import json
 import os
