@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import trl
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -19,6 +18,8 @@ from perturn.policy.templates import TEMPLATES, read_template, replacement
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.policy.trainer import TurnTrainer
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory, Turn
+
+trl = pytest.importorskip("trl")  # its stock templates
 
 TRL = Path(trl.__file__).parent / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
