@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from perturn.errors import ConfigError
 from perturn.policy.config import TurnConfig
 from perturn.policy.logprobs import Track
 from perturn.policy.mismatched import sequences_of, with_logprobs
-from perturn.policy.models import disable_dropout, load_model
 from perturn.policy.packing import Examples
 from perturn.policy.reference import Precision, probe_logprobs, reference_identity, reference_logprobs
 
@@ -38,8 +37,7 @@ class Frozen:
         """
         self._name, self._args, self._precision = name, args, precision
         self._identity: str | None = None
-        self._given: Any = None
-        self._as_trained = False
+        self._load: Callable[[], Any] | None = None
         self._beneath: Tensor | None = None
 
     def ask(self, parts: Iterable[Examples], model: Any, track: Track | None) -> None:
@@ -54,14 +52,9 @@ class Frozen:
             self._identity = reference_identity(model, self._precision)
             self._fill(parts, model, self._identity, track)
 
-    def keep(self, given: Any, *, as_trained: bool) -> None:
-        """Remember where the policy is to be had for later rows.
-
-        Args:
-            given: A model, or the name of one.
-            as_trained: Whether its dropout is switched off where that of the trained model is.
-        """
-        self._given, self._as_trained = given, as_trained
+    def keep(self, load: Callable[[], Any]) -> None:
+        """Remember how to have the policy again for later rows."""
+        self._load = load
 
     def keep_beneath(self, model: Any) -> None:
         """Remember the policy as the model that adapters are added to after this call."""
@@ -96,11 +89,8 @@ class Frozen:
         """Models that may be the policy, and whether without their adapters."""
         if trained is not None:
             yield trained, self._beneath is not None
-        if self._given is not None:
-            model = load_model(self._given) if isinstance(self._given, str) else self._given
-            if self._as_trained and self._args.disable_dropout:
-                disable_dropout(model)
-            yield model, False
+        if self._load is not None:
+            yield self._load(), False
 
     def _is_same(self, model: Any, without_adapters: bool) -> bool:
         """Whether a model is the policy that the first rows hold the log-probabilities of."""

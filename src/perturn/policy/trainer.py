@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +23,12 @@ from torch.utils.data import DataLoader
 
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
+from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
     TurnConfig,
     may_begin,
     refuse_data_parallel,
+    refuse_frozen,
     refuse_read_tokens,
     section,
     share_kept,
@@ -36,8 +39,15 @@ from perturn.policy.examples import Example, check_lengths, encode_example, side
 from perturn.policy.frozen import Frozen
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
-from perturn.policy.mismatched import mismatches, with_mismatched
-from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
+from perturn.policy.mismatched import mismatches, sequences_of, with_mismatched
+from perturn.policy.models import (
+    add_adapters,
+    check_vocabulary,
+    context_length,
+    disable_dropout,
+    load_model,
+    resuming,
+)
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import (
     Batch,
@@ -75,7 +85,8 @@ class TurnTrainer(EvaluatingTrainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or the name of one.
+            model: A causal language model, or the name of one. The adapters of a folder, or of a `peft.PeftModel`, are
+                trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
             args: Settings.
             train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
                 formats. Where a credit needs groups, the rows of one task and one policy are a group.
@@ -97,19 +108,23 @@ class TurnTrainer(EvaluatingTrainer):
         refuse_metrics(args, trainer)
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
-        given = model if isinstance(model, str) else None
-        model = load_model(model) if isinstance(model, str) else model
+        again = None  # how to have the reference again, for rows that come later
+        if isinstance(model, str):
+            again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
+            model = again()
         self.renderer = Renderer(tokenizer, args.chat_template)
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
         self._kept = share_kept(args.episodes, train)
         self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
-        self._frozen["reference"].keep(
-            given if ref_model is None else ref_model, as_trained=ref_model is None
-        )
         self._own_reference = ref_model is None
+        if ref_model is not None:  # a model, or the name of one
+            again = partial(load_model, ref_model) if isinstance(ref_model, str) else lambda: ref_model
+        if again is not None:
+            self._frozen["reference"].keep(again)
         parts = [*parts_of(train), *parts_of(evaluation)]
+        self._check_tokens(parts, model)
         model = self._compute_inputs(parts, model, ref_model, peft_config, track)
         super().__init__(
             model=model,
@@ -121,6 +136,7 @@ class TurnTrainer(EvaluatingTrainer):
             **trainer,
         )
         refuse_data_parallel(self.args.n_gpu)
+        refuse_frozen(model)
         begins = may_begin(args, model, self.accelerator.distributed_type)
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
@@ -158,6 +174,7 @@ class TurnTrainer(EvaluatingTrainer):
         if isinstance(rows, Examples):
             return rows
         part = self._encode(rows, name)
+        self._check_tokens([part], self.model)
         divided = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.needs_reference:
             of_own = self._own_reference and not divided
@@ -217,6 +234,11 @@ class TurnTrainer(EvaluatingTrainer):
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
         return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+
+    def _check_tokens(self, parts: Iterable[Examples], model: Any) -> None:
+        """Refuse tokens that the model has no embedding for."""
+        ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
+        check_vocabulary(model, self.renderer.tokenizer, ids, "training data")
 
     def _example(self, row: Row) -> Example:
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
