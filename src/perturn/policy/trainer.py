@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -108,7 +108,7 @@ class TurnTrainer(EvaluatingTrainer):
         refuse_metrics(args, trainer)
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
-        again = None  # how to have the reference again, for rows that come later
+        again: Callable[[], Any] | None = None  # has the reference again, for rows that come later
         if isinstance(model, str):
             again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
             model = again()
