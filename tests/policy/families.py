@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-import trl
+import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from perturn.policy import templates
 from perturn.types import Action, Task, Trajectory, Turn
+
+trl = pytest.importorskip("trl")  # its stock templates
 
 TRL = Path(trl.__file__).parent / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]

@@ -18,6 +18,7 @@ from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
 
 from .test_attention import FORESTS, Layer, dense, sight, tensors
+from .training import CHECKPOINTING, switch_checkpointing_on
 
 
 def sequence(ids, silent):
@@ -57,7 +58,7 @@ def test_log_probabilities_and_gradients_are_those_of_a_whole_pack(
     model = tiny_model.to(dtype).train()
     prepare(model)
     if checkpointed:
-        model.activation_checkpointing_enable()
+        switch_checkpointing_on(model)
     expected = computed(model, [lay_out(GROUP)]), [each.clone() for each in gradients(model)]
     model.zero_grad()
 
@@ -159,7 +160,7 @@ def test_training_gives_the_same_curve_and_evaluation_however_many_packs_continu
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_reentrant_checkpointing_keeps_whole_packs(make_trainer, reentrant):
     """It computes without gradient first, so nothing would go back through the beginning."""
-    how = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    how = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": reentrant}}
     trainer = make_trainer(list(episodes()), loss="sft", **({} if reentrant is None else how))
 
     assert trainer.data_collator.begins is not bool(reentrant)
@@ -169,7 +170,7 @@ def test_reentrant_checkpointing_that_the_model_brings_keeps_whole_packs(make_tr
     """Switched on before the trainer has it."""
     trainer = make_trainer(list(episodes()), loss="sft")
     for reentrant in (False, True):
-        trainer.model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        switch_checkpointing_on(trainer.model, {"use_reentrant": reentrant})
 
         assert may_begin(trainer.turn_args, trainer.model, DistributedType.NO) is not reentrant
 

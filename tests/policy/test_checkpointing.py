@@ -12,6 +12,8 @@ from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import Encoded
 
+from .training import CHECKPOINTING, switch_checkpointing_on
+
 BATCH = lay_out([Encoded(tuple(range(3, 40)), (-1,) * 20 + (0,) * 17, ("user",) * 37)])
 
 
@@ -41,7 +43,7 @@ def test_a_layer_attends_once_and_its_gradients_are_the_same_to_the_bit(model, c
     """Twice with the reentrant kind, which knows no contexts."""
     expected = [each.clone() for each in gradients(model)]
     calls.clear()
-    model.activation_checkpointing_enable(how)
+    switch_checkpointing_on(model, how)
     model.enable_input_require_grads()
     action_logprobs(model, BATCH).sum().backward()
 
@@ -52,7 +54,7 @@ def test_a_layer_attends_once_and_its_gradients_are_the_same_to_the_bit(model, c
 
 def test_a_second_backward_pass_attends_again(model, calls):
     """What was kept is gone after the first."""
-    model.activation_checkpointing_enable()
+    switch_checkpointing_on(model)
     total, parameters = action_logprobs(model, BATCH).sum(), list(model.parameters())
     first = torch.autograd.grad(total, parameters, retain_graph=True)
     second = torch.autograd.grad(total, parameters)
@@ -66,7 +68,7 @@ def test_nothing_is_kept_without_a_backward_pass_or_after_it(model, monkeypatch)
     """Passes without gradient do not checkpoint; those with it take all that they kept."""
     layers, plain = [], attention._contexts
     monkeypatch.setattr(attention, "_contexts", lambda: layers.append(plain()) or layers[-1])
-    model.activation_checkpointing_enable()
+    switch_checkpointing_on(model)
     gradients(model)
     model.eval()
     with torch.no_grad():
@@ -79,7 +81,7 @@ def test_nothing_is_kept_without_a_backward_pass_or_after_it(model, monkeypatch)
 
 def test_a_callers_own_contexts_come_first(model, calls):
     """Torch's empty ones: the layer attends again."""
-    model.activation_checkpointing_enable({"context_fn": torch.utils.checkpoint.noop_context_fn})
+    switch_checkpointing_on(model, {"context_fn": torch.utils.checkpoint.noop_context_fn})
     gradients(model)
 
     assert len(calls) == 2 * len(model.model.layers)
@@ -87,10 +89,10 @@ def test_a_callers_own_contexts_come_first(model, calls):
 
 def test_a_copy_of_the_model_switches_its_own_layers(model):
     other = copy.deepcopy(model)
-    other.activation_checkpointing_enable()
+    switch_checkpointing_on(other)
 
-    assert other.is_activation_checkpointing
-    assert not model.is_activation_checkpointing
+    assert getattr(other, f"is_{CHECKPOINTING}")
+    assert not getattr(model, f"is_{CHECKPOINTING}")
 
 
 def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
@@ -101,7 +103,7 @@ def test_a_refused_model_keeps_its_own_method(tiny_model, monkeypatch):
     with pytest.raises(ModelError, match="other log-probabilities packed"):
         prepare(tiny_model)
 
-    assert "activation_checkpointing_enable" not in vars(tiny_model)
+    assert f"{CHECKPOINTING}_enable" not in vars(tiny_model)
     assert not hasattr(tiny_model, "perturn_plain_checkpointing")
 
 

@@ -9,6 +9,8 @@ from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 
+from .training import switch_checkpointing_on
+
 SEGMENTS = [[0, 6, 15], [6, 9, 9], [9, 15, 15], [15, 40, 60], [40, 45, 45], [45, 60, 60]]
 
 
@@ -49,7 +51,7 @@ def test_gradient_checkpointing_computes_them_again_alike(tiny_model):
     parameters = list(tiny_model.parameters())
     plain = torch.autograd.grad(action_logprobs(tiny_model, lay_out(PAIR)).sum(), parameters)
     tiny_model.train()
-    tiny_model.activation_checkpointing_enable()
+    switch_checkpointing_on(tiny_model)
     last = rows_of(tiny_model.model.layers[-1].mlp.down_proj)
     again = torch.autograd.grad(action_logprobs(tiny_model, lay_out(PAIR)).sum(), parameters)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch.testing import assert_close
+from transformers import PreTrainedModel
 
 from perturn.losses import TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
@@ -131,3 +132,14 @@ def asked(renderer, trajectory):
         starts = [at for at, turn in enumerate(turns) if turn != NO_TURN and turns[at - 1] != turn]
         found += [encoded.ids[span][:at] for at in starts]
     return found
+
+
+CHECKPOINTING = "activation_checkpointing"
+"""What transformers calls it from 5.22 on."""
+if not hasattr(PreTrainedModel, f"{CHECKPOINTING}_enable"):
+    CHECKPOINTING = "gradient_checkpointing"
+
+
+def switch_checkpointing_on(model, how=None):
+    """By the method that the installed transformers has."""
+    getattr(model, f"{CHECKPOINTING}_enable")(how)

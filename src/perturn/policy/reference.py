@@ -55,10 +55,10 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
         model: The reference, on the device to compute on; it is prepared for packed sequences.
         precision: That it will run in.
     """
+    probe = probe_logprobs(model, precision)
     with frozen(model, precision):
         device = model.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        (probe,) = compute_logprobs(model, [_probe(model)])
     parts = [
         *(sys.modules["perturn"].__version__, torch.__version__, transformers.__version__),
         *(device, str(model.dtype), str(autocast)),
@@ -66,6 +66,17 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
         *(weights_digest(model), config_digest(model), _settings(model)),
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
+    """What a policy says of a few fixed tokens, which tells it from others.
+
+    Returns:
+        Log-probabilities, in nats, float32 on the CPU [tokens].
+    """
+    with frozen(model, precision):
+        (probe,) = compute_logprobs(model, [_probe(model)])
+    return probe
 
 
 def reference_logprobs(

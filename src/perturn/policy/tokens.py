@@ -121,6 +121,8 @@ class Renderer:
         self.end_text = self._chat.end_text
         self._kept, self._left_out = _special_tokens(tokenizer)
         self.control = self._chat.control
+        self.probe_ids: list[int] = []
+        """Tokens of the conversation that the template is tried with: its own and those of a few words."""
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
@@ -276,7 +278,7 @@ class Renderer:
         system: Message = {"role": "system", "content": "system"}
         begun = self._chat.try_render([system, *turns[0].observation], (), generate=True)
         prompt = () if begun is None else (system,)
-        ids = self._probe(prompt, turns, whole=True)
+        ids = self.probe_ids = self._probe(prompt, turns, whole=True)
         try:
             self._whole = self._probe(prompt, turns, whole=False) != ids
         except ModelError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,35 +19,51 @@ import torch
 from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
-from transformers import Trainer
 
-from perturn.data.cache import cache_folder
 from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
+from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
     TurnConfig,
     may_begin,
     refuse_data_parallel,
+    refuse_frozen,
     refuse_read_tokens,
     section,
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
+from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
 from perturn.policy.examples import Example, check_lengths, encode_example, warn_of_changes
+from perturn.policy.frozen import Frozen
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
-from perturn.policy.mismatched import mismatches, sequences_of, with_logprobs, with_mismatched
-from perturn.policy.models import add_adapters, context_length, disable_dropout, load_model, resuming
+from perturn.policy.mismatched import mismatches, sequences_of, with_mismatched
+from perturn.policy.models import (
+    add_adapters,
+    check_vocabulary,
+    context_length,
+    disable_dropout,
+    load_model,
+    resuming,
+)
 from perturn.policy.names import load_tokenizer
-from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack, mismatched_packs
-from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
+from perturn.policy.packing import (
+    Batch,
+    Collator,
+    Examples,
+    Filled,
+    both_sides,
+    empty_pack,
+    mismatched_packs,
+)
+from perturn.policy.reference import weigh_all
 from perturn.policy.sampled import Row, as_row, behavior_logprobs, unbroken, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
 
-class TurnTrainer(Trainer):
+class TurnTrainer(EvaluatingTrainer):
     """Trains a causal language model on trajectories or preference pairs, turn by turn."""
 
     def __init__(
@@ -55,7 +71,7 @@ class TurnTrainer(Trainer):
         model: Any,
         args: TurnConfig | None = None,
         train_dataset: Iterable[Any] | None = None,
-        eval_dataset: Iterable[Any] | None = None,
+        eval_dataset: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
         processing_class: Any = None,
         *,
         ref_model: Any = None,
@@ -66,11 +82,12 @@ class TurnTrainer(Trainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or the name of one.
+            model: A causal language model, or the name of one. The adapters of a folder, or of a `peft.PeftModel`, are
+                trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
             args: Settings.
             train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
                 formats. Where a credit needs groups, the rows of one task and one policy are a group.
-            eval_dataset: The same, to evaluate on.
+            eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
             processing_class: The tokenizer; None: the model's own.
             ref_model: The reference policy, or the name of one; None: the model as it is now.
             peft_config: Train these adapters instead of all weights.
@@ -86,30 +103,43 @@ class TurnTrainer(Trainer):
         self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
         refuse_read_tokens(args, self.loss)
         refuse_data_parallel(args.n_gpu)
+        refuse_metrics(args, trainer)
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
-        model = load_model(model) if isinstance(model, str) else model
+        again: Callable[[], Any] | None = None  # has the reference again, for rows that come later
+        if isinstance(model, str):
+            again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
+            model = again()
         self.renderer = Renderer(tokenizer, args.chat_template)
         self._context = context_length(model)
-        train = self._encode(train_dataset, "train")
-        evaluation = self._encode(eval_dataset, "eval")
+        train = None if train_dataset is None else self._encode(train_dataset, "train")
+        evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
         self._kept = share_kept(args.episodes, train)
-        parts = [part for part in (train, evaluation) if part is not None]
+        self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
+        self._own_reference = ref_model is None
+        if ref_model is not None:  # a model, or the name of one
+            again = partial(load_model, ref_model) if isinstance(ref_model, str) else lambda: ref_model
+        if again is not None:
+            self._frozen["reference"].keep(again)
+        parts = [*parts_of(train), *parts_of(evaluation)]
+        self._check_tokens(parts, model)
         model = self._compute_inputs(parts, model, ref_model, peft_config, track)
         super().__init__(
             model=model,
             args=args,
             data_collator=Collator(args.token_budget),
             train_dataset=train,
-            eval_dataset=evaluation,
+            eval_dataset=cast(Any, evaluation),
             processing_class=self.renderer.tokenizer,
             **trainer,
         )
+        refuse_frozen(model)
         begins = may_begin(args, model, self.accelerator.distributed_type)
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
+        self._row_values = RowValues()
 
     def _compute_inputs(
         self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
@@ -121,18 +151,35 @@ class TurnTrainer(Trainer):
         # Before adapters, which may change the weights they are added to.
         self._weigh(parts, model if reference is None else reference, track)
         if peft_config is not None:
+            if self.needs_reference and reference is None:
+                self._frozen["reference"].keep_beneath(model)
             model = add_adapters(model, peft_config, self.turn_args.seed)
-        if getattr(self.loss, "needs_proximal", False):
-            self._compute(parts, "proximal", model, track)
+        if self._needs_proximal:
+            self._frozen["proximal"].ask(parts, model, track)
         return model
 
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
-            self._compute(parts, "reference", reference, track)
+            self._frozen["reference"].ask(parts, reference, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
+
+    def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
+        """Rows that come after the trainer was made -> examples that hold what those of `__init__` hold."""
+        if isinstance(rows, Examples):
+            return rows
+        part = self._encode(rows, name)
+        self._check_tokens([part], self.model)
+        divided = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.needs_reference:
+            of_own = self._own_reference and not divided
+            self._frozen["reference"].ask_later(part, self.model if of_own else None)
+        part.rows = weigh_all(part.rows, self.loss, self.credit)
+        if self._needs_proximal:
+            self._frozen["proximal"].ask_later(part, None if divided else self.model)
+        return part
 
     @property
     def needs_reference(self) -> bool:
@@ -145,14 +192,17 @@ class TurnTrainer(Trainer):
         return bool(getattr(self.loss, "needs_behavior", False))
 
     @property
+    def _needs_proximal(self) -> bool:
+        """Whether the loss reads log-probabilities of the policy as training starts."""
+        return bool(getattr(self.loss, "needs_proximal", False))
+
+    @property
     def _needs_mismatched(self) -> bool:
         """Whether the loss reads rows whose actions are another's."""
         return bool(getattr(self.loss, "needs_mismatched", False))
 
-    def _encode(self, rows: Iterable[Any] | None, name: str) -> Examples | None:
+    def _encode(self, rows: Iterable[Any], name: str) -> Examples:
         """Rows -> checked examples."""
-        if rows is None:
-            return None
         args, encoded, taken, refused = self.turn_args, [], [], []
         for index, row in unbroken(rows, name, self.loss):
             try:
@@ -174,6 +224,11 @@ class TurnTrainer(Trainer):
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
         return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
 
+    def _check_tokens(self, parts: Iterable[Examples], model: Any) -> None:
+        """Refuse tokens that the model has no embedding for."""
+        ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
+        check_vocabulary(model, self.renderer.tokenizer, ids, "training data")
+
     def _example(self, row: Row) -> Example:
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
@@ -185,29 +240,6 @@ class TurnTrainer(Trainer):
         if not isinstance(row, WeightedTrajectory):
             return example
         return with_weight(example, row.weight, row.clip, row.has_spread)
-
-    def _compute(self, parts: Iterable[Examples], name: str, model: Any, track: Track | None) -> None:
-        """Give each example the log-probabilities of a policy that does not move, as `reference` or `proximal`.
-
-        The policy is not needed again. Where it is one that was asked before, that was kept.
-        """
-        args, home = self.turn_args, model.device
-        if home != args.device:
-            model.to(args.device)
-        identity = reference_identity(model, self._autocast)
-        for part in parts:
-            logprobs = reference_logprobs(
-                model,
-                sequences_of(part.rows),
-                folder=Path(args.reference_cache or cache_folder() / "reference"),
-                identity=identity,
-                token_budget=args.token_budget,
-                precision=self._autocast,
-                track=track or partial(tqdm, desc=name, disable=args.disable_tqdm),
-            )
-            part.rows = with_logprobs(part.rows, name, logprobs)
-        if home != args.device:
-            model.to(home)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Equally many batches for every process, and every row in one of them."""
@@ -239,6 +271,13 @@ class TurnTrainer(Trainer):
         """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
         with self._autocast():
             return mismatches(self.loss, self.model, self._as_many_as_others(packs))
+
+    def _statistics(self, rows: Sequence[Example]) -> list[Any]:
+        """What the loss reads of all rows that are evaluated; None for each where it reads nothing."""
+        if not self._needs_mismatched:
+            return [row.statistic for row in rows]
+        packs = mismatched_packs(rows, self.turn_args.token_budget)
+        return self._mismatches([self._prepare_inputs(pack) for pack in packs])
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision training will run in, so that policy and reference start equal."""
@@ -282,17 +321,17 @@ class TurnTrainer(Trainer):
         with self._autocast():
             logprobs, entropy = logprobs_and_entropy(model, inputs)
         if not inputs["pairs"]:
-            return logprobs.sum() * 0.0
+            return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
         chosen, rejected = both_sides(inputs, logprobs)
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         means = self._means["train" if model.training else "eval"]
-        for name, values in step_metrics(self.loss, chosen, rejected, step, entropy).items():
+        metrics = step_metrics(self.loss, chosen, rejected, step, entropy) | {"loss": value.detach()}
+        for name, values in metrics.items():
             means.add(name, values)
-        means.add("loss", value.detach())
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / share * self._kept
-        return (total, {"loss": value.detach()}) if return_outputs else total
+        return (total, metrics) if return_outputs else total
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Pairs of one optimizer step, over all its packs and all processes."""
@@ -348,38 +387,3 @@ class TurnTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with resuming(checkpoint):
             super()._load_rng_state(checkpoint)
-
-    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate all rows as one step; every metric, the loss too, is a mean over them."""
-        rows = cast("Examples", dataloader.dataset).rows
-        statistics: list[Any] = [row.statistic for row in rows]
-        if self._needs_mismatched:
-            packs = mismatched_packs(rows, self.turn_args.token_budget)
-            statistics = self._mismatches([self._prepare_inputs(pack) for pack in packs])
-        self._evaluated = {} if None in statistics else {"step": torch.tensor(statistics)}
-        self._means["eval"] = Means()
-        output: Any = super().evaluation_loop(dataloader, *args, **kwargs)
-        prefix = kwargs["metric_key_prefix"]
-        output.metrics.update({f"{prefix}_{name}": mean for name, mean in self._means["eval"].take().items()})
-        return output
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""
-        return 0
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, None, None]:
-        """Evaluation computes the loss and nothing else; every process makes the passes of its own packs."""
-        with torch.no_grad(), self.compute_loss_context_manager():
-            packs = [
-                self._prepare_inputs(pack | self._evaluated)
-                for pack in self._as_many_as_others(inputs["packs"])
-            ]
-            pairs = int(sum(pack["pairs"].sum() for pack in packs))
-            with continuing(model, inputs.get("beginning"), self._autocast):
-                losses = [
-                    self.compute_loss(model, pack, num_items_in_batch=pairs * self.args.world_size)
-                    for pack in packs
-                ]
-        return torch.stack(losses).sum(), None, None

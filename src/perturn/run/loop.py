@@ -191,9 +191,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_signals(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
     if engine.serves_checkpoints:
-        if recipe.base is None:
-            make_renderer(recipe, recipe.model.name)
-        locate("perturn.run.trainable:check_model")(recipe, trains=command in (None, "train"))
+        renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
+        locate("perturn.run.trainable:check_model")(recipe, command in (None, "train"), renderer)
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)

@@ -18,6 +18,7 @@ from perturn.policy.credits import choose_credit
 from perturn.policy.logprobs import check_architecture
 from perturn.policy.models import (
     add_adapters,
+    check_vocabulary,
     compute_dtype,
     context_length,
     device,
@@ -25,6 +26,7 @@ from perturn.policy.models import (
     new_model,
 )
 from perturn.policy.templates import chat_template
+from perturn.policy.tokens import Renderer
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
 from perturn.run.measure import sense_of
@@ -132,17 +134,21 @@ def empty_base(recipe: Recipe) -> Any:
         return new_model(recipe.base.shape, _VOCABULARY)
 
 
-def check_model(recipe: Recipe, trains: bool) -> None:
+def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
     """Build the model without its weights, and upon it what trains it.
 
     Args:
         recipe: Of the run.
         trains: Whether it is to be trained.
+        renderer: Of the model; None: it is to be made too.
 
     Raises:
         PerturnError: If it cannot be trained as the recipe says.
     """
     model = empty_base(recipe)
+    if renderer is not None:
+        name = f"chat template of {recipe.model.name}"
+        check_vocabulary(model, renderer.tokenizer, renderer.probe_ids, name)
     if trains:
         check_architecture(model)
     limit, most = context_length(model), recipe.model.max_length

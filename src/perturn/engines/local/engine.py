@@ -83,8 +83,9 @@ class LocalEngine:
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
         self._kept: OrderedDict[str, History] = OrderedDict()
-        self._refused: list[Row] = []
+        self._refused: list[tuple[Prompt, EngineFailure]] = []
         self._token_bytes, self._joins = 0, False
+        self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._layers = model.config.get_text_config().num_hidden_layers
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_ids) if speculate else None
@@ -110,13 +111,14 @@ class LocalEngine:
         """
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
+            refusal = self._refusal(ids)
+            if refusal is not None:
+                self._refused.append((prompt, refusal))
+                continue
             if self._drafts:
                 self._drafts.read(prompt.conversation, ids)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
             row = Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
-            if len(ids) >= self._limit:
-                self._refused.append(row)
-                continue
             if prompt.conversation not in self._kept:
                 self._join(row)
             self._waiting.append(row)
@@ -131,9 +133,10 @@ class LocalEngine:
             if row.history.nbytes <= self._budget:  # for the conversation's next turn
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
-        return [(row.prompt, context_full(len(row.ids), self._limit)) for row in refused] + [
+        answers = [
             (row.prompt, self._tokens.action(row.answer, row.logprobs, row.prompt.tools)) for row in ended
         ]
+        return [*refused, *answers]
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered."""
@@ -181,6 +184,17 @@ class LocalEngine:
         self._kept.clear()
         self._unpack()
         self._model.set_attn_implementation(self._attention)
+
+    def _refusal(self, ids: Sequence[int]) -> EngineFailure | None:
+        """Why a prompt cannot be answered; None if it can."""
+        if len(ids) >= self._limit:
+            return context_full(len(ids), self._limit)
+        if max(ids) < self._vocabulary:
+            return None
+        return EngineFailure(
+            f"the prompt has token {max(ids)}, and the model has embeddings for {self._vocabulary}; resize them to the "
+            "tokenizer's size with resize_token_embeddings, and train the new ones."
+        )
 
     def _join(self, row: Row) -> None:
         """Find out what the prompt has in common with others."""
