@@ -21,6 +21,9 @@ from perturn.rules import TurnControl, check_example
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
 
+SPARSE = {"sparse": True}
+"""Metadata of a field that is written to a file only where it differs from its default."""
+
 
 class Status(StrEnum):
     """How the recording of an episode ended."""
@@ -62,6 +65,8 @@ class Action:
     """Native tool calls, in the chat-template form."""
     candidates: tuple[int, ...] = ()
     """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
+    reasoning: str = field(default="", metadata=SPARSE)
+    """Thought before the text, where it came as a field of its own; a chat template writes both."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
@@ -70,6 +75,8 @@ class Action:
     def message(self) -> Message:
         """The action as an assistant message."""
         message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [dict(call) for call in self.tool_calls]
         return message
@@ -92,6 +99,15 @@ class Turn:
     """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
     remaining: Remaining | None = None
     """The way that is left before and after the action; None: not measured."""
+    trained: bool = field(default=True, metadata=SPARSE)
+    """Whether training may put loss on the action; see `carries_loss`."""
+
+    @property
+    def carries_loss(self) -> bool:
+        """Whether training puts loss on the action: it is to be trained, and it is not empty."""
+        action = self.action
+        written = action.text or action.tool_calls or action.token_ids or action.reasoning
+        return self.trained and bool(written)
 
     @property
     def observation_text(self) -> str:
@@ -132,6 +148,8 @@ class Trajectory:
     """How many turns another had played, whose episode it was, before `policy` took over."""
     origin: int | None = None
     """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
+    """Further variables for the chat template, such as `{"enable_thinking": False}`."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [
@@ -189,10 +207,6 @@ def score(trajectory: Trajectory) -> float:
 def succeeded(trajectory: Trajectory) -> bool:
     """Whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
-
-
-SPARSE = {"sparse": True}
-"""Metadata of a field that no line of a file has where it is None."""
 
 
 @dataclass(frozen=True)

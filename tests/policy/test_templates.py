@@ -211,12 +211,12 @@ def test_mistrals_tools(tokenizer_of):
     )
 
 
-def played(tools=False, system=True, turns=7):
+def played(tools=False, system=True, turns=7, thought=THOUGHT):
     """A conversation of many turns with thoughts, and with two calls at a time."""
     made, observation = [], (user("A door."),)
     for k in range(turns):
         calls = tuple(said("", "door", "lamp")["tool_calls"]) if tools and k % 2 == 0 else ()
-        made.append(Turn(observation, Action("" if calls else f"{THOUGHT}go {k}", tool_calls=calls)))
+        made.append(Turn(observation, Action("" if calls else f"{thought}go {k}", tool_calls=calls)))
         observation = tuple({"role": "tool", "content": f"red {k}"} for _ in calls) or (user(f"A room {k}."),)
     schemas = (TOOL, MORE) if tools else ()
     return Trajectory(Task("t"), tuple(made), prompt=(SYSTEM,) if system else (), tools=schemas)
@@ -232,7 +232,7 @@ def test_every_template_is_tested():
 def test_ours_are_append_only_at_the_price_of_the_newest_messages(tokenizer_of, name, tools):
     """Each prompt begins the next one and the training sequence, whose text is the template's."""
     renderer = Renderer(tokenizer_of(KIND_OF[name]), name)
-    episode = played(tools)
+    episode = played(tools, thought="" if name == "qwen3-nothink" else THOUGHT)
     encoded = renderer.encode(episode)
     shown = episode.tools or None
     text = renderer.tokenizer.apply_chat_template(episode.messages, tools=shown, tokenize=False)

@@ -110,7 +110,11 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
 
 
 def _is_left_out(value: Any, each: Field[Any]) -> bool:
-    return bool(each.metadata.get("sparse")) and getattr(value, each.name) is None
+    """Whether a sparse field holds its default."""
+    if not each.metadata.get("sparse"):
+        return False
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    return bool(getattr(value, each.name) == default)
 
 
 # What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.

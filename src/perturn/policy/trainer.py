@@ -24,7 +24,6 @@ from tqdm.auto import tqdm
 from transformers import Trainer
 
 from perturn.data.cache import cache_folder
-from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.policy.config import (
     TurnConfig,
@@ -35,7 +34,8 @@ from perturn.policy.config import (
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
-from perturn.policy.examples import Example, check_lengths, encode_example, sides
+from perturn.policy.examples import Example, check_lengths, encode_example
+from perturn.policy.intake import take_rows
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_logprobs, with_mismatched
@@ -43,7 +43,7 @@ from perturn.policy.models import add_adapters, context_length, disable_dropout,
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import Batch, Collator, Examples, Filled, both_sides, empty_pack, mismatched_packs
 from perturn.policy.reference import reference_identity, reference_logprobs, weigh_all
-from perturn.policy.sampled import Row, as_row, behavior_logprobs, weigh_rows, with_weight
+from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -156,30 +156,9 @@ class TurnTrainer(Trainer):
         """Rows -> checked examples."""
         if rows is None:
             return None
-        args, encoded, taken, refused = self.turn_args, [], [], []
-        for index, row in enumerate(rows):
-            try:
-                parsed = as_row(row, index, self.loss)
-                encoded.append(self._example(parsed))
-                taken.append(parsed)
-            except DataError as error:
-                refused.append((index, str(error)))
-                if len(refused) == MOST_REFUSED:
-                    break
-        if refused:
-            raise DataError(refusal(name, refused))
-        if not encoded:
-            raise DataError(f"the {name} dataset is empty; give at least one row.")
+        args = self.turn_args
+        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length)
         check_lengths(encoded, self._context)
-        dropped = [side.dropped_turns for side in sides(encoded) if side.dropped_turns]
-        if dropped:
-            _logger.warning(
-                "%s: dropped %d turns from the end of %d trajectories to keep max_length=%s",
-                name,
-                sum(dropped),
-                len(dropped),
-                args.max_length,
-            )
         if self._needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
