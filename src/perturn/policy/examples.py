@@ -117,9 +117,12 @@ def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded
     if silent := silent_turns(trajectory):
         side = replace(side, turn=tuple(NO_TURN if turn in silent else turn for turn in side.turn))
     if not side.turns:
+        empty = sum(turn.trained and not turn.carries_loss for turn in trajectory.turns)
+        marked = sum(not turn.trained for turn in trajectory.turns)
         raise DataError(
-            f"task {trajectory.task.id!r:.80}: {name} has no turn that carries loss: each is empty, marked as not to "
-            "be trained, cut by the length limit, or masked; remove the row."
+            f"task {trajectory.task.id!r:.80}: {name} has no turn that carries loss: of {len(trajectory.turns)} turns "
+            f"{empty} are empty, {marked} are marked as not to be trained, and any other is cut by the length limit or "
+            "masked; remove the row."
         )
     return side
 
