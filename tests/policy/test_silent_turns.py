@@ -51,7 +51,10 @@ def first(trainer):
 
 
 def pairs_of(change):
-    sides = (trajectory(*SAID, task="t/0"), trajectory("south", "key", "box", "west", "wait here", task="t/0"))
+    sides = (
+        trajectory(*SAID, task="t/0"),
+        trajectory("south", "key", "box", "west", "wait here", task="t/0"),
+    )
     return [PreferencePair(*(change(side, len(SAID) - 1) for side in sides))]
 
 
@@ -125,9 +128,7 @@ def test_an_empty_answer_is_a_turn_without_loss(tokenizer):
 def test_a_side_without_loss_is_named(tokenizer):
     """By its name, and why."""
     pair = PreferencePair(trajectory("north"), without(trajectory("up", ""), 0))
-    with pytest.raises(
-        DataError, match=r"rejected has no turn that carries loss: of 2 turns 1 are empty, 1"
-    ):
+    with pytest.raises(DataError, match=r"rejected has no turn that carries loss: of 2 turns 1 are empty, 1"):
         encode_example(pair, Renderer(tokenizer), None)
     with pytest.raises(
         DataError, match=r"task 't/0' has no turn that carries loss: each is empty, or marked"
