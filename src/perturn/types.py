@@ -106,7 +106,7 @@ class Turn:
     def carries_loss(self) -> bool:
         """Whether training puts loss on the action: it is to be trained, and it is not empty."""
         action = self.action
-        written = action.text or action.tool_calls or action.token_ids or action.reasoning
+        written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
         return self.trained and bool(written)
 
     @property

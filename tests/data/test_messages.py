@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 
 from perturn.data.messages import read_answer
+from perturn.data.records import trajectory_from_dict
 from perturn.data.trl import from_trl, to_trl, told_unread
 from perturn.errors import DataError
 
@@ -135,8 +136,9 @@ def test_a_marked_answer_is_no_trained_turn(key, value):
     assert not off.carries_loss
 
 
-def test_an_empty_answer_carries_no_loss():
-    empty, good = turns(said(""), USER, said("good"))
+@pytest.mark.parametrize("nothing", ["", None, " \n", []])
+def test_an_empty_answer_carries_no_loss(nothing):
+    empty, good = turns(said(nothing), USER, said("good"))
 
     assert empty.trained
     assert (empty.carries_loss, good.carries_loss) == (False, True)
@@ -326,3 +328,11 @@ def test_unknown_keys_are_counted_and_metadata_is_not():
 def test_columns_that_ask_for_what_is_not_done_are_refused(column):
     with pytest.raises(DataError, match=rf"row: {next(iter(column))}: "):
         from_trl({"messages": [USER, said("a")], **column}, task_id="t")
+
+
+@pytest.mark.parametrize(("content", "text"), RESULTS[:-1])
+def test_results_in_records_of_ours_are_text_too(content, text):
+    turn = {"observation": [{"role": "tool", "content": content}], "action": {"text": "b"}}
+    read = trajectory_from_dict({"version": 1, "task": {"id": "t"}, "turns": [turn]})
+
+    assert read.turns[0].observation == ({"role": "tool", "content": text},)

@@ -168,11 +168,12 @@ def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
     Raises:
         DataError: For the longest one.
     """
-    longest = max((side.longest for side in sides(examples)), default=0)
+    lengths = [max(side.longest for side in example.sides) for example in examples]
+    longest = max(lengths, default=0)
     if limit is not None and longest > limit:
         raise DataError(
-            f"the longest sequence has {longest} tokens, but the model's context is {limit}; "
-            f"set max_length to {limit} or less to drop whole turns from the end."
+            f"the longest sequence has {longest} tokens (row {lengths.index(longest)}), but the model's context is "
+            f"{limit}; set max_length to {limit} or less to drop whole turns from the end."
         )
 
 

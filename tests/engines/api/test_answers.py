@@ -214,12 +214,16 @@ def test_an_engine_that_is_closed_says_so(open_engine):
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_the_thought_of_an_answer_is_kept(server, open_engine, tmp_path, name):
-    """As a field, in the ledger too; it is not sent back."""
+    """As a field, in the ledger too, unless the settings drop it; it is not sent back."""
     server.reply = lambda body, number: completion("a", **{name: "It is dark."})
     first = open_engine(ledger=tmp_path / "ledger.jsonl")
     (answer,) = first.generate([prompt()], SAMPLING)
     first.close()
-    again = open_engine(ledger=tmp_path / "ledger.jsonl").generate([prompt()], SAMPLING)
+    second = open_engine(ledger=tmp_path / "ledger.jsonl")
+    again = second.generate([prompt()], SAMPLING)
+    second.close()
+    third = open_engine(ledger=tmp_path / "ledger.jsonl", keep_thoughts=False)
+    assert third.generate([prompt()], SAMPLING) == [Action("a")]
     open_engine().generate([prompt(turns=[Turn((user("hi"),), answer)])], SAMPLING)
 
     assert answer == Action("a", reasoning="It is dark.")

@@ -111,7 +111,7 @@ class ApiEngine:
         identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         if (known := self._ledger.answers.get(digest)) is not None:
-            return _action(known)
+            return self._action(known)
         async with self._free:
             if ends:
                 return None
@@ -177,7 +177,7 @@ class ApiEngine:
         self._ledger.add(digest, answer, *(usage or (0, 0)))
         if answer is None:
             return EngineFailure(f"{self.name}: {why}")
-        return _action(answer)
+        return self._action(answer)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """Text, thought, end and tool calls of a choice, without the key should the server have echoed it."""
@@ -190,6 +190,16 @@ class ApiEngine:
         }
         cleaned: dict[str, Any] = json.loads(self._redact(json.dumps(answer)))
         return cleaned
+
+    def _action(self, answer: Mapping[str, Any]) -> Action:
+        """A kept answer as an action."""
+        thought = answer.get("reasoning", "") if self._settings.keep_thoughts else ""
+        return Action(
+            answer["text"],
+            ended=answer["ended"],
+            tool_calls=tuple(answer["tool_calls"]),
+            reasoning=thought,
+        )
 
     def _failure(self, error: Exception) -> EngineFailure:
         """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all."""
@@ -283,12 +293,3 @@ class ApiEngine:
             f"the budget is spent: {facts} after {ledger.requests} requests; what was answered is kept, and "
             f"the same command with a higher limit goes on, such as {raised}."
         )
-
-
-def _action(answer: dict[str, Any]) -> Action:
-    return Action(
-        answer["text"],
-        ended=answer["ended"],
-        tool_calls=tuple(answer["tool_calls"]),
-        reasoning=answer.get("reasoning", ""),
-    )
