@@ -403,3 +403,12 @@ def test_a_large_value_is_quoted_in_part():
     row = {name: [{"role": "user", "content": "x" * 40}] * 6 for name in ("prompt", "chosen", "rejected")}
 
     assert len(mismatch("a JSON object", [row] * 10)) < 260
+
+
+def test_a_thought_with_half_a_character_is_mended(tmp_path):
+    """It is no part of what the world is sent, so the turn is valid."""
+    found = played(World(), Action("Action: a", reasoning="dark\ud83d"), "Action: a")
+
+    assert found.turns[0].action == Action("Action: a", reasoning="dark\ufffd")
+    assert found.turns[0].valid
+    assert stored(found, tmp_path) == found
