@@ -21,7 +21,7 @@ _PARTS = {
 
 
 class Said(NamedTuple):
-    """What the parts of an assistant message say."""
+    """Text and thought of an assistant message."""
 
     text: str
     reasoning: str = ""
@@ -48,14 +48,14 @@ def flatten_said(content: Any, where: str) -> Said | Any:
         return content
     texts, thoughts = [], []
     for index, part in enumerate(content):
-        kind, place = part.get("type") if isinstance(part, Mapping) else None, f"{where}[{index}]"
+        kind, at = part.get("type") if isinstance(part, Mapping) else None, f"{where}[{index}]"
         if kind in _THOUGHTS:
             thought = part.get(kind, part.get("text"))
-            thoughts.append(flatten(thought, f"{place}.{kind}") if thought else "")
+            thoughts.append(flatten(thought, f"{at}.{kind}") if thought else "")
         elif kind == "refusal" and isinstance(part.get("refusal"), str):
             texts.append(part["refusal"])
         else:
-            texts.append(_text(part, place))
+            texts.append(_text(part, at))
     return Said("".join(texts), "".join(map(str, thoughts)))
 
 

@@ -80,7 +80,7 @@ def from_trl(
 
 
 def told_unread(counts: Counter[str]) -> str:
-    """What was left out of rows, in words; empty if nothing was."""
+    """Return the keys and messages that were left out of rows, in words; empty if there are none."""
     keys = [f"{key} ({rows} rows)" for key, rows in sorted(counts.items()) if key != TRAILING and rows]
     said = [f"keys that nothing reads: {', '.join(keys)}"] if keys else []
     if counts[TRAILING]:

@@ -69,7 +69,7 @@ class ChatTemplate:
 
     @cached_property
     def thoughts(self) -> Thoughts:
-        """What the template does with thoughts."""
+        """The key of thoughts, and whether the template adds empty ones."""
         return find_thoughts(self._try)
 
     def _try(self, messages: list[Message]) -> str | None:

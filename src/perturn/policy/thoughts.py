@@ -20,7 +20,7 @@ _PROBE = "\u2063thought\u2063"
 
 @dataclass(frozen=True)
 class Thoughts:
-    """What a chat template does with thoughts."""
+    """The way in which a chat template writes thoughts."""
 
     key: str | None
     """Key of a message under which it reads a thought; None: it reads none."""
