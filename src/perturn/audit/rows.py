@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +63,13 @@ def _conversations(data: Path) -> Iterator[Trajectory | PreferencePair]:
     if refused:
         raise DataError(refusal(f"{data}:", refused))
     if unread := told_unread(counts):
-        _logger.warning("%s: %s", data, unread)
+        _say_unread(data, unread)
+
+
+@cache
+def _say_unread(data: Path, unread: str) -> None:
+    """Say once what nothing reads of a file; a run reads its rows several times."""
+    _logger.warning("%s: %s", data, unread)
 
 
 def _is_pair(record: dict[str, Any]) -> bool:
