@@ -21,6 +21,9 @@ from perturn.rules import TurnControl, check_example
 Message = dict[str, Any]
 """A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
 
+SPARSE = {"sparse": True}
+"""Metadata of a field that is written to a file only where it differs from its default."""
+
 
 class Status(StrEnum):
     """How the recording of an episode ended."""
@@ -62,6 +65,8 @@ class Action:
     """Native tool calls, in the chat-template form."""
     candidates: tuple[int, ...] = ()
     """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
+    reasoning: str = field(default="", metadata=SPARSE)
+    """Thought before the text, where it came as a field of its own; a chat template writes both."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
@@ -70,6 +75,8 @@ class Action:
     def message(self) -> Message:
         """The action as an assistant message."""
         message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [dict(call) for call in self.tool_calls]
         return message
@@ -92,6 +99,15 @@ class Turn:
     """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
     remaining: Remaining | None = None
     """The way that is left before and after the action; None: not measured."""
+    trained: bool = field(default=True, metadata=SPARSE)
+    """Whether training may put loss on the action; see `carries_loss`."""
+
+    @property
+    def carries_loss(self) -> bool:
+        """Whether training puts loss on the action: it is to be trained, and it is not empty."""
+        action = self.action
+        written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
+        return self.trained and bool(written)
 
     @property
     def observation_text(self) -> str:
@@ -138,6 +154,8 @@ class Trajectory:
     """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
     """True where the episode was truncated since the model's context left no room for another answer; else None."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
+    """Further variables for the chat template, such as `{"enable_thinking": False}`."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [

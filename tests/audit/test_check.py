@@ -310,3 +310,21 @@ def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):
     assert "expected the task of chosen ('t/0'), got 't/5'" in reasons[0]
     assert reasons[1].startswith("rejected: expected a value, got no such key")
     assert [row["row"] for row in repeated] == [2]
+
+
+def test_what_nothing_reads_and_turns_without_loss_are_counted(tiny_folder, tmp_path):
+    """As training says it; a row is counted once for each key."""
+    good = {"role": "assistant", "content": "north", "mood": "glad"}
+    messages = [
+        {"role": "user", "content": "u"},
+        good,
+        {"role": "user", "content": "v"},
+        good | {"weight": 0},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"messages": messages, "plan": "x"}) + "\n" for _ in range(2)))
+    part = audit(file, str(tiny_folder))["parts"]["rows"]
+
+    assert part["silent_turns"] == 2
+    assert part["turns"] == 2
+    assert part["unread"] == "keys that nothing reads: column plan (2 rows), mood (2 rows)"

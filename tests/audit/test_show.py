@@ -270,7 +270,7 @@ BAD = {
     "equal": ([{"chosen": say("a", "b"), "rejected": say("a", "b")}], "expected to differ from chosen"),
     "empty text": (
         [{"messages": say("a", "")}],
-        "expected text or tool calls in an assistant message, got neither",
+        "expected an assistant message that carries loss, but all of them are empty",
     ),
     "list": ([[1, 2]], "rows.jsonl:1: row: expected a JSON object, got [1, 2]"),
 }
@@ -300,11 +300,17 @@ def record(text="b", reward=0.0, **action):
     ("row", "says"),
     [
         (record(reward=float("nan")), "turns[0].reward: expected a finite number, got nan"),
-        (record(text=""), "turns[0].action is empty; remove the row"),
+        (
+            record(text=""),
+            "the trajectory has no turn that carries loss: of 1 turns 1 are empty, 0 are marked",
+        ),
         (record(token_ids=[], logprobs=[]), "token_ids must hold at least one token or be None"),
         (RECORD | {"turns": []}, "has no assistant turn; remove the row"),
         ({"chosen": record(), "rejected": record()}, "chosen equals rejected for task 't'; remove the pair"),
-        ({"chosen": record(), "rejected": record(text="")}, "turns[0].action is empty; remove the row"),
+        (
+            {"chosen": record(), "rejected": record(text="")},
+            "rejected has no turn that carries loss: of 1 turns",
+        ),
     ],
 )
 @pytest.mark.parametrize("as_json", [True, False])
@@ -345,7 +351,9 @@ def test_good_rows_are_shown_and_bad_ones_named_with_their_lines(
     printed = capsys.readouterr()
     first, second, third = printed.err.splitlines()
     assert first.startswith(f"error: {file}:2 (and 1 more: line 3): row: messages: expected an assistant")
-    assert second.startswith(f"{file}:5 (and 1 more: line 7): row: messages[1]: expected text or tool calls")
+    assert second.startswith(
+        f"{file}:5 (and 1 more: line 7): row: messages: expected an assistant message that"
+    )
     assert third.startswith(f"{file}:6: row: expected JSON, got")
     if as_json:
         rows = [json.loads(line) for line in printed.out.splitlines()]

@@ -8,9 +8,9 @@ from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from perturn.audit.rows import read_each, read_rows
+from perturn.data.messages import read_answer
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.engines.api.chat import read_call
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
 from perturn.errors import DataError, PerturnError
@@ -112,7 +112,7 @@ def test_answers_of_servers(body):
         usage = read_usage(completion)
         assert usage is None or all(type(count) is int and count >= 0 for count in usage)
         message = completion["choices"][0]["message"]
-        json.dumps([read_call(call) for call in message.get("tool_calls") or ()])
+        json.dumps(read_answer(message, "answer").message())
 
 
 LINE = {

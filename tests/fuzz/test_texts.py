@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.mutations import answers, fuzzed, scrambled
-from perturn.engines.api.chat import read_call
+from perturn.data.messages import read_answer
 from perturn.envs.hotpotqa.fireact import Step, _steps
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import parse_text, read_action
@@ -108,6 +108,7 @@ def test_tool_calls(text, action):
     with answers():
         parse_text(text.decode("utf-8", "surrogateescape"))
         read_action(action.decode("utf-8", "surrogateescape"))
-        read_call(
-            {"id": "a", "function": {"name": "f", "arguments": text[30:].decode("utf-8", "surrogateescape")}}
+        arguments = text[30:].decode("utf-8", "surrogateescape")
+        read_answer(
+            {"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]}, "answer"
         )

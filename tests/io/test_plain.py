@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perturn.data.messages import read_answer
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.data.trl import from_trl
-from perturn.engines.api.chat import read_call, to_chat
+from perturn.engines.api.chat import to_chat
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.tool_calls import understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelError
@@ -265,7 +266,8 @@ def test_arguments_that_cannot_be_carried_are_an_invalid_turn(tmp_path, tokenize
 def test_a_server_may_nest_arguments_as_deep_as_it_likes():
     """They stay text, as all that is no JSON object; so the call is an invalid turn."""
     bomb = '{"a": ' * 100_000
-    call = read_call({"function": {"name": "look", "arguments": bomb}})
+    call = {"function": {"name": "look", "arguments": bomb}}
+    (call,) = read_answer({"tool_calls": [call]}, "answer").tool_calls
 
     assert call["function"]["arguments"] == bomb
     assert understand(Action("", tool_calls=(call,)))[1] is None
@@ -401,3 +403,12 @@ def test_a_large_value_is_quoted_in_part():
     row = {name: [{"role": "user", "content": "x" * 40}] * 6 for name in ("prompt", "chosen", "rejected")}
 
     assert len(mismatch("a JSON object", [row] * 10)) < 260
+
+
+def test_a_thought_with_half_a_character_is_mended(tmp_path):
+    """It is no part of what the world is sent, so the turn is valid."""
+    found = played(World(), Action("Action: a", reasoning="dark\ud83d"), "Action: a")
+
+    assert found.turns[0].action == Action("Action: a", reasoning="dark\ufffd")
+    assert found.turns[0].valid
+    assert stored(found, tmp_path) == found

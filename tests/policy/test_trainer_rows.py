@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch.testing import assert_close
 
 from perturn import TurnTrainer
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, DataError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import add_adapters, load_model
 from perturn.policy.packing import lay_out
@@ -219,3 +219,43 @@ def test_dropout_is_disabled(train, tiny_model):
 
     assert trainer.model.extra.p == 0
     assert history(trainer, "rewards/chosen")[0] == pytest.approx(0, abs=1e-5)
+
+
+def refusing(number):
+    """Twenty rows, one of which has no text where the template wants one, and one a mark that is none."""
+    rows = [{"messages": [USER | {"content": f"room {n}"}, SAID]} for n in range(20)]
+    rows[number] = {"messages": [USER, SAID, {"role": "tool", "content": "a"}, SAID]}
+    rows[3] = {"messages": [USER, SAID | {"weight": 0.5}]}
+    return rows
+
+
+USER, SAID = {"role": "user", "content": "u"}, {"role": "assistant", "content": "go"}
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("which", ["train", "eval"])
+def test_a_row_that_the_template_refuses_is_named_with_other_bad_rows(train, which):
+    """In the training data and in the evaluation data, in one message."""
+    good = [{"messages": [USER, SAID]}]
+    rows, held = (refusing(17), None) if which == "train" else (good, refusing(17))
+
+    with pytest.raises(DataError) as caught:
+        train(rows, loss="sft", chat_template=STRICT, eval_dataset=held)
+
+    assert f"{which} row 3: row: messages[1].weight: expected 0 or 1" in str(caught.value)
+    assert f"{which} row 17: the chat template cannot render this conversation: no tools here" in str(
+        caught.value
+    )
+
+
+def test_what_nothing_reads_is_said_aloud(train, caplog):
+    """Once, with the number of rows."""
+    rows = [{"messages": [USER, SAID | {"mood": "glad"}], "plan": [1]} for _ in range(3)]
+    train(rows, loss="sft")
+
+    said = [record.message for record in caplog.records if "nothing reads" in record.message]
+    assert said == ["train: keys that nothing reads: column plan (3 rows), mood (3 rows)"]

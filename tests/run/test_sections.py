@@ -6,6 +6,7 @@ import pytest
 
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, DataError
+from perturn.report import write_report
 from perturn.run.loop import open_run, run_stages
 
 SAY = [{"role": "user", "content": "Find the box."}]
@@ -93,6 +94,28 @@ def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_
 
     assert row["chosen"]["weight"] == pytest.approx([1.0, 0.411765], abs=1e-6)
     assert row["rejected"]["weight"] == [1.0]
+
+
+def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplog):
+    """Of a row with a marked and an empty answer, and a key that nothing reads; the report is made."""
+    more = [{"role": "user", "content": "And now?"}]
+    bad, empty = [answer("drop it")[0] | {"weight": 0}], answer("")
+    chosen = bad + more + answer("take") + more + empty + more + answer("leave")
+    rows = [{"prompt": SAY, "chosen": chosen, "rejected": answer("wait"), "plan": "x"}]
+    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": {"loss": {"name": "dmpo"}}, "pair": pair})
+
+    run_stages(run)
+    (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
+
+    assert row["chosen"]["turn"] == [1, 3]
+    assert row["chosen"]["weight"] == pytest.approx([1.0, 0.411765], abs=1e-6)
+    assert [one.trained for one in read_pairs(run.paths.pairs())[0].chosen.turns] == [False, True, True, True]
+    assert [record.message for record in caplog.records if "nothing reads" in record.message] == [
+        f"{tmp_path / 'rows.jsonl'}: keys that nothing reads: column plan (1 rows)"
+    ]
+    run.close()
+    write_report(run.folder)
 
 
 @pytest.mark.parametrize(

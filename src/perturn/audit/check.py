@@ -16,12 +16,13 @@ from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.store import read_trajectories
+from perturn.data.trl import told_unread
 from perturn.episodes.calls.call import Tools
 from perturn.episodes.tool_calls import understand
 from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
-from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.policy.tokens import NO_TURN, Encoded, silent_turns
 from perturn.settings.sections import Pair
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -80,7 +81,7 @@ def audit(
         parts["branches"] = view.branches
     for name, file in parts.items():
         part = _Part(name, view, view.max_length or context or None)
-        for number, row in (read_branches if name == "branches" else read_each)(file):
+        for number, row in (read_branches if name == "branches" else read_each)(file, part.unread):
             part.add(number, row)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
@@ -104,6 +105,8 @@ class _Part:
     not_as_sampled: int = 0
     failed: int = 0
     """Rows that training leaves out, since an episode in them FAILED."""
+    silent_turns: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
 
     def add(self, number: int, row: Row | DataError) -> None:
         """Take in one row, or note why training would refuse it."""
@@ -111,8 +114,7 @@ class _Part:
             if isinstance(row, DataError):
                 raise row
             played = row.trajectory if isinstance(row, WeightedTrajectory) else row
-            sides = (played,) if isinstance(played, Trajectory) else (played.chosen, played.rejected)
-            if any(map(failed, sides)):
+            if any(map(failed, _sides(played))):
                 self.failed += 1
                 return
             self._check_text(number, played)
@@ -120,12 +122,13 @@ class _Part:
             how = (view.renderer, self.limit, view.shared_prefix)
             self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
             self.numbers.append(number)
+            self.silent_turns += sum(len(silent_turns(side)) for side in _sides(played))
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, "row": number, "reason": str(error)})
 
     def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
         """Look for control tokens in texts, and for actions that are not what was sampled."""
-        for side in (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected):
+        for side in _sides(row):
             for turn, where, tokens in self._control_tokens(side):
                 self.control_tokens.append(
                     {"part": self.name, "row": number, "turn": turn, "where": where, "tokens": tokens}
@@ -174,6 +177,8 @@ class _Part:
                 "tokens_of_a_turn": _spread([n for side in sides for n in _turn_lengths(side)]),
             },
             "duplicates": self._duplicates(),
+            "silent_turns": self.silent_turns,
+            "unread": told_unread(self.unread),
             "cut": {
                 "trajectories": sum(side.dropped_turns > 0 for side in sides),
                 "turns": sum(side.dropped_turns for side in sides),
@@ -196,6 +201,10 @@ class _Part:
             "examples": rows[:_EXAMPLES],
             "chosen_used_again": sum(count - 1 for count in chosen.values()),
         }
+
+
+def _sides(row: Trajectory | PreferencePair) -> tuple[Trajectory, ...]:
+    return (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected)
 
 
 def _turn_lengths(side: Encoded) -> Iterable[int]:

@@ -145,3 +145,7 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
         say(f"  rows that training leaves out, since their episodes FAILED: {part['failed']}")
     lines = f", such as {', '.join(f'{a} and {b}' for a, b in same['examples'])}" if same["examples"] else ""
     say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")
+    if part["silent_turns"]:
+        say(f"  turns without loss, since they are empty or marked so: {part['silent_turns']}")
+    if part["unread"]:
+        say(f"  {part['unread']}", style="yellow")

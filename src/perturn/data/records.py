@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from perturn.checks import are_factors
-from perturn.data.content import flatten
+from perturn.data.content import flatten, tool_text
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain import DEEPEST, fault, mismatch
 from perturn.io.reading import explain, parse_json, path_of
@@ -110,7 +110,11 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
 
 
 def _is_left_out(value: Any, each: Field[Any]) -> bool:
-    return bool(each.metadata.get("sparse")) and getattr(value, each.name) is None
+    """Whether a sparse field holds its default."""
+    if not each.metadata.get("sparse"):
+        return False
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    return bool(getattr(value, each.name) == default)
 
 
 # What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.
@@ -145,10 +149,13 @@ def _check_message(message: Any) -> Any:
     role, content = _check_shown(message).get("role"), message.get("content")
     if not role or not isinstance(role, str):
         raise ValueError(f".role: {mismatch('a role, such as user', role)}")
-    if not isinstance(content, str | list | None):
+    of_tool = role == "tool"
+    if not (of_tool or isinstance(content, str | list | None)):
         raise ValueError(f".content: {mismatch('text, or a list of content parts', content)}")
+    if isinstance(content, str | None):
+        return message
     try:
-        return {**message, "content": flatten(content, ".content")} if isinstance(content, list) else message
+        return {**message, "content": (tool_text if of_tool else flatten)(content, ".content")}
     except DataError as error:
         raise ValueError(str(error)) from None
 

@@ -1,81 +1,99 @@
 """TRL's conversational rows, read as its trainers read them, and written so that they are read back alike.
 
-What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. TRL's
-`chat_template_kwargs` has no place in a trajectory and is left behind, as are the keys of an assistant
-message other than role, content and tool_calls.
+What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. Rows in the forms
+of other trainers are first brought into TRL's (`forms.py`), and their messages are read by `messages.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from perturn.data.content import flatten
-from perturn.errors import DataError, did_you_mean
-from perturn.io.plain import fault, mismatch
+from perturn.data.forms import columns_of, plain_column
+from perturn.data.messages import Read, read_messages
+from perturn.errors import DataError
+from perturn.io.plain import mismatch
 from perturn.io.reading import parse_json
 from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Turn
 
-_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools", "label", "conversations")
+TRAILING = "trailing_messages"
+"""Under which messages after the last answer are counted."""
 _SYSTEM = ("developer", "system")
-_ROLES = ("assistant", "developer", "system", "tool", "user")
-_REASONING = ("reasoning", "reasoning_content", "thinking")
 _FORMS = "messages; prompt and completion; prompt, chosen and rejected; chosen and rejected (implicit prompt)"
 
 
 def from_trl(
-    row: Mapping[str, Any], *, task_id: str, index: int | None = None, counts: Counter[str] | None = None
+    row: Mapping[str, Any],
+    *,
+    task_id: str,
+    index: int | None = None,
+    counts: Counter[str] | None = None,
+    filled: bool = False,
 ) -> Trajectory | PreferencePair:
-    """A TRL conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
+    """A conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
 
-    Into `Trajectory.prompt`, which never carries loss, go leading system messages and, of an explicit
-    `prompt`, every message up to its last assistant message. Each later assistant message is an action, and
-    the messages before it, as they are, its observation. With an implicit prompt all of a conversation is in
-    both sides, so turns they share carry loss too.
+    Into `Trajectory.prompt`, which never carries loss, go leading system messages and every message of the prompt up to
+    its last assistant message. Each later assistant message is an action, and the messages before it, as they are, its
+    observation. Of `chosen` and `rejected` alone, the messages that both begin with are the prompt.
 
-    Keys that hold None, as Arrow fills in what a row lacks, are taken as absent at any depth; so is a null
-    that was meant as an argument of a tool call. A row with more than one form is read as a pair first, then
-    as prompt and completion. A text `prompt` beside conversational sides is ignored, as TRL ignores it.
+    An assistant message that is empty, or marked so (`weight: 0`, `train: false`, `loss: false`, `loss_mask: 0`), is a
+    turn without loss. A row with more than one form is read as a pair first, then as prompt and completion. A text
+    `prompt` beside conversational sides is ignored, as TRL ignores it.
+
+    Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept,
+    unless the row has been through Arrow, which fills in None for each key that a row lacks.
 
     Args:
-        row: The row; numpy arrays count as lists. Other columns are ignored.
+        row: The row; numpy arrays count as lists.
         task_id: Id of the task; a pair's sides are samples 0 and 1 of it.
         index: Number of the row, for error messages.
-        counts: Grows by `trailing_messages`: how many came after the last assistant message and were dropped.
+        counts: Grows by `trailing_messages` (how many came after the last assistant message and were dropped), and by
+            one for each key of the row or its messages that nothing reads.
+        filled: Whether the row is of a data set that Arrow holds; a row whose messages all have the same keys, some
+            with None, is taken for such a row anyway.
     """
     where = "row" if index is None else f"row {index}"
     if not isinstance(row, Mapping):
         _fail(where, "a mapping of columns", row)
-    columns = {name: _column(row[name], f"{where}: {name}") for name in _COLUMNS if row.get(name) is not None}
-    prompt, sides = _form(columns, where)
-    tools = _tools(columns.get("tools", []), f"{where}: tools")
+    unread: set[str] = set()
+    columns = columns_of(row, where, filled, unread)
+    prompt, sides = _form(columns, where, unread)
+    known: dict[str, Any] = {
+        "tools": _tools(columns.get("tools", []), f"{where}: tools"),
+        "template_kwargs": _kwargs(columns.get("chat_template_kwargs", {}), f"{where}: chat_template_kwargs"),
+    }
     trajectories = []
     trailing = 0
-    for sample, side in enumerate(sides):
-        messages = _conversation(columns[side], f"{where}: {side}")
-        if prompt and prompt[0]["role"] != "assistant" and messages[: len(prompt)] == prompt:
-            raise DataError(
-                f"{where}: {side}: repeats the prompt. Drop the column prompt, or cut {side} after it."
-            )
+    for sample, (side, messages) in enumerate(sides.items()):
         head, turns, dropped = _split(prompt, messages)
-        if not turns:
-            raise DataError(f"{where}: {side}: expected an assistant message, got none. Drop the row.")
-        trajectories.append(Trajectory(Task(task_id), turns, prompt=head, tools=tools, sample=sample))
+        _check_turns(turns, f"{where}: {side}")
+        trajectories.append(Trajectory(Task(task_id), turns, prompt=head, sample=sample, **known))
         trailing += dropped
     if len(sides) == 2 and trajectories[0].messages == trajectories[1].messages:
         raise DataError(f"{where}: rejected: expected to differ from chosen, got the same. Drop the row.")
     if counts is not None:
-        counts["trailing_messages"] += trailing
+        counts.update(unread)
+        counts[TRAILING] += trailing
     return trajectories[0] if len(sides) == 1 else PreferencePair(*trajectories)
+
+
+def told_unread(counts: Counter[str]) -> str:
+    """Return the keys and messages that were left out of rows, in words; empty if there are none."""
+    keys = [f"{key} ({rows} rows)" for key, rows in sorted(counts.items()) if key != TRAILING and rows]
+    said = [f"keys that nothing reads: {', '.join(keys)}"] if keys else []
+    if counts[TRAILING]:
+        said.append(f"messages after the last answer, which were dropped: {counts[TRAILING]}")
+    return "; ".join(said)
 
 
 def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     """A trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`, with `tools` if any.
 
-    The prompt holds what never carries loss and the first observation; the rest is the completion. `from_trl` reads the
-    same turns back; rewards, token ids and what else a trajectory records have no place in a row of TRL's.
+    The prompt holds what never carries loss and the first observation; the rest is the completion. A turn that is not
+    trained is marked `weight: 0`, as OpenAI marks it. `from_trl` reads the same turns back; rewards, token ids and what
+    else a trajectory records have no place in a row of TRL's.
 
     Raises:
         DataError: If the two sides of a pair do not begin with the same prompt and observation, or the policy saw a
@@ -83,14 +101,15 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     """
     if isinstance(row, Trajectory):
         prompt, completion = _completion(row)
-        return {"prompt": prompt, "completion": completion, **_with_tools(row)}
+        return {"prompt": prompt, "completion": completion, **_beside(row)}
     (prompt, chosen), (other, rejected) = _completion(row.chosen), _completion(row.rejected)
-    if prompt != other:
+    if prompt != other or row.chosen.template_kwargs != row.rejected.template_kwargs:
+        what = "begin with different prompts" if prompt != other else "have different chat_template_kwargs"
         raise DataError(
-            f"task {row.chosen.task.id!r}: chosen and rejected begin with different prompts, which no row of TRL's "
-            "can say. Make the pair of episodes of one protocol."
+            f"task {row.chosen.task.id!r}: chosen and rejected {what}, which no row of TRL's can say. Make the pair of "
+            "episodes of one protocol."
         )
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **_with_tools(row.chosen)}
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **_beside(row.chosen)}
 
 
 def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
@@ -101,131 +120,176 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
             f"TRL's is: the policy saw only the last {trajectory.history} at each. Play the tasks again with "
             "protocol.history=full to export them; perturn trains on them as they are."
         )
+    messages = list(trajectory.prompt)
+    for turn in trajectory.turns:
+        mark = {} if turn.trained else {"weight": 0}
+        messages += [*turn.observation, turn.action.message() | mark]
     first = len(trajectory.prompt) + (len(trajectory.turns[0].observation) if trajectory.turns else 0)
-    return trajectory.messages[:first], trajectory.messages[first:]
+    return messages[:first], messages[first:]
 
 
-def _with_tools(trajectory: Trajectory) -> dict[str, Any]:
-    return {"tools": json.dumps([dict(tool) for tool in trajectory.tools])} if trajectory.tools else {}
+def _beside(trajectory: Trajectory) -> dict[str, Any]:
+    """The columns beside the messages."""
+    tools = [dict(tool) for tool in trajectory.tools]
+    found: dict[str, Any] = {"tools": json.dumps(tools)} if tools else {}
+    variables = dict(trajectory.template_kwargs)
+    return found | ({"chat_template_kwargs": variables} if variables else {})
 
 
-def _form(columns: dict[str, Any], where: str) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages of an explicit prompt, and the columns that hold the sides."""
-    prompt = columns.get("prompt", [])
+def _form(columns: dict[str, Any], where: str, unread: set[str]) -> tuple[list[Read], dict[str, list[Read]]]:
+    """The messages of the prompt, and those of each side."""
+
+    def read(column: str) -> list[Read]:
+        return read_messages(columns[column], f"{where}: {column}", unread)
+
     if "chosen" in columns and "rejected" in columns:
-        if isinstance(prompt, str) and isinstance(columns["chosen"], list):
-            prompt = []
-        return _conversation(prompt, f"{where}: prompt"), ("chosen", "rejected")
+        is_ignored = isinstance(columns.get("prompt"), str) and isinstance(columns["chosen"], list)
+        if columns.get("prompt") and not is_ignored:
+            prompt, sides = read("prompt"), {"chosen": read("chosen"), "rejected": read("rejected")}
+            _refuse_repeated(prompt, sides, where)
+            return prompt, sides
+        chosen, rejected = read("chosen"), read("rejected")
+        shared = _shared(chosen, rejected)
+        return chosen[:shared], {"chosen": chosen[shared:], "rejected": rejected[shared:]}
+    if isinstance(columns.get("label"), bool) and {"completion", "messages"} & columns.keys():
+        raise DataError(
+            f"{where}: label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of "
+            "chosen and rejected."
+        )
     if "prompt" in columns and "completion" in columns:
-        if isinstance(columns.get("label"), bool):
-            raise DataError(
-                f"{where}: label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of "
-                "chosen and rejected."
-            )
-        return _conversation(prompt, f"{where}: prompt"), ("completion",)
+        prompt, sides = read("prompt"), {"completion": read("completion")}
+        _refuse_repeated(prompt, sides, where)
+        return prompt, sides
     if "messages" in columns:
-        return [], ("messages",)
+        return [], {"messages": read("messages")}
     got = ", ".join(columns) or "none of these columns"
     remedy = " Convert the row with trl.maybe_convert_to_chatml." if "conversations" in columns else ""
     raise DataError(f"{where}: expected one of the forms {_FORMS}; got {got}.{remedy}")
 
 
-def _conversation(value: Any, where: str) -> list[Message]:
-    if isinstance(value, str):
-        raise DataError(
-            f"{where}: expected messages, got text, which is TRL's standard format. "
-            'Wrap it: [{"role": "user", "content": ...}], or role assistant for what carries loss.'
-        )
-    if not isinstance(value, list):
-        _fail(where, "a list of messages", value)
-    return [_message(each, f"{where}[{index}]") for index, each in enumerate(value)]
-
-
-def _message(message: Any, where: str) -> Message:
-    if not isinstance(message, dict):
-        _fail(where, "a message object", message)
-    if "role" not in message:
-        remedy = " Convert the row with trl.maybe_convert_to_chatml." if "from" in message else ""
-        raise DataError(f"{where}: expected a message with a role, got keys {sorted(message)}.{remedy}")
-    role = message["role"]
-    if role not in _ROLES:
-        raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
-    content = flatten(message.get("content", ""), f"{where}.content")
-    if not isinstance(content, str):
-        _fail(f"{where}.content", "text", content)
-    return _assistant(message, content, where) if role == "assistant" else {**message, "content": content}
-
-
-def _assistant(message: Message, text: str, where: str) -> Message:
-    """An assistant message as `Action.message` writes it."""
-    for key in _REASONING:
-        if message.get(key):
+def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
+    """Refuse a side that begins with the whole prompt, of which a model would read two."""
+    if not prompt or prompt[0].message["role"] == "assistant":
+        return
+    for name, side in sides.items():
+        if _messages(side[: len(prompt)]) == _messages(prompt):
             raise DataError(
-                f"{where}.{key}: reasoning has no place in an action. Move it into content, or drop it."
+                f"{where}: {name}: repeats the prompt. Drop the column prompt, or cut {name} after it."
             )
-    calls = message.get("tool_calls", [])
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        _fail(f"{where}.tool_calls", "a list of objects", calls)
-    for index, call in enumerate(calls):
-        function = call.get("function", call)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            _fail(f"{where}.tool_calls[{index}]", "a call with the name of its function", call)
-    if not text and not calls:
-        raise DataError(
-            f"{where}: expected text or tool calls in an assistant message, got neither. Drop the row."
-        )
-    return Action(text, tool_calls=tuple(calls)).message()
 
 
-def _split(prompt: list[Message], side: list[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...], int]:
+def _shared(chosen: list[Read], rejected: list[Read]) -> int:
+    """How many messages are the prompt of both sides: all that they begin with, up to the last answer of either."""
+    last = [
+        max((index for index, each in enumerate(side) if each.message["role"] == "assistant"), default=0)
+        for side in (chosen, rejected)
+    ]
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    same = next((at for at, (one, other) in pairs if one.message != other.message), len(chosen))
+    return min(same, *last)
+
+
+def _split(prompt: list[Read], side: list[Read]) -> tuple[tuple[Message, ...], tuple[Turn, ...], int]:
     """The messages without loss, the turns, and how many messages follow the last turn."""
-    messages = prompt + side
-    system = next(
-        (index for index, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages)
-    )
-    answered = max((index + 1 for index, each in enumerate(prompt) if each["role"] == "assistant"), default=0)
-    start = max(system, answered)
+    reads = prompt + side
+    messages = _messages(reads)
+    system = next((at for at, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
+    answered = [at + 1 for at, each in enumerate(prompt) if each.message["role"] == "assistant"]
+    start = max([system, *answered])
     turns: list[Turn] = []
     observation: list[Message] = []
-    for message in messages[start:]:
+    for one in reads[start:]:
+        message = one.message
         if message["role"] == "assistant":
-            calls = tuple(message.get("tool_calls", ()))
-            turns.append(Turn(tuple(observation), Action(message["content"], tool_calls=calls)))
+            thought = message.get("reasoning_content", "")
+            action = Action(
+                message["content"], tool_calls=tuple(message.get("tool_calls", ())), reasoning=thought
+            )
+            turns.append(Turn(tuple(observation), action, trained=one.trained))
             observation = []
         else:
             observation.append(message)
     return tuple(messages[:start]), tuple(turns), len(observation)
 
 
+def _messages(reads: Sequence[Read]) -> list[Message]:
+    return [one.message for one in reads]
+
+
+def _check_turns(turns: tuple[Turn, ...], where: str) -> None:
+    """Refuse a side that nothing can be learned from."""
+    if not turns:
+        raise DataError(f"{where}: expected an assistant message, got none. Drop the row.")
+    if not any(turn.carries_loss for turn in turns):
+        all_empty = all(turn.trained for turn in turns)
+        why = "all of them are empty" if all_empty else "all of them are marked as without loss, or empty"
+        raise DataError(f"{where}: expected an assistant message that carries loss, but {why}. Drop the row.")
+
+
 def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(value, str):
-        value = _column(
-            parse_json(value, where, DataError, "Give a list of schemas, or its JSON text."), where
-        )
+    value = _parsed(value, where, "Give a list of schemas, or its JSON text.")
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         _fail(where, "a list of schemas or its JSON text", value)
-    return tuple(value)
+    return tuple(_without_nulls(tool) for tool in value)
 
 
-def _column(value: Any, where: str) -> Any:
-    """A column as plain data."""
-    try:
-        plain = _plain(value)
-    except RecursionError:
-        raise DataError(f"{where}: too many levels of lists and objects. Drop the row.") from None
-    if found := fault(plain, where):
-        raise DataError(f"{found}. Correct it, or drop the row.")
-    return plain
+def _without_nulls(schema: Any) -> Any:
+    """A schema without the keys that hold None, which means something under `default` and `const` alone."""
+    if isinstance(schema, list):
+        return [_without_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    literal = {"default", "const", "enum", "examples"}
+    return {
+        key: value if key in literal and not isinstance(value, dict) else _without_nulls(value)
+        for key, value in schema.items()
+        if value is not None or key in ("default", "const")
+    }
 
 
-def _plain(value: Any) -> Any:
-    """Lists, dicts and scalars of Python, without the keys that hold None."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+_RESERVED = {
+    *(
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+    ),
+    *(
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+    ),
+    *("tokenizer_kwargs", "tools", "truncation"),
+}
+"""Arguments of `apply_chat_template` that are not the template's variables."""
+
+
+def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
+    """Variables for the chat template."""
+    value = _parsed(value, where, "Give an object of variables, or its JSON text.")
+    value = {} if value is None else value
+    if not isinstance(value, dict):
+        _fail(where, "an object of variables for the chat template", value)
+    given = {key: item for key, item in value.items() if item is not None}
+    if reserved := sorted(_RESERVED & given.keys()):
+        raise DataError(
+            f"{where}.{reserved[0]}: expected variables of the chat template, got an argument of the call that renders "
+            "it. Leave it out."
+        )
+    return given
+
+
+def _parsed(value: Any, where: str, remedy: str) -> Any:
+    """A column that may be given as JSON text."""
+    return (
+        plain_column(parse_json(value, where, DataError, remedy), where) if isinstance(value, str) else value
+    )
 
 
 def _fail(where: str, expected: str, value: object) -> NoReturn:

@@ -15,7 +15,7 @@ from perturn.episodes.prompts import recalled, shown, system_prompt, window, wit
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
-from perturn.io.plain import fault, told
+from perturn.io.plain import fault, mended, told
 from perturn.types import (
     Action,
     Environment,
@@ -205,6 +205,8 @@ def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | N
         raise EngineFailure(
             "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
         )
+    if action.reasoning:
+        action = replace(action, reasoning=mended(action.reasoning))
     if fault((action.text, action.tool_calls), "action"):
         return as_text(action), None, ()
     if not reader.native:

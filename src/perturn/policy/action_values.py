@@ -10,7 +10,6 @@ from torch import Tensor
 
 from perturn.errors import RunError
 from perturn.policy.contributions import action_features
-from perturn.policy.examples import encode_example
 from perturn.policy.implicit import after_prompt
 from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded, Renderer
@@ -92,7 +91,7 @@ class ActionValues:
         return values
 
     def _encoded(self, episodes: Sequence[Trajectory]) -> list[Encoded]:
-        return [encode_example(one, self._renderer, None).chosen for one in episodes]
+        return [self._renderer.encode(one, every_turn=True) for one in episodes]
 
     def _features(self, encoded: Sequence[Encoded]) -> list[Tensor]:
         with frozen(self._model):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from perturn.errors import DataError
 from perturn.policy.rendering import NO_TURN, first_difference
-from perturn.policy.tokens import Encoded, Renderer
+from perturn.policy.tokens import Encoded, Renderer, silent_turns
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 if TYPE_CHECKING:
@@ -75,24 +75,30 @@ def encode_example(
             where the row itself does not say.
 
     Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits, or none of its own.
+        DataError: If both sides are the same tokens, or a side has no turn that fits, none of its own, or none that
+            carries loss.
     """
     said = None
     if isinstance(row, WeightedTrajectory):
         said, row = row.own_turns, row.trajectory
     if isinstance(row, Trajectory):
-        chosen = renderer.encode(row, max_length)
+        chosen = renderer.encode(row, max_length, every_turn=True)
         chosen = _with_all(chosen) if loss_on == "all" else chosen
         if own_turns and row.origin is not None if said is None else said:
             chosen = _own_turns(row, chosen)
+        chosen = _without_silent(row, chosen, "the trajectory")
         return Example(chosen, trajectories=(_with_loss(row, chosen),), whole=(row,))
-    chosen, rejected = (renderer.encode(side, max_length) for side in (row.chosen, row.rejected))
+    chosen, rejected = (
+        renderer.encode(side, max_length, every_turn=True) for side in (row.chosen, row.rejected)
+    )
     if chosen.ids == rejected.ids:
         cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
         raise DataError(f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair.")
     if shared_prefix == "mask":
         turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
         chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
+    chosen = _without_silent(row.chosen, chosen, "chosen")
+    rejected = _without_silent(row.rejected, rejected, "rejected")
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
 
@@ -109,6 +115,25 @@ def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
             f"from turn {branch.taken_over} on, fits the length limit; leave it out."
         )
     return _without_turns(side, branch.taken_over)
+
+
+def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded:
+    """The side without loss on turns that are empty or not to be trained.
+
+    Raises:
+        DataError: If no turn is left that carries loss.
+    """
+    if silent := silent_turns(trajectory):
+        side = replace(side, turn=tuple(NO_TURN if turn in silent else turn for turn in side.turn))
+    if not side.turns:
+        empty = sum(turn.trained and not turn.carries_loss for turn in trajectory.turns)
+        marked = sum(not turn.trained for turn in trajectory.turns)
+        raise DataError(
+            f"task {trajectory.task.id!r:.80}: {name} has no turn that carries loss: of {len(trajectory.turns)} turns "
+            f"{empty} are empty, {marked} are marked as not to be trained, and any other is cut by the length limit or "
+            "masked; remove the row."
+        )
+    return side
 
 
 def _with_all(side: Encoded) -> Encoded:
@@ -178,11 +203,12 @@ def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
     Raises:
         DataError: For the longest one.
     """
-    longest = max((side.longest for side in sides(examples)), default=0)
+    lengths = [max(side.longest for side in example.sides) for example in examples]
+    longest = max(lengths, default=0)
     if limit is not None and longest > limit:
         raise DataError(
-            f"the longest sequence has {longest} tokens, but the model's context is {limit}; "
-            f"set max_length to {limit} or less to drop whole turns from the end."
+            f"the longest sequence has {longest} tokens (row {lengths.index(longest)}), but the model's context is "
+            f"{limit}; set max_length to {limit} or less to drop whole turns from the end."
         )
 
 

@@ -134,7 +134,7 @@ def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str)
     """Of an episode whose history was shortened, what the policy would have seen at a turn."""
     masked = (*trajectory.turns[:t], _masked(trajectory.turns[t], placeholder))
     seen = as_seen(replace(trajectory, turns=masked), t)
-    found = renderer.encode(replace(trajectory, turns=seen, history=None))
+    found = renderer.encode(replace(trajectory, turns=seen, history=None), every_turn=True)
     return replace(found, turn=tuple(t if turn == len(seen) - 1 else NO_TURN for turn in found.turn))
 
 
@@ -151,11 +151,11 @@ def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> En
     Raises:
         DataError: If a turn cannot be read as tokens.
     """
-    whole = renderer.encode(trajectory)
+    whole = renderer.encode(trajectory, every_turn=True)
     if limit is None or whole.longest <= limit:
         return whole
     try:
-        return renderer.encode(trajectory, limit)
+        return renderer.encode(trajectory, limit, every_turn=True)
     except DataError:
         return None
 

@@ -24,7 +24,9 @@ def mismatched(prompt: Trajectory, actions: Trajectory) -> Trajectory:
     first = replace(
         actions.turns[0], observation=prompt.turns[0].observation, recalled=prompt.turns[0].recalled
     )
-    return replace(actions, prompt=prompt.prompt, tools=prompt.tools, turns=(first, *actions.turns[1:]))
+    turns = (first, *actions.turns[1:])
+    variables = prompt.template_kwargs
+    return replace(actions, prompt=prompt.prompt, tools=prompt.tools, template_kwargs=variables, turns=turns)
 
 
 def with_mismatched(
@@ -50,7 +52,8 @@ def with_mismatched(
 
 def _posed(episode: Trajectory) -> str:
     """All that comes before the first action, as one text."""
-    return json.dumps([episode.prompt, episode.tools, episode.turns[0].observation], sort_keys=True)
+    posed = [episode.prompt, episode.tools, episode.template_kwargs, episode.turns[0].observation]
+    return json.dumps(posed, sort_keys=True)
 
 
 def _partners(posed: Sequence[str]) -> list[int]:

@@ -10,14 +10,17 @@ rendering of the whole, and a walk that cannot be compared, or differs, is done 
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from perturn.errors import DataError, ModelError
 from perturn.policy.control import ANCHORS, MARK, ControlTokens, PlainTokens, find_control_tokens
+from perturn.policy.thoughts import Thoughts, find_thoughts
 from perturn.types import Action, Message, Prompt, Turn
 
 NO_TURN = -1
@@ -46,6 +49,8 @@ class ChatTemplate:
             )
         self._known: dict[str, tuple[int, ...]] = {}
         self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
+        self._variables: Mapping[str, Any] = {}
+        self._varied: dict[str, ChatTemplate] = {}  # by their variables
         self.control = ControlTokens()
         self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
@@ -55,6 +60,29 @@ class ChatTemplate:
         self.control = find_control_tokens(tokenizer, self.end_text, self.try_render)
         self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
 
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The template with further variables, such as `enable_thinking`."""
+        if not variables:
+            return self
+        key = json.dumps(variables, sort_keys=True)
+        if key not in self._varied:
+            other = copy(self)
+            other._variables = variables
+            other.__dict__.pop("thoughts", None)  # may be others
+            self._varied[key] = other
+        return self._varied[key]
+
+    @cached_property
+    def thoughts(self) -> Thoughts:
+        """The key of thoughts, and whether the template adds empty ones."""
+        return find_thoughts(self._try)
+
+    def _try(self, messages: list[Message]) -> str | None:
+        try:
+            return self._write(messages, (), generate=False)
+        except ModelError:
+            return None
+
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
 
@@ -62,7 +90,11 @@ class ChatTemplate:
 
         Raises:
             ModelError: If the template refuses it, or leaves a system text out of a prompt.
+            DataError: If a message has a thought as a field, and the template reads none.
         """
+        return self._write(self.thoughts.shown(messages), tools, generate)
+
+    def _write(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool) -> str:
         try:
             text = str(
                 self.tokenizer.apply_chat_template(
@@ -71,6 +103,7 @@ class ChatTemplate:
                     chat_template=self.text,
                     add_generation_prompt=generate,
                     tokenize=False,
+                    **self._variables,
                 )
             )
         except Exception as error:  # a template is code of others

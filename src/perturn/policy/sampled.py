@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,8 +31,17 @@ Needed = Mapping[str, Sequence[Any]]
 """Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
 
 
-def as_row(row: Any, index: int, loss: Any) -> Row:
+def as_row(
+    row: Any, index: int, loss: Any, counts: Counter[str] | None = None, *, filled: bool = False
+) -> Row:
     """A row in any of the forms that training takes; a pair becomes its chosen side where the loss reads one side.
+
+    Args:
+        row: The row.
+        index: Its number.
+        loss: What it is for.
+        counts: Grows by what nothing reads; see `from_trl`.
+        filled: Whether the row is of a data set that Arrow holds.
 
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
@@ -43,9 +52,9 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
             "ppo-clip, or leave clip out."
         )
     if getattr(loss, "needs_mismatched", False):
-        return _labelled(row, index)
+        return _labelled(row, index, counts, filled)
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
-    parsed: Row = row if known else from_trl(row, task_id=f"row-{index}")
+    parsed: Row = row if known else from_trl(row, task_id=f"row-{index}", counts=counts, filled=filled)
     if isinstance(parsed, PreferencePair):
         if getattr(loss, "needs_behavior", False):
             raise DataError(
@@ -58,7 +67,7 @@ def as_row(row: Any, index: int, loss: Any) -> Row:
     return parsed
 
 
-def _labelled(row: Any, index: int) -> WeightedTrajectory:
+def _labelled(row: Any, index: int, counts: Counter[str] | None, filled: bool) -> WeightedTrajectory:
     """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
     if isinstance(row, WeightedTrajectory):
         if not (all(one > 0 for one in row.weight) or all(one < 0 for one in row.weight)):
@@ -74,7 +83,7 @@ def _labelled(row: Any, index: int) -> WeightedTrajectory:
             "WeightedTrajectory with weights of 1 or -1, or prompt, completion and label."
         )
     plain = {key: value for key, value in row.items() if key != "label"}
-    parsed = from_trl(plain, task_id=f"row-{index}")
+    parsed = from_trl(plain, task_id=f"row-{index}", counts=counts, filled=filled)
     if isinstance(parsed, PreferencePair):
         raise DataError("the row is a pair, and has a label; leave one of the two out.")
     return WeightedTrajectory(parsed, (1.0 if label else -1.0,) * len(parsed.turns))

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perturn.data.messages import read_arguments
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.prompts import as_seen
@@ -24,9 +25,6 @@ from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
 from perturn.policy.templates import choose_template, fitting, with_template
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
-
-if TYPE_CHECKING:
-    pass
 
 _KEPT = 256
 """Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
@@ -144,15 +142,33 @@ class Renderer:
             self._asked.popitem(last=False)
         return asked.ids.tolist()
 
-    def encode(self, trajectory: Trajectory, max_length: int | None = None) -> Encoded:
+    def encode(
+        self, trajectory: Trajectory, max_length: int | None = None, *, every_turn: bool = False
+    ) -> Encoded:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
         Of a trajectory that is several sequences, each must fit. Where a turn's does not, later turns are dropped too.
 
+        Args:
+            trajectory: The trajectory.
+            max_length: Limit in tokens of each sequence; None for no limit.
+            every_turn: Whether turns that are not trained, or empty, count as turns that carry loss too.
+
         Raises:
-            DataError: If the trajectory has no turn, or not even the first one fits.
+            DataError: If the trajectory has no turn, or none that carries loss, or not even the first one fits.
         """
         _check_turns(trajectory)
+        silent = set() if every_turn else silent_turns(trajectory)
+        if len(silent) == len(trajectory.turns):
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r} has no turn that carries loss: each is empty, or marked as "
+                "not to be trained; remove the row."
+            )
+        thoughts = self._chat.with_variables(trajectory.template_kwargs).thoughts
+        for number, turn in enumerate(trajectory.turns):
+            if turn.action.token_ids is None:
+                where = f"task {trajectory.task.id!r}: turns[{number}].action.text"
+                thoughts.refuse_second(turn.action.text, where)
         try:
             kept = self._sequences(trajectory, max_length, self._whole)
         except ModelError:
@@ -160,7 +176,8 @@ class Renderer:
                 raise
             kept = self._sequences(trajectory, max_length, whole=True)
         if not kept:
-            length = len(self.encode(replace(trajectory, turns=trajectory.turns[:1])).ids)
+            first = replace(trajectory, turns=trajectory.turns[:1])
+            length = len(self.encode(first, every_turn=True).ids)
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
                 f"is {max_length}; raise max_length or shorten the prompt."
@@ -170,7 +187,9 @@ class Renderer:
         lengths = [sum(len(piece.ids) for piece in sequence) for sequence in kept]
         return Encoded(
             ids=tuple(token for piece in pieces for token in piece.ids),
-            turn=tuple(piece.turn for piece in pieces for _ in piece.ids),
+            turn=tuple(
+                NO_TURN if piece.turn in silent else piece.turn for piece in pieces for _ in piece.ids
+            ),
             role=tuple(piece.role for piece in pieces for _ in piece.ids),
             dropped_turns=len(trajectory.turns) - played,
             starts=tuple(accumulate(lengths[:-1], initial=0)),
@@ -183,7 +202,8 @@ class Renderer:
 
     def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
         """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""
-        return Walk(self._chat, trajectory.prompt, trajectory.tools, whole or self._whole)
+        chat = self._chat.with_variables(trajectory.template_kwargs)
+        return Walk(chat, trajectory.prompt, trajectory.tools, whole or self._whole)
 
     def action(
         self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
@@ -362,5 +382,14 @@ def _check_turns(trajectory: Trajectory) -> None:
                 raise DataError(
                     f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
                 )
-        if not (action.text or action.tool_calls or action.token_ids):
-            raise DataError(f"{where} is empty; remove the row.")
+            given = function.get("arguments", {})
+            if isinstance(given, str) and not isinstance(read_arguments(given), dict):
+                raise DataError(
+                    f"{where}.tool_calls[{index}]: expected an object of arguments or its JSON text, got "
+                    f"{given!r:.60}; remove the row."
+                )
+
+
+def silent_turns(trajectory: Trajectory) -> set[int]:
+    """Turns that training puts no loss on, because they are empty or not to be trained."""
+    return {index for index, turn in enumerate(trajectory.turns) if not turn.carries_loss}

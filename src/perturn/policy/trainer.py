@@ -20,7 +20,6 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from perturn.errors import MOST_REFUSED, DataError, refusal
 from perturn.io.writing import writing
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
@@ -34,8 +33,9 @@ from perturn.policy.config import (
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
 from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
-from perturn.policy.examples import Example, check_lengths, encode_example, warn_of_changes
+from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.frozen import Frozen
+from perturn.policy.intake import take_rows
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
 from perturn.policy.metrics import Means, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_mismatched
@@ -58,7 +58,7 @@ from perturn.policy.packing import (
     mismatched_packs,
 )
 from perturn.policy.reference import weigh_all
-from perturn.policy.sampled import Row, as_row, behavior_logprobs, unbroken, weigh_rows, with_weight
+from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -203,22 +203,9 @@ class TurnTrainer(EvaluatingTrainer):
 
     def _encode(self, rows: Iterable[Any], name: str) -> Examples:
         """Rows -> checked examples."""
-        args, encoded, taken, refused = self.turn_args, [], [], []
-        for index, row in unbroken(rows, name, self.loss):
-            try:
-                parsed = as_row(row, index, self.loss)
-                encoded.append(self._example(parsed))
-                taken.append(parsed)
-            except DataError as error:
-                refused.append((index, str(error)))
-                if len(refused) == MOST_REFUSED:
-                    break
-        if refused:
-            raise DataError(refusal(name, refused))
-        if not encoded:
-            raise DataError(f"the {name} dataset is empty; give at least one row.")
+        args = self.turn_args
+        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length)
         check_lengths(encoded, self._context)
-        warn_of_changes(name, encoded, args.max_length)
         if self._needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)

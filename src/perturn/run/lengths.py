@@ -162,7 +162,7 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
     """Mean lengths of some episodes, as `Episodes` has them."""
-    encoded = [renderer.encode(one, None) for one in shown]
+    encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
     turns = sum(each.turns for each in encoded)

@@ -18,7 +18,7 @@ from perturn.credit.spa import Shares
 from perturn.policy.answers import answer_logprobs, own_answer_logprobs
 from perturn.policy.contributions import action_features, turn_contributions
 from perturn.policy.critics import Critics, Learned, Rows, learn_and_judge
-from perturn.policy.examples import Example, encode_example
+from perturn.policy.examples import Example
 from perturn.policy.feedback import feedback_gains
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
@@ -241,4 +241,8 @@ def _in_order(rows: Iterable[int], trajectories: Sequence[Trajectory]) -> list[i
 
 def encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
     """The trajectories that have turns as tokens, by index."""
-    return {i: encode_example(one, renderer, None) for i, one in enumerate(trajectories) if one.turns}
+    return {
+        i: Example(renderer.encode(one, every_turn=True), trajectories=(one,), whole=(one,))
+        for i, one in enumerate(trajectories)
+        if one.turns
+    }

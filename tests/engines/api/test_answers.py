@@ -210,3 +210,38 @@ def test_an_engine_that_is_closed_says_so(open_engine):
 
     with pytest.raises(RunError, match="is closed"):
         engine.generate([prompt()], SAMPLING)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_thought_of_an_answer_is_kept(server, open_engine, tmp_path, name):
+    """As a field, in the ledger too, unless the settings drop it; it is not sent back."""
+    server.reply = lambda body, number: completion("a", **{name: "It is dark."})
+    first = open_engine(ledger=tmp_path / "ledger.jsonl")
+    (answer,) = first.generate([prompt()], SAMPLING)
+    first.close()
+    second = open_engine(ledger=tmp_path / "ledger.jsonl")
+    again = second.generate([prompt()], SAMPLING)
+    second.close()
+    third = open_engine(ledger=tmp_path / "ledger.jsonl", keep_thoughts=False)
+    assert third.generate([prompt()], SAMPLING) == [Action("a")]
+    open_engine().generate([prompt(turns=[Turn((user("hi"),), answer)])], SAMPLING)
+
+    assert answer == Action("a", reasoning="It is dark.")
+    assert again == [answer]
+    assert {"role": "assistant", "content": "a"} in server.bodies[-1]["messages"]
+
+
+def test_contents_in_parts_and_the_older_call_are_read(server, open_engine):
+    """As some servers write them; a part that is no text is the failure of its prompt."""
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]
+    older = {"name": "look", "arguments": '{"at": "door"}'}
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    replies = [completion(parts), completion("b", function_call=older), completion(image)]
+    server.reply = lambda body, number: replies[number]
+    engine = open_engine()
+    said, called, failed = (engine.generate([prompt(seed=n)], SAMPLING)[0] for n in range(3))
+
+    assert said == Action("a", reasoning="hm")
+    look = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
+    assert called == Action("b", tool_calls=(look,))
+    assert "expected a text part" in str(failed)

@@ -1,7 +1,8 @@
-"""Conversations in the form of the chat-completions protocol, and its tool calls in ours.
+"""Conversations in the form of the chat-completions protocol; its answers are read by `perturn.data.messages`.
 
 The protocol wants an id on every tool call and on the message that answers it, and arguments as JSON text; the
-library keeps calls in the form of chat templates, where both may be missing and arguments are an object.
+library keeps calls in the form of chat templates, where both may be missing and arguments are an object. Thoughts are
+left out: some servers refuse a request that holds them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from perturn.errors import DataError
-from perturn.io.reading import parse_json
 from perturn.types import Message, Prompt
 
 
@@ -21,7 +20,7 @@ def to_chat(prompt: Prompt) -> list[Message]:
     messages: list[Message] = []
     waiting: list[str] = []
     for index, message in enumerate([*prompt.messages, *heard, *prompt.observation]):
-        written = dict(message)
+        written = {key: value for key, value in message.items() if key != "reasoning_content"}
         if written.get("tool_calls"):
             calls = [_call(call, f"call_{index}_{n}") for n, call in enumerate(written["tool_calls"])]
             written["tool_calls"] = calls
@@ -43,25 +42,3 @@ def _call(call: Mapping[str, Any], fallback: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": text},
     }
-
-
-def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of the protocol -> the form of chat templates; arguments that are no JSON object stay text."""
-    read = {key: value for key, value in call.items() if value is not None}
-    function = call.get("function")
-    if isinstance(function, Mapping):
-        read["function"] = {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
-    return read
-
-
-def _arguments(given: Any) -> Any:
-    """The arguments as an object that JSON can hold, or else as they came, as text."""
-    if given is None:
-        return {}
-    text = given if isinstance(given, str) else json.dumps(given)
-    try:
-        arguments = parse_json(text or "{}", "arguments", DataError)
-        json.dumps(arguments, allow_nan=False)
-    except (DataError, ValueError):
-        return text
-    return arguments if isinstance(arguments, dict) else text

@@ -22,9 +22,10 @@ class _Call(TypedDict):
 
 
 class _Message(TypedDict):
-    content: NotRequired[str | None]
+    content: NotRequired[str | list[dict[str, Any]] | None]
     refusal: NotRequired[str | None]
     tool_calls: NotRequired[list[_Call] | None]
+    function_call: NotRequired[_Function | None]
 
 
 class _Choice(TypedDict):

@@ -15,7 +15,8 @@ from typing import Any
 
 import openai
 
-from perturn.engines.api.chat import read_call, to_chat
+from perturn.data.messages import read_answer
+from perturn.engines.api.chat import to_chat
 from perturn.engines.api.client import LimitedClient, OversizedAnswer
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
@@ -121,7 +122,7 @@ class ApiEngine:
         identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         if (known := self._ledger.answers.get(digest)) is not None:
-            return _action(known)
+            return self._action(known)
         async with self._free:
             if ends:
                 return None
@@ -171,7 +172,12 @@ class ApiEngine:
             return self._unanswerable(f"what came is no chat completion; is engine.base_url right? {said}")
         self._unanswered = 0
         choice = completion["choices"][0]
-        answer = None if choice.get("finish_reason") == "content_filter" else self._keep(choice)
+        answer, why = None, "the server's content filter cut the answer."
+        if choice.get("finish_reason") != "content_filter":
+            try:
+                answer = self._keep(choice)
+            except DataError as error:  # such as an image
+                why = self._redact(str(error))
         usage = read_usage(completion)
         if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):
             raise RunError(
@@ -181,19 +187,30 @@ class ApiEngine:
             )
         self._ledger.add(digest, answer, *(usage or (0, 0)))
         if answer is None:
-            return EngineFailure(f"{self.name}: the server's content filter cut the answer.")
-        return _action(answer)
+            return EngineFailure(f"{self.name}: {why}")
+        return self._action(answer)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Text, end and tool calls of a choice, without the key should the server have echoed it."""
-        message = choice["message"]
+        """Text, thought, end and tool calls of a choice, without the key should the server have echoed it."""
+        action = read_answer(choice["message"], "answer")
         answer = {
-            "text": message.get("content") or message.get("refusal") or "",
+            "text": action.text,
             "ended": choice.get("finish_reason") != "length",
-            "tool_calls": [read_call(call) for call in message.get("tool_calls") or ()],
+            "tool_calls": list(action.tool_calls),
+            **({"reasoning": action.reasoning} if action.reasoning else {}),
         }
         cleaned: dict[str, Any] = json.loads(self._redact(json.dumps(answer)))
         return cleaned
+
+    def _action(self, answer: Mapping[str, Any]) -> Action:
+        """A kept answer as an action."""
+        thought = answer.get("reasoning", "") if self._settings.keep_thoughts else ""
+        return Action(
+            answer["text"],
+            ended=answer["ended"],
+            tool_calls=tuple(answer["tool_calls"]),
+            reasoning=thought,
+        )
 
     def _failure(self, error: Exception) -> EngineFailure:
         """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all."""
@@ -293,7 +310,3 @@ class ApiEngine:
             f"the budget is spent: {facts} after {ledger.requests} requests; what was answered is kept, and "
             f"the same command with a higher limit goes on, such as {raised}."
         )
-
-
-def _action(answer: dict[str, Any]) -> Action:
-    return Action(answer["text"], ended=answer["ended"], tool_calls=tuple(answer["tool_calls"]))

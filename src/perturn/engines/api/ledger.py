@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -24,6 +24,7 @@ class _Answer(TypedDict):
     text: str
     ended: bool
     tool_calls: list[dict[str, Any]]
+    reasoning: NotRequired[str]
 
 
 class _Line(TypedDict):

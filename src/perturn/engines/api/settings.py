@@ -43,6 +43,9 @@ class ApiSettings:
     """Seconds for each request, from its sending to the last byte of its answer."""
     stop: list[str] | None = None
     """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
+    keep_thoughts: bool = True
+    """Whether the thought that a server gives beside an answer is kept. A model whose chat template reads no thoughts
+    can be trained on the answers only without them."""
     max_tokens_total: Annotated[int, Bound(least=1), EFFORT] | None = None
     """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""
     max_cost: Annotated[float, Bound(above=0), EFFORT] | None = None

@@ -1,0 +1,166 @@
+"""Columns of a row: those of other trainers' forms under TRL's names, and what is left out.
+
+Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
+one. Such a None means nothing, and a None of a plain row may be meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.io.plain import fault
+
+_CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected")
+_COLUMNS = (*_CONVERSATIONS, "tools", "label", "conversations", "chat_template_kwargs")
+_OTHERS = (
+    *("functions", "system", "rejected_messages", "rejected_response"),
+    *("input", "preferred_output", "non_preferred_output"),
+)
+"""Columns of other trainers' forms."""
+_MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
+_WEIGHTS = ("loss", "loss_scale", "loss_weight", "sample_weight", "weight", "weights")
+_METADATA = re.compile(
+    r"(?:.*_)?(?:ids?|uuid|index|idx|hash|url|license|date|time|timestamp|created|created_at|version|name|names|source|"
+    r"sources|dataset|split|subset|config|category|categories|topic|domain|task|type|kind|level|difficulty|language|"
+    r"lang|tag|tags|model|models|generator|annotator|author|user|metadata|meta|extra|extra_info|info|comment|comments|"
+    r"note|notes|score|scores|rating|ratings|reward|margin|length|tokens|turns|channel|parallel_tool_calls)"
+    r"(?:_chosen|_rejected)?"
+)
+"""Names of columns that say where a row is from; they are ignored without a word."""
+
+
+def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> dict[str, Any]:
+    """The columns of a row that are read, as plain data, under TRL's names.
+
+    Args:
+        row: The row.
+        where: Its place, for error messages.
+        filled: Whether it is of a data set that Arrow holds.
+        unread: Grows by the columns that nothing reads and that hold more than a default.
+
+    Raises:
+        DataError: If a column holds no plain data, or says what no training here can do.
+    """
+    given = {str(key): value for key, value in row.items() if value is not None}
+    read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}
+    others = {name: plain_column(given[name], f"{where}: {name}") for name in _OTHERS if name in given}
+    if isinstance(others.get("input"), Mapping):  # OpenAI's preferences
+        posed = others.pop("input")
+        read |= {"prompt": posed.get("messages", [])} | {
+            key: posed[key] for key in ("tools",) if key in posed
+        }
+        for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
+            if theirs in others:
+                read[ours] = others.pop(theirs)
+    for name, value in _rest(given, where).items():
+        if not _METADATA.fullmatch(name) and _holds(value):
+            unread.add(f"column {name}")
+    if _is_filled([*read.values(), *others.values()], filled):
+        read, others = _without_nulls(read), _without_nulls(others)
+    _translate(read, others, where)
+    form = _form_of(read)
+    unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
+    return read
+
+
+def plain_column(value: Any, where: str) -> Any:
+    """A column as plain data."""
+    try:
+        plain = _plain(value)
+    except RecursionError:
+        raise DataError(f"{where}: too many levels of lists and objects. Drop the row.") from None
+    if found := fault(plain, where):
+        raise DataError(f"{found}. Correct it, or drop the row.")
+    return plain
+
+
+def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The columns that are not read; refuse those that ask for what no training here does."""
+    rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
+    for name in (each for each in _MEDIA if _holds(rest.get(each))):
+        raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
+    for name in (each for each in _WEIGHTS if rest.get(each, 1) not in (1, 1.0, True)):
+        raise DataError(
+            f"{where}: {name}: a row has no weight of its own here. Mark messages with weight, 0 or 1, or give a "
+            "WeightedTrajectory."
+        )
+    return {name: value for name, value in rest.items() if name not in (*_MEDIA, *_WEIGHTS)}
+
+
+def _translate(read: dict[str, Any], others: Mapping[str, Any], where: str) -> None:
+    """Bring what other trainers write under other names into TRL's columns."""
+    if others.get("functions") and not read.get("tools") and isinstance(others["functions"], list):
+        read["tools"] = [{"type": "function", "function": each} for each in others["functions"]]
+    messages = read.get("messages")
+    if isinstance(messages, list):
+        if others.get("rejected_messages"):  # ms-swift
+            read |= {"chosen": messages, "rejected": others["rejected_messages"]}
+        elif isinstance(others.get("rejected_response"), str):
+            answer = {"role": "assistant", "content": others["rejected_response"]}
+            read |= {"chosen": messages, "rejected": [*messages[:-1], answer]}
+        elif all(isinstance(read.get(side), Mapping) for side in ("chosen", "rejected")):  # LLaMA-Factory
+            read |= {"prompt": messages} | {side: [read[side]] for side in ("chosen", "rejected")}
+        if any(read.get(name) is messages for name in ("prompt", "chosen")):
+            del read["messages"]
+    if isinstance(others.get("system"), str) and others["system"]:
+        _put_system(read, others["system"], where)
+
+
+def _put_system(read: dict[str, Any], text: str, where: str) -> None:
+    """Put the system text of a column before the messages."""
+    starts = [name for name in ("prompt", "messages") if read.get(name)][:1] or ["chosen", "rejected"]
+    for name in starts:
+        messages = read.get(name)
+        if not isinstance(messages, list):
+            continue
+        first = messages[0] if messages and isinstance(messages[0], Mapping) else {}
+        if first.get("role", first.get("from")) != "system":
+            read[name] = [{"role": "system", "content": text}, *messages]
+        elif first.get("content", first.get("value")) != text:
+            raise DataError(f"{where}: system: {name} begins with another system text. Keep one of them.")
+
+
+def _form_of(read: Mapping[str, Any]) -> set[str]:
+    """The columns of the form that a row is read as."""
+    if "chosen" in read and "rejected" in read:
+        return {"prompt", "chosen", "rejected"}
+    return {"prompt", "completion"} if {"prompt", "completion"} <= read.keys() else {"messages"}
+
+
+def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
+    """Whether None stands for a key that a row lacks: in each column all messages have the same keys."""
+    found = from_arrow
+    for messages in columns:
+        said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
+        if len({frozenset(each) for each in said}) > 1:
+            return False
+        found |= any(value is None and key not in _OFTEN_NULL for each in said for key, value in each.items())
+    return found
+
+
+_OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
+"""Keys that hold None in messages of the OpenAI API itself."""
+
+
+def _holds(value: Any) -> bool:
+    """Whether a value is more than a default: neither null nor false, zero or empty."""
+    return bool(value.size) if hasattr(value, "size") else bool(value)
+
+
+def _plain(value: Any) -> Any:
+    """Lists, dicts and scalars of Python."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _without_nulls(value: Any) -> Any:
+    """Plain data without the keys that hold None."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
