@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from perturn.errors import DataError
-from perturn.io.reading import parse_json
+from perturn.episodes.calls.objects import ARGUMENTS, read_arguments
 from perturn.types import Message, Prompt
 
 
@@ -50,18 +49,19 @@ def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
     read = {key: value for key, value in call.items() if value is not None}
     function = call.get("function")
     if isinstance(function, Mapping):
-        read["function"] = {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
+        given = [key for key in ARGUMENTS if function.get(key) is not None] or ["arguments"]
+        read["function"] = {
+            "name": function.get("name"),
+            **{key: _arguments(function.get(key)) for key in given},
+        }
     return read
 
 
 def _arguments(given: Any) -> Any:
-    """The arguments as an object that JSON can hold, or else as they came, as text."""
+    """The arguments as an object of plain data, or else as they came, as text."""
     if given is None:
         return {}
-    text = given if isinstance(given, str) else json.dumps(given)
-    try:
-        arguments = parse_json(text or "{}", "arguments", DataError)
-        json.dumps(arguments, allow_nan=False)
-    except (DataError, ValueError):
-        return text
-    return arguments if isinstance(arguments, dict) else text
+    arguments = read_arguments(given)
+    if arguments is None:
+        return given if isinstance(given, str) else json.dumps(given)
+    return arguments

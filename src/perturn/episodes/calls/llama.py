@@ -74,7 +74,7 @@ def _looks_like_a_call(value: object) -> bool:
     return (
         isinstance(value.get("name"), str)
         and len(given) == 1
-        and isinstance(given[0], Mapping | str)
+        and (isinstance(given[0], Mapping) or str(given[0]).lstrip().startswith("{"))
         and not value.keys() - {"name", "id", "type", *ARGUMENTS}
     )
 

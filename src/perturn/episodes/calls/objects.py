@@ -58,16 +58,20 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def make_call(name: object, arguments: object) -> ToolCall | None:
-    """A call with a name and an object of arguments, or its JSON text, all plain data; None for anything else."""
-    if isinstance(arguments, str):
-        found = read_json(arguments, 0) if arguments.strip() else ({}, len(arguments))
-        if found is None or skip_space(arguments, found[1]) < len(arguments):
-            return None
-        arguments = found[0]
-    if not (isinstance(name, str) and name and isinstance(arguments, Mapping)):
+def read_arguments(given: object) -> dict[str, Any] | None:
+    """Arguments from an object, or from the JSON text of one; None for anything else. An empty text has none."""
+    if isinstance(given, str):
+        found = read_json(given, 0) if given.strip() else ({}, len(given))
+        given = found[0] if found and skip_space(given, found[1]) == len(given) else None
+    return dict(given) if isinstance(given, Mapping) and not fault(dict(given), "arguments") else None
+
+
+def make_call(name: object, given: object) -> ToolCall | None:
+    """A call with a name and arguments, all plain data; None for anything else."""
+    arguments = read_arguments(given)
+    if arguments is None or not (isinstance(name, str) and name) or fault(name, "name"):
         return None
-    return None if fault((name, arguments), "call") else ToolCall(name, dict(arguments))
+    return ToolCall(name, arguments)
 
 
 def call_of(found: object) -> ToolCall | None:
