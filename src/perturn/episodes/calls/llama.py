@@ -24,17 +24,15 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
     """Calls after the tag; words after them are words."""
     at += len(_TAG)
     calls: list[ToolCall] = []
-    end = at
-    while found := read_json(text, at):
-        made = calls_of(found[0])
-        if made is None:
+    while True:
+        found = read_json(text, at)
+        made = calls_of(found[0]) if found else None
+        if found is None or made is None:
             return None
         calls += made
-        end = found[1]
-        at = _after(text, end)
+        at = _after(text, found[1])
         if not text.startswith(("{", "["), at):
-            break
-    return Found(end, tuple(calls)) if calls else None
+            return Found(found[1], tuple(calls))
 
 
 def _bare(text: str, at: int) -> Found | None:

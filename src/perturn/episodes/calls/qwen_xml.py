@@ -70,7 +70,7 @@ def _value(value: Any) -> str:
 
 QWEN_XML = CallFormat(
     models="Qwen3-Coder, Qwen3.5 to 3.8, Nemotron 3",
-    opens=r"<tool_call>\s*<function=|^<function=",
+    opens=r"<tool_call>\s*<function=|<function=",
     read=_read,
     write=_write,
     marks=(_OPEN, _CLOSE),
