@@ -21,9 +21,10 @@ _BARE = re.compile(
     r'^[ \t]*(?:\{|\[\s*\{)\s*"(?:name|id|type|function|arguments|parameters|args)"', re.MULTILINE
 )
 """A line that may begin calls without marks."""
+_BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
+"""The beginning of a text, or the end of a thought, where calls without marks may begin."""
 _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_call>)")
 """The tag as a word of a sentence, or doubled. It takes nothing from a turn that has a call."""
-_BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
 
 
 @dataclass(frozen=True)
