@@ -1,6 +1,9 @@
 """Formats of tool calls: each reads back what it writes; a call is executed as it is written or is malformed."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -327,18 +330,6 @@ def test_words_before_a_call_without_marks():
     assert parse_text('I look. {"name": "find", "parameters": {}}').calls == ()
 
 
-def test_arguments_of_an_engine_are_an_object_once():
-    """OpenAI's form of a call has JSON text; a chat template would write it as a text within JSON."""
-    wire = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"path": "a.txt"}'}}
-    flat = {"name": "find", "parameters": {"path": "a.txt"}, "index": 0}
-
-    action, said = understand(Action("", tool_calls=(wire, flat)))
-
-    assert said == ToolAction("", (find(path="a.txt"),) * 2)
-    assert action.tool_calls[0] == {**wire, "function": {"name": "find", "arguments": {"path": "a.txt"}}}
-    assert action.tool_calls[1] == {"name": "find", "arguments": {"path": "a.txt"}, "index": 0}
-
-
 @pytest.mark.parametrize("form", CALL_FORMATS)
 def test_the_page_of_tool_calls_has_each_format(form):
     """Its models, and a call as the format writes it."""
@@ -369,3 +360,34 @@ def test_a_long_text_is_read_in_a_time_that_grows_with_its_length(begin, repeate
     understand(Action(begin + repeated * (100_000 // len(repeated))))
 
     assert time.perf_counter() - start < 20
+
+
+FOREIGN = """
+import re
+from perturn.episodes.calls import CallFormat, Found, ToolCall
+CALL = re.compile(r"<tool_call>@(\\w+)@")
+def read(text, at, tools):
+    call = CALL.match(text, at)
+    return Found(call.end(), (ToolCall(call[1]),)) if call else None
+FORMAT = CallFormat("Mine", r"<tool_call>@", read, lambda calls: "".join(f"<tool_call>@{call.name}@" for call in calls))
+"""
+
+
+def test_an_installed_package_adds_a_format(tmp_path):
+    """Also one that shares its opening tag with ours."""
+    info = tmp_path / "mine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[perturn.call_formats]\nmine = mine:FORMAT\n")
+    (tmp_path / "mine.py").write_text(FOREIGN)
+    code = "from perturn.episodes.tool_calls import *; print(parse_text('I look. <tool_call>@find@').calls[0].name)"
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert found.stdout == "find\n", found.stderr
