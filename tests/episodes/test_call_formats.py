@@ -1,6 +1,9 @@
 """Formats of tool calls: each reads back what it writes; a call is executed as it is written or is malformed."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -125,8 +128,18 @@ def test_a_call_that_was_cut_is_no_call(form):
         (tagged({"name": "find", "id": "c0", "type": "function"}), [find()]),
         (tagged({"type": "function", "id": "c0", "function": {"name": "find", "arguments": "{}"}}), [find()]),
         (tagged([{"name": "find"}, {"name": "find", "parameters": {"count": 2}}]), [find(), find(count=2)]),
+        (tagged('```json\n{"name": "find"}\n```'), [find()]),
         (tagged('{"name": "find"}\n{"name": "find", "args": {"count": 2}}'), [find(), find(count=2)]),
         ('<tool_call>{"name": "find"}\n', [find()]),
+        (
+            '<|python_tag|>{"name": "find"}; {"name": "find", "parameters": {"count": 2}}',
+            [find(), find(count=2)],
+        ),
+        (
+            '[TOOL_CALLS][{"name": "find"}, {"name": "find", "arguments": {"count": 2}}]',
+            [find(), find(count=2)],
+        ),
+        ('[TOOL_CALLS]find[ARGS]{}[TOOL_CALLS]find{"count": 2}', [find(), find(count=2)]),
         ('<tool_call>{"name": "find"}\n<tool_call>{"name": "find"}</tool_call>', [find(), find()]),
         (tagged('{"name": "find", "arguments": {"path": "a\nb"}}'), [find(path="a\nb")]),
     ],
@@ -154,6 +167,10 @@ def test_a_clear_call_is_executed(text, calls):
         tagged('{"name": "find", "arguments": {"path": ' + "[" * 200 + "]" * 200 + "}}"),
         tagged('{"name": "find"} and more'),
         CALL + '<tool_call>{"name": "fi',
+        CALL + "<tool_call>",
+        CALL + "<tool_call>\nfind a.txt",
+        CALL + "A <tool_call> find </tool_call>",
+        "I make a <tool_call> for it.",
         CALL + "</tool_call>",
         "<think>\nI may " + CALL,
         "<tool_call><function=find><parameter=path>\na\n</parameter><parameter=path>\nb\n</parameter></function></tool_call>",
@@ -166,6 +183,10 @@ def test_a_clear_call_is_executed(text, calls):
         '<|python_tag|>find.call(path="a.txt")',
         '[TOOL_CALLS] [{"name": "find", "argu',
         "[TOOL_CALLS]find[ARGS]a.txt",
+        '[TOOL_CALLS]find[ARGS]{"count": 1}find[ARGS]{"count": 2}',
+        '[TOOL_CALLS][{"name": "find"}][{"name": "find"}]',
+        '<|python_tag|>{"name": "find"}; {"name": "fi',
+        "I call <function=find>a.txt</function>.",
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"path": <｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         "<|tool_call>call:find{path:a.txt}<tool_call|>",
         '<|tool_call>call:find{path:<|"|>a<|"|>,path:<|"|>b<|"|>}<tool_call|>',
@@ -189,6 +210,10 @@ def test_an_unclear_call_is_not_executed(text):
         (f"Or {CALL}?\n</think>{CALL}", f"Or {CALL}?\n</think>"),
         ("[THINK]A [TOOL_CALLS]?[/THINK]" + CALL, "<think>\nA [TOOL_CALLS]?\n</think>"),
         ("<|channel>thought\nHm.\n<channel|>" + CALL, "<think>\nHm.\n</think>"),
+        ("I make a <tool_call> for it.\n" + CALL, "I make a <tool_call> for it."),
+        ("The tag is `<tool_call>`.\n\n" + CALL, "The tag is `<tool_call>`."),
+        (CALL + "\nThis <tool_call> will do.", "This <tool_call> will do."),
+        ("<tool_call>\n" + CALL, "<tool_call>"),
         ("I write <think> now.\n" + CALL, "I write <think> now."),
         ("I look.\n" + CALL + "\nDone.", "I look.\nDone."),
         (CALL + "\n<tool_response>\n3\n</tool_response>", "<tool_response>\n3\n</tool_response>"),
@@ -305,18 +330,6 @@ def test_words_before_a_call_without_marks():
     assert parse_text('I look. {"name": "find", "parameters": {}}').calls == ()
 
 
-def test_arguments_of_an_engine_are_an_object_once():
-    """OpenAI's form of a call has JSON text; a chat template would write it as a text within JSON."""
-    wire = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"path": "a.txt"}'}}
-    flat = {"name": "find", "parameters": {"path": "a.txt"}, "index": 0}
-
-    action, said = understand(Action("", tool_calls=(wire, flat)))
-
-    assert said == ToolAction("", (find(path="a.txt"),) * 2)
-    assert action.tool_calls[0] == {**wire, "function": {"name": "find", "arguments": {"path": "a.txt"}}}
-    assert action.tool_calls[1] == {"name": "find", "arguments": {"path": "a.txt"}, "index": 0}
-
-
 @pytest.mark.parametrize("form", CALL_FORMATS)
 def test_the_page_of_tool_calls_has_each_format(form):
     """Its models, and a call as the format writes it."""
@@ -347,3 +360,34 @@ def test_a_long_text_is_read_in_a_time_that_grows_with_its_length(begin, repeate
     understand(Action(begin + repeated * (100_000 // len(repeated))))
 
     assert time.perf_counter() - start < 20
+
+
+FOREIGN = """
+import re
+from perturn.episodes.calls import CallFormat, Found, ToolCall
+CALL = re.compile(r"<tool_call>@(\\w+)@")
+def read(text, at, tools):
+    call = CALL.match(text, at)
+    return Found(call.end(), (ToolCall(call[1]),)) if call else None
+FORMAT = CallFormat("Mine", r"<tool_call>@", read, lambda calls: "".join(f"<tool_call>@{call.name}@" for call in calls))
+"""
+
+
+def test_an_installed_package_adds_a_format(tmp_path):
+    """Also one that shares its opening tag with ours."""
+    info = tmp_path / "mine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[perturn.call_formats]\nmine = mine:FORMAT\n")
+    (tmp_path / "mine.py").write_text(FOREIGN)
+    code = "from perturn.episodes.tool_calls import *; print(parse_text('I look. <tool_call>@find@').calls[0].name)"
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert found.stdout == "find\n", found.stderr

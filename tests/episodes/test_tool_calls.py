@@ -200,6 +200,18 @@ def test_calls_of_an_engine_are_taken_as_they_are():
     assert json.loads(action.text) == [broken]
 
 
+def test_arguments_of_an_engine_are_an_object_once():
+    """OpenAI's form of a call has JSON text; a chat template would write it as a text within JSON."""
+    wire = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"path": "a.txt"}'}}
+    flat = {"name": "find", "parameters": {"path": "a.txt"}, "index": 0}
+
+    action, said = understand(Action("", tool_calls=(wire, flat)))
+
+    assert said == ToolAction("", (ToolCall("find", {"path": "a.txt"}),) * 2)
+    assert action.tool_calls[0] == {**wire, "function": {"name": "find", "arguments": {"path": "a.txt"}}}
+    assert action.tool_calls[1] == {"name": "find", "arguments": {"path": "a.txt"}, "index": 0}
+
+
 def test_an_expert_plays_with_tools(shown):
     """Rewards 0.5 and 0.5; two results answer two calls; then the user goes on."""
     assert (shown.status, shown.success, shown.total_reward) == (Status.COMPLETED, True, 1.0)

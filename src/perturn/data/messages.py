@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from perturn.data.content import Said, flatten, flatten_said, tool_text
 from perturn.errors import DataError, did_you_mean
+from perturn.io.arguments import ARGUMENTS, read_arguments
 from perturn.io.plain import mismatch
 from perturn.io.reading import parse_json
 from perturn.types import Action, Message
@@ -90,19 +91,6 @@ def read_answer(message: Mapping[str, Any], where: str) -> Action:
     said = _said(given, where)
     reasoning = next((given[key] for key in REASONING if isinstance(given.get(key), str)), said.reasoning)
     return Action(said.text, tool_calls=tuple(_calls(given, where, tolerant=True)), reasoning=reasoning)
-
-
-def read_arguments(given: Any) -> Any:
-    """Arguments of a call as an object that JSON can hold; what is no object stays text."""
-    if given is None:
-        return {}
-    text = given if isinstance(given, str) else json.dumps(given)
-    try:
-        arguments = parse_json(text.strip() or "{}", "arguments", DataError)
-        json.dumps(arguments, allow_nan=False)
-    except (DataError, ValueError):
-        return text
-    return arguments if isinstance(arguments, dict) else text
 
 
 def _read(message: Any, where: str, unread: set[str]) -> Read:
@@ -243,19 +231,31 @@ def _call(
         if tolerant:
             return given
         _fail(where, "a call with the name of its function", call)
-    key = "arguments" if "arguments" in function or "parameters" not in function else "parameters"
-    if key not in function and not tolerant:
+    keys = [key for key in ARGUMENTS if function.get(key) is not None]
+    if not keys and not tolerant:
         raise DataError(f"{where}: expected arguments, got none. Write {{}} for a call without arguments.")
-    arguments = read_arguments(function.get(key))
-    if not isinstance(arguments, dict) and not tolerant:
-        raise DataError(
-            f"{where}.{key}: {mismatch('an object, or its JSON text', function[key])}. Correct it."
-        )
+    given_as = {key: read_arguments(function[key]) for key in keys}
+    for key, arguments in given_as.items():
+        if arguments is None and not tolerant:
+            raise DataError(
+                f"{where}.{key}: {mismatch('an object, or its JSON text', function[key])}. Correct it."
+            )
+    if any(each is None or each != given_as[keys[0]] for each in given_as.values()):
+        if not tolerant:
+            raise DataError(f"{where}: {' and '.join(keys)} differ. Keep one of them.")
+        arguments = {key: _as_text(function[key]) if each is None else each for key, each in given_as.items()}
+    else:
+        arguments = {"arguments": given_as[keys[0]] if keys else {}}
     if unread is not None:
-        extra = given.keys() - {"id", "type", "function", "index", "name", "arguments", "parameters"}
+        extra = given.keys() - {"id", "type", "function", "index", "name", *ARGUMENTS}
         unread |= {f"tool_calls: {each}" for each in extra if given[each]}
     held = {"id": given["id"]} if given.get("id") else {}
-    return {**held, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**held, "type": "function", "function": {"name": function["name"], **arguments}}
+
+
+def _as_text(arguments: Any) -> str:
+    """Arguments of a server that are no JSON object, as text."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _only_says(message: Message) -> bool:

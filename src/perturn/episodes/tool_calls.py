@@ -14,8 +14,9 @@ from typing import Any
 
 from perturn.episodes.calls.call import ToolCall as ToolCall
 from perturn.episodes.calls.call import Tools
-from perturn.episodes.calls.objects import ARGUMENTS, call_of, together
+from perturn.episodes.calls.objects import call_of, together
 from perturn.episodes.calls.reading import read_answer, write_calls
+from perturn.io.arguments import ARGUMENTS
 from perturn.io.plain import mended
 from perturn.types import Action, Message
 
@@ -67,12 +68,12 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
         made = tuple(map(_with_object, action.tool_calls, calls))
         return replace(action, tool_calls=made), ToolAction(action.text, calls)
     read = read_answer(action.text, tools)
-    if read.malformed or not (read.calls or read.said):
-        return (replace(action, text=read.said) if read.malformed else action), None
-    said = ToolAction(read.said, tuple(read.calls))
-    if not said.calls and said.text == action.text.strip():
-        return action, said
-    return replace(action, text=said.text, tool_calls=tuple(map(chat_call, said.calls))), said
+    made = tuple(map(chat_call, read.calls))
+    if made or read.said != action.text.strip():  # thoughts may stand between other marks now
+        action = replace(action, text=read.said, tool_calls=made)
+    if read.malformed or not (made or read.said):
+        return action, None
+    return action, ToolAction(read.said, tuple(read.calls))
 
 
 def as_text(action: Action) -> Action:

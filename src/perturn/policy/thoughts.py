@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perturn.data.messages import REASONING, read_arguments
+from perturn.data.messages import REASONING
 from perturn.errors import DataError
+from perturn.io.arguments import read_arguments
 from perturn.types import Message
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -100,8 +101,9 @@ def _with_objects(message: Message) -> Message:
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function", call)
-        if isinstance(function.get("arguments"), str):
-            function = {**function, "arguments": read_arguments(function["arguments"])}
+        text = function.get("arguments")
+        if isinstance(text, str) and (arguments := read_arguments(text)) is not None:
+            function = {**function, "arguments": arguments}
             call = {**call, "function": function} if "function" in call else function
         calls.append(call)
     return {**message, "tool_calls": calls}

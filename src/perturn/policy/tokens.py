@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from perturn.data.messages import read_arguments
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.prompts import as_seen
 from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
+from perturn.io.arguments import read_arguments
 from perturn.policy.ends import end_ids
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
@@ -383,7 +383,7 @@ def _check_turns(trajectory: Trajectory) -> None:
                     f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
                 )
             given = function.get("arguments", {})
-            if isinstance(given, str) and not isinstance(read_arguments(given), dict):
+            if isinstance(given, str) and read_arguments(given) is None:
                 raise DataError(
                     f"{where}.tool_calls[{index}]: expected an object of arguments or its JSON text, got "
                     f"{given!r:.60}; remove the row."

@@ -11,6 +11,7 @@ import pytest
 from engines.api.chat import KEY, SAMPLING, completion, heard, prompt, prompts, user
 from perturn.engines.api.engine import ApiEngine
 from perturn.engines.api.settings import ApiSettings
+from perturn.episodes.tool_calls import ToolAction, ToolCall, understand
 from perturn.errors import RunError
 from perturn.types import Action, Prompt, Sampling, Turn
 
@@ -143,6 +144,26 @@ def test_tool_calls_come_in_the_form_of_chat_templates(open_engine, server):
     assert server.bodies[0]["tools"] == [WEATHER]
     assert server.bodies[1]["messages"][1]["tool_calls"] == calls
     assert [message["tool_call_id"] for message in server.bodies[1]["messages"][2:]] == ["x", "y"]
+
+
+def test_arguments_of_a_server_under_another_key_are_not_lost(open_engine, server):
+    """Nor is one of two equal keys: such a call stays text, which is no call."""
+    functions = [
+        {"name": "weather", "parameters": {"city": "Bonn"}},
+        {"name": "weather", "arguments": '{"city": "Bonn", "city": "Köln"}'},
+    ]
+    calls = [{"id": "x", "type": "function", "function": function} for function in functions]
+    server.reply = lambda body, number: completion(
+        None, "tool_calls", tool_calls=[calls["late" in str(body["messages"])]]
+    )
+    engine = open_engine()
+
+    found = engine.generate(
+        [prompt("a", tools=(WEATHER,)), prompt("b", heard="late", tools=(WEATHER,))], SAMPLING
+    )
+    said = [understand(action)[1] for action in found]
+
+    assert said == [ToolAction("", (ToolCall("weather", {"city": "Bonn"}),)), None]
 
 
 def test_tool_calls_of_other_origin_are_given_ids(open_engine, server):

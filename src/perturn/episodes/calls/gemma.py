@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
-from perturn.episodes.calls.objects import closed, dump, make_call, read_json, skip_space, unique
+from perturn.episodes.calls.objects import closed, dump, make_call
+from perturn.io.arguments import read_json, skip_space, unique
 from perturn.io.plain import DEEPEST
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'

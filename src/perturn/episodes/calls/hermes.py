@@ -5,17 +5,23 @@ Source: NousResearch's Hermes function-calling format; chat templates of Qwen2.5
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
-from perturn.episodes.calls.objects import calls_of, closed, dump, read_json
+from perturn.episodes.calls.objects import calls_of, closed, dump
+from perturn.io.arguments import read_json
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
+_FENCE = re.compile(r"\s*```(?:json)?")
+
+
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """One call, or several one after the other, or a list of them."""
-    at += len(_OPEN)
+    """One call, or several one after the other, or a list of them, also in a block of code."""
+    fence = _FENCE.match(text, at + len(_OPEN))
+    at = fence.end() if fence else at + len(_OPEN)
     calls: list[ToolCall] = []
     while found := read_json(text, at):
         value, at = found
@@ -23,6 +29,8 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
         if made is None:
             return None
         calls += made
+        if fence and (end_of_block := _FENCE.match(text, at)):
+            at = end_of_block.end()
         end = closed(text, at, _CLOSE, _OPEN)
         if end is not None:
             return Found(end, tuple(calls))
@@ -36,7 +44,7 @@ def _write(calls: Sequence[ToolCall]) -> str:
 
 HERMES = CallFormat(
     models="Hermes 2 and 3, Qwen2.5, QwQ, Qwen3 (also 2507 and VL)",
-    opens=r"<tool_call>(?=\s*[{\[])",
+    opens=r"<tool_call>(?=\s*(?:[{\[]|```))",
     read=_read,
     write=_write,
     marks=(_OPEN, _CLOSE),

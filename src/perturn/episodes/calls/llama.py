@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
-from perturn.episodes.calls.objects import ARGUMENTS, calls_of, dump, read_json
+from perturn.episodes.calls.objects import calls_of, dump
+from perturn.io.arguments import ARGUMENTS, read_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*;?\s*")
@@ -24,17 +25,15 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
     """Calls after the tag; words after them are words."""
     at += len(_TAG)
     calls: list[ToolCall] = []
-    end = at
-    while found := read_json(text, at):
-        made = calls_of(found[0])
-        if made is None:
+    while True:
+        found = read_json(text, at)
+        made = calls_of(found[0]) if found else None
+        if found is None or made is None:
             return None
         calls += made
-        end = found[1]
-        at = _after(text, end)
+        at = _after(text, found[1])
         if not text.startswith(("{", "["), at):
-            break
-    return Found(end, tuple(calls)) if calls else None
+            return Found(found[1], tuple(calls))
 
 
 def _bare(text: str, at: int) -> Found | None:
@@ -74,7 +73,7 @@ def _looks_like_a_call(value: object) -> bool:
     return (
         isinstance(value.get("name"), str)
         and len(given) == 1
-        and isinstance(given[0], Mapping | str)
+        and (isinstance(given[0], Mapping) or str(given[0]).lstrip().startswith("{"))
         and not value.keys() - {"name", "id", "type", *ARGUMENTS}
     )
 

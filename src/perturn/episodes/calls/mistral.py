@@ -11,22 +11,25 @@ import re
 from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
-from perturn.episodes.calls.objects import calls_of, dump, make_call, read_json, skip_space
+from perturn.episodes.calls.objects import calls_of, dump, make_call, together
+from perturn.io.arguments import read_json, skip_space
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[^\s\[{]+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+
+_MORE = re.compile(r"\s*(?:\{|\[(?!TOOL_CALLS\])|[^\s\[\]{}]+\s*\[(?:CALL_ID|ARGS)\])")
+"""Another call without its mark."""
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
     """A list of calls, or one call with its name before its arguments."""
     at = skip_space(text, at + len(_OPEN))
-    if named := _NAMED.match(text, at):
-        found = read_json(text, named.end())
-        call = make_call(named[1], found[0]) if found else None
-        return Found(found[1], (call,)) if found and call else None
-    found = read_json(text, at)
-    calls = calls_of(found[0]) if found else None
-    return Found(found[1], calls) if found and calls else None
+    named = _NAMED.match(text, at)
+    found = read_json(text, named.end() if named else at)
+    if found is None or _MORE.match(text, found[1]):
+        return None
+    calls = together([make_call(named[1], found[0])]) if named else calls_of(found[0])
+    return Found(found[1], calls) if calls else None
 
 
 def _write(calls: Sequence[ToolCall]) -> str:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perturn.episodes.calls.call import ToolCall
+from perturn.io.arguments import ARGUMENTS, read_arguments, skip_space
 from perturn.io.plain import fault
 
-ARGUMENTS = ("arguments", "parameters", "args")
-"""Keys under which models write the arguments of a call."""
 _OF_A_CALL = {"name", "id", "type", *ARGUMENTS}
 _AROUND_A_CALL = {"function", "id", "type", "index"}
-
-_SPACE = re.compile(r"\s*")
-
-
-def skip_space(text: str, at: int) -> int:
-    """Where the next character stands that is no white space."""
-    space = _SPACE.match(text, at)
-    return at if space is None else space.end()
 
 
 def closed(text: str, at: int, mark: str, *others: str) -> int | None:
@@ -42,32 +32,17 @@ def closed(text: str, at: int, mark: str, *others: str) -> int | None:
     return at if at == len(text) or text.startswith(others, at) else None
 
 
-def read_json(text: str, at: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here, after white space, and where it ends; None if there is none.
-
-    A line break within a string is taken as it is. A key that is given twice is no JSON: nobody knows which is meant.
-    """
-    try:
-        return _DECODER.raw_decode(text, skip_space(text, at))
-    except (ValueError, RecursionError):
-        return None
-
-
 def dump(value: Any) -> str:
     """A value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def make_call(name: object, arguments: object) -> ToolCall | None:
-    """A call with a name and an object of arguments, or its JSON text, all plain data; None for anything else."""
-    if isinstance(arguments, str):
-        found = read_json(arguments, 0) if arguments.strip() else ({}, len(arguments))
-        if found is None or skip_space(arguments, found[1]) < len(arguments):
-            return None
-        arguments = found[0]
-    if not (isinstance(name, str) and name and isinstance(arguments, Mapping)):
+def make_call(name: object, given: object) -> ToolCall | None:
+    """A call with a name and arguments, all plain data; None for anything else."""
+    arguments = read_arguments(given)
+    if arguments is None or not (isinstance(name, str) and name) or fault(name, "name"):
         return None
-    return None if fault((name, arguments), "call") else ToolCall(name, dict(arguments))
+    return ToolCall(name, arguments)
 
 
 def call_of(found: object) -> ToolCall | None:
@@ -96,20 +71,3 @@ def together(made: Iterable[ToolCall | None]) -> tuple[ToolCall, ...] | None:
     """Calls of one action; None if one is malformed or there is none."""
     calls = tuple(made)
     return tuple(call for call in calls if call is not None) if calls and None not in calls else None
-
-
-def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of keys and values.
-
-    Raises:
-        ValueError: If a key is there twice.
-    """
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise ValueError(f"the key {key!r:.60} is given twice")
-        made[key] = value
-    return made
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=unique, strict=False)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
-from perturn.episodes.calls.objects import closed, dump, make_call, skip_space, together, unique
+from perturn.episodes.calls.objects import closed, dump, make_call, together
 from perturn.episodes.calls.typed import typed
+from perturn.io.arguments import skip_space, unique
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*")
@@ -70,7 +71,7 @@ def _value(value: Any) -> str:
 
 QWEN_XML = CallFormat(
     models="Qwen3-Coder, Qwen3.5 to 3.8, Nemotron 3",
-    opens=r"<tool_call>\s*<function=|^<function=",
+    opens=r"<tool_call>\s*<function=|<function=",
     read=_read,
     write=_write,
     marks=(_OPEN, _CLOSE),

@@ -10,8 +10,8 @@ from typing import Any
 
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.call import CallFormat, ToolCall, Tools
-from perturn.episodes.calls.objects import skip_space
 from perturn.errors import DataError
+from perturn.io.arguments import skip_space
 
 _THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
 """Marks that open a thought, and the mark that closes it."""
@@ -22,6 +22,9 @@ _BARE = re.compile(
 )
 """A line that may begin calls without marks."""
 _BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
+"""The beginning of a text, or the end of a thought, where calls without marks may begin."""
+_MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_call>)")
+"""The tag as a word of a sentence, or doubled. It takes nothing from a turn that has a call."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Reading:
     _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
     _may_close: bool = True  # whether a thought may have been opened by the prompt
     _tried: bool = False  # whether calls without marks have been tried
+    _mentioned: bool = False  # whether a mark stands in a sentence
     _never_closed: set[str] = field(default_factory=set)  # thoughts that no later mark closes
 
     @property
@@ -82,13 +86,13 @@ class Reading:
                 return self
             if event is None:
                 self._say(len(self.text))
-                return self
+                return self._give_up() if self._mentioned and not self.calls else self
             self._say(event.start())
             kind = str(event.lastgroup)
             if kind == "thought":
                 self._think(event)
                 continue
-            read = kind != "stray" and self._call(events.formats[kind])
+            read = self._mention() if kind == "stray" else self._call(events.formats[kind])
             if not read and not self._was_thought(event.start()):
                 return self._give_up()
 
@@ -107,6 +111,15 @@ class Reading:
         if found.calls:
             self.calls += found.calls
             self._said.append([])
+        return True
+
+    def _mention(self) -> bool:
+        """Take a mark as a word, if it is one; whether it is."""
+        word = _MENTION.match(self.text, self._at)
+        if word is None:
+            return False
+        self._mentioned = True
+        self._say(word.end())
         return True
 
     def _bare(self, events: _Events, limit: int) -> bool:

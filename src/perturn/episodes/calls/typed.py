@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
-from perturn.episodes.calls.objects import read_json, skip_space
+from perturn.io.arguments import read_json, skip_space
 
 _TEXTS = ("string", "str", "text", "varchar", "char", "enum")
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -17,8 +17,10 @@ def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
     """The value of an argument that is written as text.
 
     If the schema allows a text, the value is the text as it is. Otherwise it is what the text says as JSON, or
-    `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject. vLLM
-    does the same, except that it reads any other text of a boolean parameter as false.
+    `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject.
+
+    Source: vLLM's `Qwen3CoderToolParser`.
+    Differs: to vLLM, a boolean is false for any text but `true`, and a parameter that is not declared is a text.
 
     Args:
         text: The text between the tags.
