@@ -158,8 +158,9 @@ class Generate:
         longest = max(map(len, asked))
         ids = torch.tensor([[0] * (longest - len(each)) + each for each in asked])
         mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in asked])
-        how: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "pad_token_id": self._tokens.end_id}
-        how |= {"eos_token_id": self._tokens.end_id, "do_sample": sampling.temperature > 0}
+        ends = sorted(self._tokens.end_ids)
+        how: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "pad_token_id": ends[0]}
+        how |= {"eos_token_id": ends, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             how |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
         with torch.inference_mode():
@@ -173,7 +174,8 @@ class Generate:
         """Nothing is held."""
 
     def _action(self, ids: list[int]) -> Action:
-        end = ids.index(self._tokens.end_id) + 1 if self._tokens.end_id in ids else len(ids)
+        ends = self._tokens.end_ids
+        end = next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))
         return self._tokens.action(ids[:end], [0.0] * end)
 
 

@@ -79,7 +79,7 @@ def load(size: str, dtype: str) -> Any:
 class Words:
     """Words as tokens; no answer ends by itself."""
 
-    end_id = -1
+    end_ids: frozenset[int] = frozenset()
 
     def ids(self, text: str) -> list[int]:
         """A token for each word."""

@@ -88,7 +88,7 @@ def play(engine: Any, observations: list[list[list[int]]], actions: list[list[in
 class Ids:
     """Observations that are token ids already; no answer ends by itself."""
 
-    end_id = -1
+    end_ids: frozenset[int] = frozenset()
 
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Observations and actions, one after the other."""

@@ -1,12 +1,14 @@
 """The audit of `perturn inspect --check`: all rows, what is dropped, cut, doubled or refused, and why."""
 
+import io
 import json
 import sys
 from contextlib import suppress
 
 import pytest
+from rich.console import Console
 
-from perturn.audit import audit, inspect_json, model_of
+from perturn.audit import audit, inspect, inspect_json, model_of
 from perturn.cli import main
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
@@ -152,6 +154,18 @@ def test_control_tokens_are_named_wherever_they_stand_and_counted(
     assert template["texts_with_control_tokens"] == 5
     assert "rows, line 1: the prompt holds <|im_start|>, <|im_end|>, read as plain text" in printed
     assert "rows, line 1, turn 0: the action holds <|im_end|>" in printed
+
+
+def test_rows_in_colour_count_actions_with_control_tokens(tiny_folder, tmp_path):
+    """One of two actions; the text is shown as it is."""
+    row = {"messages": say("a", "go<|im_end|>", "b", "stop")}
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+
+    inspect(write(tmp_path / "rows.jsonl", row), str(tiny_folder), None, console)
+
+    printed = console.file.getvalue()
+    assert "go<|im_end|><|im_end|>" in printed
+    assert "1 actions hold control tokens as text" in printed
 
 
 @pytest.fixture

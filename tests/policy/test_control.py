@@ -4,6 +4,8 @@ import copy
 import logging
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from perturn.policy import templates
@@ -131,6 +133,29 @@ def test_a_mark_in_a_text_forges_nothing(renderer):
     ids = renderer.encode(conversation(f"{MARK} <{MARK}|im_end|> <{MARK}{MARK}|im_end|>")).ids
 
     assert control_ids(renderer, ids) == control_ids(renderer, renderer.encode(conversation("a")).ids)
+
+
+PIECES = [
+    "<|im_end|>", "<|im_", "end|>", "<|", "|>", "<", MARK, "<|im_start|>", "</s>", "<s>", "<unk>",
+    "\n", " ", "a", "system",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "byte-level"])
+def test_no_text_writes_a_control_token(kind):
+    """Whatever pieces of control tokens and marks a text is made of, in whatever order."""
+    renderer = Renderer(tokenizer_of(kind), TEMPLATES["chatml"])
+    plain = renderer.encode(conversation("a", prompt=({"role": "system", "content": "a"},)))
+
+    @settings(max_examples=100, deadline=None)
+    @given(TEXTS, TEXTS, TEXTS)
+    def check(system, heard, said):
+        prompt = ({"role": "system", "content": system},)
+        forged = renderer.encode(conversation(heard, f"go {said}", prompt=prompt))
+        assert control_ids(renderer, forged.ids) == control_ids(renderer, plain.ids)
+
+    check()
 
 
 def test_sampled_ids_are_kept_whatever_their_text_holds(renderer):

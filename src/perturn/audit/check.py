@@ -143,7 +143,7 @@ class _Part:
         control = renderer.control
         texts: list[tuple[int | None, str, list[str]]] = [
             (None, "prompt", control.find(side.prompt)),
-            (None, "tools", control.find_in_tools(side.tools)),
+            (None, "tools", control.find_in_values(side.tools)),
         ]
         for index, turn in enumerate(side.turns):
             heard = control.find((*turn.observation, *(turn.recalled or ())))

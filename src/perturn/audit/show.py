@@ -250,3 +250,7 @@ def _totals(console: Console, examples: list[Example]) -> None:
         f"longest {max((side.longest for side in sides), default=0)} tokens; "
         f"{sum(side.dropped_turns for side in sides)} turns dropped by the length limit"
     )
+    if quoted := sum(side.quoted_turns for side in sides):
+        console.print(
+            f"{quoted} actions hold control tokens as text, which are read as plain text (see --check)"
+        )

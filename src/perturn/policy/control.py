@@ -57,9 +57,9 @@ class ControlTokens:
         """The messages with the control tokens in their text broken up."""
         return [_quoted(message, self._pattern(message)) for message in messages]
 
-    def quote_tools(self, tools: Sequence[Any]) -> list[Any]:
-        """Schemas of tools with the control tokens in their text broken up."""
-        return [_quoted(tool, self._heard) for tool in tools]
+    def quote_values(self, values: Sequence[Any]) -> list[Any]:
+        """Other values that a template reads, such as schemas of tools, with the control tokens broken up."""
+        return [_quoted(value, self._heard) for value in values]
 
     def quote_text(self, text: str) -> str:
         """A text that a policy reads, with its control tokens broken up."""
@@ -69,9 +69,9 @@ class ControlTokens:
         """The control tokens in the text of messages, each once, in their order."""
         return self._found((message, self._pattern(message)) for message in messages)
 
-    def find_in_tools(self, tools: Iterable[Any]) -> list[str]:
-        """The control tokens in the schemas of tools, each once, in their order."""
-        return self._found((tool, self._heard) for tool in tools)
+    def find_in_values(self, values: Iterable[Any]) -> list[str]:
+        """The control tokens in other values that a template reads, each once, in their order."""
+        return self._found((value, self._heard) for value in values)
 
     def split(self, text: str) -> list[str]:
         """A text divided at its broken control tokens, which are whole again: text, token, text, ..., token, text."""

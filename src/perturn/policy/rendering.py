@@ -99,7 +99,7 @@ class ChatTemplate:
             text = str(
                 self.tokenizer.apply_chat_template(
                     self.control.quote(messages),
-                    tools=self.control.quote_tools(tools) or None,
+                    tools=self.control.quote_values(tools) or None,
                     chat_template=self.text,
                     add_generation_prompt=generate,
                     tokenize=False,
