@@ -1,6 +1,7 @@
 """Worlds with `async def` methods, for tests; each keeps a connection, which a loop other than its own cannot use."""
 
 import asyncio
+import contextvars
 import functools
 import sys
 
@@ -28,6 +29,10 @@ class Line:
         return await asyncio.wait_for(self.answers.get(), 5)
 
 
+GREETING: contextvars.ContextVar[str] = contextvars.ContextVar("greeting")
+"""Set in reset, read in step."""
+
+
 class Async:
     """Three words solve the task; `crash`, `exit` and `hang` do as they say."""
 
@@ -46,6 +51,8 @@ class Async:
         """Open the connection, once."""
         self.said = 0
         self.line = self.line or Line()
+        GREETING.set("begin")
+        self.task = asyncio.current_task()
         return Observation(await self.line.send("begin"))
 
     async def step(self, action):
@@ -56,6 +63,7 @@ class Async:
             sys.exit("left")
         if action == "hang":
             await asyncio.sleep(1000)
+        assert (GREETING.get(), asyncio.current_task()) == ("begin", self.task)
         self.said += 1
         over = self.said == 3
         return Observation(await self.line.send(action), 0.5, over, over)

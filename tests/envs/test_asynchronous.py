@@ -1,9 +1,12 @@
 """`async def` in environments: one event loop for the life of a world, wherever it lives."""
 
 import asyncio
+import concurrent.futures
 import copy
 import gc
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -210,3 +213,30 @@ def test_tools_of_trl_keep_their_connection(tmp_path):
     world.close()
 
     assert not loops()
+
+
+def test_an_interrupted_call_does_not_hold_up_what_follows():
+    """Ctrl-C while a call hangs: the loop ends, and the next call begins another."""
+    loop = WorldLoop()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.result(asyncio.sleep(1000))
+
+    assert not loops()
+    assert loop.result(asyncio.sleep(0, "next")) == "next"
+    loop.close()
+
+
+def test_a_coroutine_that_is_cancelled_says_so():
+    """By code of its own; the loop goes on."""
+
+    async def cancelled():
+        raise asyncio.CancelledError("enough")
+
+    loop = WorldLoop()
+    with pytest.raises((asyncio.CancelledError, concurrent.futures.CancelledError)):
+        loop.result(cancelled())
+
+    assert loop.result(asyncio.sleep(0, "next")) == "next"
+    loop.close()

@@ -17,12 +17,16 @@ class EventLoop:
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
+        self._started: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin; the result comes."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._started.add(future)  # a loop does not keep its tasks: they could be garbage before they end
+        future.add_done_callback(self._started.discard)
+        return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for the result; an interrupt of the caller cancels the work."""

@@ -6,9 +6,11 @@ call. It needs no loop of its own, and may have one, as in a notebook.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
 from perturn.engines.event_loop import EventLoop
@@ -18,8 +20,15 @@ _CORE = ("tasks", "reset", "step", "close")
 """Methods that a world has, in its class or not."""
 
 
+Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]
+
+
 class WorldLoop:
-    """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner."""
+    """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner.
+
+    All coroutines run in one task, one after the other. So `close` may leave what `reset` has entered, such as the
+    session of an MCP client, and a context variable keeps its value.
+    """
 
     def __init__(self) -> None:
         self._loop: EventLoop | None = None
@@ -34,12 +43,15 @@ class WorldLoop:
         if not inspect.isawaitable(value):
             return value
         if self._loop is None:
-            self._loop = EventLoop("perturn-world")
-            self._ended = weakref.finalize(self, self._loop.stop)
-        answer, error = self._loop.run(_settled(value))
-        if error is not None:
-            raise error
-        return answer
+            self._begin()
+        answer: Future[Any] = Future()
+        assert self._loop is not None
+        self._loop.run(self._calls.put((value, answer)))
+        try:
+            return answer.result()
+        finally:
+            if not answer.done():  # the caller was interrupted, and the call goes on
+                self.close()
 
     def close(self) -> None:
         """End the loop: what is under way in it is cancelled. The next coroutine begins another."""
@@ -48,16 +60,29 @@ class WorldLoop:
             self._ended.detach()
             loop.close()
 
+    def _begin(self) -> None:
+        self._loop = EventLoop("perturn-world")
+        self._calls: Calls = asyncio.Queue()
+        self._loop.start(_serve(self._calls))
+        self._ended = weakref.finalize(self, self._loop.stop)
 
-async def _settled(work: Any) -> tuple[Any, BaseException | None]:
-    """Return the result of an awaitable, and what it raised.
 
-    A `SystemExit` that passed would end the loop, and its caller would wait for ever.
+async def _serve(calls: Calls) -> None:
+    """Await one call after the other, until the loop ends.
+
+    What a call raises goes to its caller. A `SystemExit` that passed would end the loop, and its caller would wait.
     """
-    try:
-        return await work, None
-    except BaseException as error:  # noqa: BLE001  environments are code of others
-        return None, error
+    while True:
+        work, answer = await calls.get()
+        try:
+            found = await work
+        except BaseException as error:  # environments are code of others
+            answer.set_exception(error)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        else:
+            answer.set_result(found)
 
 
 async def _all_of(found: AsyncIterator[Any]) -> list[Any]:
