@@ -203,7 +203,7 @@ def _is_of_model(file: Path) -> bool:
 
 
 def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
-    """The files that the class of a section reads beyond its settings: as it declares, else those that its code names."""
+    """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
     name, modules = str((section or {}).get("name")), []
     if section is None:
         return
