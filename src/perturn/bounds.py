@@ -49,7 +49,7 @@ class Outside:
     """
 
     kind: Literal["path", "model", "code", "template", "maybe"]
-    """What the text is: a file or folder; a model; `module:object` or `file.py:object`; a chat template; or anything,
+    """Kind of the text: a file or folder; a model; `module:object` or `file.py:object`; a chat template; or anything,
     which may be a file or folder that code of the user's reads."""
 
 

@@ -220,8 +220,11 @@ def test_a_recipe_that_cannot_be_read_is_named(board, caplog):
 
 
 @pytest.mark.slow
-def test_a_second_study_begins_with_the_experts_episodes_of_the_first(tmp_path, tiny_folder, monkeypatch):
-    """They are one file on the disk, and the note in the manifest names their run; the model is a local folder."""
+def test_a_second_study_begins_with_the_stages_of_the_first(tmp_path, tiny_folder, monkeypatch):
+    """Episodes are one file on the disk, and the note in the manifest names their run.
+
+    The model is a local folder. Its digest says that it is unchanged, so stages that read it are taken over as well.
+    """
     make_place(tmp_path, tiny_folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -238,7 +241,8 @@ def test_a_second_study_begins_with_the_experts_episodes_of_the_first(tmp_path, 
     assert lender.parent == (tmp_path / "studies" / "one" / "runs")
     episodes = [RunPaths(each).trajectories("expert") for each in (lender, second)]
     assert episodes[0].samefile(episodes[1])
-    assert {stage for stage, note in notes.items() if "one/runs" in note.get("taken_from", "")} == {"expert"}
+    taken = {stage for stage, note in notes.items() if "one/runs" in note.get("taken_from", "")}
+    assert taken == {"expert", "sft", "explore", "pair"}
 
 
 def test_a_study_whose_runs_are_gone_lends_nothing(board, caplog):

@@ -50,7 +50,7 @@ class Change:
     given: str
     """The text of the setting."""
     problem: str
-    """What has changed, in words."""
+    """The change, in words."""
     gone: bool
     """Whether there is nothing of it where the setting says."""
     was: str

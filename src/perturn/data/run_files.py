@@ -65,7 +65,7 @@ class InputFile(TypedDict):
 
 
 class Input(TypedDict):
-    """What a setting names from outside the run folder."""
+    """Files from outside the run folder that a setting names."""
 
     given: str
     kind: str

@@ -42,7 +42,7 @@ class Written(str):
 
     @property
     def value(self) -> bool | float:
-        """What it stands for."""
+        """The boolean or number that it stands for."""
         word = self.lower()
         return word in _TRUE if word in (*_TRUE, *_FALSE) else float(self.replace("_", ""))
 

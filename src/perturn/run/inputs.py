@@ -94,7 +94,7 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
 
 
 def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
-    """What a recorded input names now."""
+    """The record of an input as it is now."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
     return {**noted, **record(given, kind, found, noted, thorough=thorough)}
@@ -203,7 +203,7 @@ def _is_of_model(file: Path) -> bool:
 
 
 def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
-    """What the class of a section reads beyond its settings: as it declares, else the files that its code names."""
+    """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
     name, modules = str((section or {}).get("name")), []
     if section is None:
         return

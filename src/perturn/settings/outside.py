@@ -28,7 +28,7 @@ class Named:
     text: str
     """The text that it holds."""
     kind: str
-    """What the text is; see `perturn.bounds.Outside`."""
+    """Kind of the text; see `perturn.bounds.Outside`."""
 
 
 def written(name: str) -> bool:
