@@ -141,14 +141,14 @@ class EvaluatingTrainer(Trainer):
     _means: dict[str, Means]
     _row_values: RowValues
     _evaluated: dict[str, Tensor]
-    """What the loss reads of all rows that are evaluated, by keyword."""
+    """Numbers of all rows that are evaluated which the loss reads, by keyword."""
 
     def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
         """Encode rows that come after the trainer was made."""
         raise NotImplementedError
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """What the loss reads of all rows that are evaluated; None for each where it reads nothing."""
+        """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
         raise NotImplementedError
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:

@@ -321,8 +321,8 @@ def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch
 
 def disable_dropout(model: torch.nn.Module) -> None:
     """Take the model's dropout away; adapters keep theirs."""
-    for place, module in model.named_modules():
-        if ".lora_dropout." in place:
+    for where, module in model.named_modules():
+        if ".lora_dropout." in where:
             continue
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

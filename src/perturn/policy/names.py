@@ -116,15 +116,15 @@ def adapters_in(name: str) -> Adapters | None:
 
 def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
     """The model with its adapters merged, in the cache; an older merge of the same folder is removed."""
-    place = hashlib.blake2b(str(adapters.folder.resolve()).encode(), digest_size=8).hexdigest()
-    target = cache_folder() / "models" / "merged" / f"{place}-{adapters.digest}"
+    mark = hashlib.blake2b(str(adapters.folder.resolve()).encode(), digest_size=8).hexdigest()
+    target = cache_folder() / "models" / "merged" / f"{mark}-{adapters.digest}"
     if (target / "config.json").is_file():
         return target
     say(f"merging the adapters in {name} into {adapters.base}, in {target}")
     with replacing(target, foreign=(Exception,), once=True) as fresh:
         fresh.mkdir()
         locate("perturn.policy.adapters:merge")(name, fresh)
-    for other in target.parent.glob(f"{place}-*"):
+    for other in target.parent.glob(f"{mark}-*"):
         if other != target:
             shutil.rmtree(other, ignore_errors=True)
     return target

@@ -69,7 +69,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
 
 
 def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
-    """What a policy says of a few fixed tokens, which tells it from others.
+    """Log-probabilities of a few fixed tokens under a policy, which tell it from others.
 
     Returns:
         Log-probabilities, in nats, float32 on the CPU [tokens].

@@ -260,7 +260,7 @@ class TurnTrainer(EvaluatingTrainer):
             return mismatches(self.loss, self.model, self._as_many_as_others(packs))
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """What the loss reads of all rows that are evaluated; None for each where it reads nothing."""
+        """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
         if not self._needs_mismatched:
             return [row.statistic for row in rows]
         packs = mismatched_packs(rows, self.turn_args.token_budget)
