@@ -49,9 +49,10 @@ def test_a_thought_is_written_under_the_key_that_the_template_reads(tokenizer, t
     ]
 
 
-def test_a_thought_in_the_content_does_not_follow_an_empty_one(tokenizer):
-    """It is moved to the field that the template reads, and is one thought."""
-    row = {"messages": [USER, said(THOUGHT + "go"), USER, said("on")]}
+@pytest.mark.parametrize("thought", [THOUGHT, THOUGHT.removeprefix("<think>\n"), "\n" + THOUGHT])
+def test_a_thought_in_the_content_does_not_follow_an_empty_one(tokenizer, thought):
+    """It is moved to the field that the template reads, and is one thought, also without its opening tag."""
+    row = {"messages": [USER, said(thought + "go"), USER, said("on")]}
 
     assert learnt(row, tokenizer, OPENING.replace("KEY", "reasoning_content")) == [
         "It is dark.\n</think>\n\ngo<|im_end|>",

@@ -202,7 +202,7 @@ def _calls(
     if not isinstance(older, Mapping):
         _fail(f"{where}.function_call", "a call with the name of its function", older)
     call = _call(older, f"{where}.function_call", unread, tolerant=tolerant)
-    if found and [each["function"] for each in found] != [call["function"]]:
+    if found and not tolerant and [each["function"] for each in found] != [call["function"]]:
         raise DataError(f"{where}.function_call: differs from tool_calls. Keep one of them.")
     return found or [call]
 

@@ -82,8 +82,9 @@ def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
 
 
 def has_thought(text: str) -> bool:
-    """Whether a content begins with a thought between tags."""
-    return text.lstrip().startswith(_OPEN) and _CLOSE in text
+    """Whether a content begins with a thought, whose opening tag may stand in the prompt."""
+    thought, closed, _ = text.partition(_CLOSE)
+    return bool(closed) and (thought.lstrip().startswith(_OPEN) or _OPEN not in thought)
 
 
 def _divided(message: Message) -> Message:
