@@ -77,6 +77,8 @@ READ_BACK = ("tools", "qwen2.5", "qwen3", "qwen3-nothink", "llama3.1", "mistral-
 """Those whose calls are JSON."""
 NO_TOOLS = ("llama2", "llama3", "gemma", "phi3", "phi4", "phi4-mini", "mistral-v1", "mistral-v1-early")
 WITH_TOOLS = tuple(name for name in KIND_OF if name not in NO_TOOLS)
+OFF = tuple(name for name in KIND_OF if name.endswith("-nothink") or name in ("deepseek-v3", "deepseek-v3.1"))
+"""Those that write no thoughts."""
 PLAIN = (
     "<tool_call>",
     "</tool_call>",
@@ -165,12 +167,12 @@ def write(tokenizer, template, talk, **more):
     )
 
 
-def played(tools=False, system=True, turns=7, places=("door", "lamp")):
+def played(tools=False, system=True, turns=7, places=("door", "lamp"), thought=THOUGHT):
     """A conversation of many turns with thoughts, and with some calls at a time, one for each place."""
     made, observation = [], (user("A door."),)
     for k in range(turns):
         calls = tuple(said("", *places)["tool_calls"]) if tools and k % 2 == 0 else ()
-        made.append(Turn(observation, Action("" if calls else f"{THOUGHT}go {k}", tool_calls=calls)))
+        made.append(Turn(observation, Action("" if calls else f"{thought}go {k}", tool_calls=calls)))
         observation = tuple(result(f"red {k}", n) for n in range(len(calls))) or (user(f"A room {k}."),)
     schemas = (TOOL, MORE) if tools else ()
     return Trajectory(Task("t"), tuple(made), prompt=(SYSTEM,) if system else (), tools=schemas)
