@@ -1,6 +1,7 @@
 """Current families of models: their stock templates are recognised, and ours write the newest turn as those do."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ STOCK = {  # stock template -> ours, and the conversations that no rule we chang
     "nemotron_3_ultra": ("nemotron3-ultra", {**ASK, **FIELD, **WITHIN, **FIELD_CALL}),
     "nemotron_3_5_lightning": ("nemotron3-ultra", {**ASK, **FIELD, **WITHIN, **FIELD_CALL}),
     "glm4moe": ("glm4.5", {**EVERY, **THEN}),
+    "glm4_7": ("glm4.7", {**ASK, **FIELD, "tools": TOOLS["tools"], **FIELD_CALL}),
     "deepseek_r1_distill": ("deepseek-r1", ASK),
     "deepseek_v3": ("deepseek-v3", {**ASK, **NEWEST}),
     "deepseek_v3_1": ("deepseek-v3.1", {**ASK, **NEWEST}),
@@ -123,7 +125,7 @@ def test_ours_writes_the_newest_turn_as_the_stock_template_does(stock):
 
     for kind, talk in talks.items():
         text = write(tokenizer, TEMPLATES[name].text, talk, kind)
-        if name == "glm4.5" and talk[-1]["role"] == "assistant":
+        if name.startswith("glm") and talk[-1]["role"] == "assistant":
             text = text.removesuffix("<|user|>").removesuffix("<|observation|>")
         assert text == write(tokenizer, theirs, talk, kind), kind
 
@@ -196,6 +198,10 @@ LEARNT = {  # ours -> what is learnt of a turn with a thought within its text, a
         "\nopen it<|user|>",
         "\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>door</arg_value>\n</tool_call><|observation|>",
     ),
+    "glm4.7": (
+        "</think>open it<|user|>",
+        "</think><tool_call>look<arg_key>at</arg_key><arg_value>door</arg_value></tool_call><|observation|>",
+    ),
     "deepseek-r1": (
         "\n</think>\n\nopen it<｜end▁of▁sentence｜>",
         "\n</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
@@ -251,7 +257,7 @@ def test_loss_lies_on_what_the_policy_writes_and_on_what_ends_its_turn(name):
 OPENED = [
     name
     for name in TEMPLATES
-    if name in ("qwen3.5", "qwen3.8", "nemotron3", "nemotron3-ultra", "deepseek-r1")
+    if name in ("qwen3.5", "qwen3.8", "nemotron3", "nemotron3-ultra", "deepseek-r1", "glm4.7")
 ]
 
 
@@ -268,7 +274,7 @@ def test_a_thought_that_the_prompt_opened_is_closed_by_the_policy(name, sampled)
     shown = renderer.tokenizer.decode(encoded.ids)
     asked = renderer.prompt_ids(Prompt((), episode.turns[:1], episode.turns[1].observation, 0, "c"))
 
-    assert "<think>\nwhy\n</think>\n\ngo" in shown
+    assert re.search(r"<think>\s*why\s*</think>\s*go", shown)
     assert shown.count("<think>") == 2
     assert list(encoded.ids[: len(asked)]) == asked
 
@@ -311,11 +317,11 @@ def test_the_error_of_a_rejected_template_names_ours_that_work():
     """Those of GLM for its tokenizer; they are what the error says."""
     theirs = stock_template("glm4moe").replace("<|user|>", "<|observation|>")
 
-    with pytest.raises(
-        ModelError, match=r"These of ours work with this tokenizer: glm4\.5, glm4\.5-nothink\.$"
-    ):
+    names = ("glm4.5", "glm4.5-nothink", "glm4.7", "glm4.7-nothink")
+
+    with pytest.raises(ModelError, match=f"These of ours work with this tokenizer: {', '.join(names)}"):
         Renderer(tokenizer_of("glm", theirs))
-    for name in ("glm4.5", "glm4.5-nothink"):
+    for name in names:
         assert Renderer(tokenizer_of("glm", theirs), name).template == TEMPLATES[name].text
 
 
