@@ -70,15 +70,17 @@ KIND_OF = {
     "llama2": "mistral-v1", "llama3": "llama", "llama3.1": "llama", "gemma": "gemma",
     "phi3": "phi3", "phi4": "phi4", "phi4-mini": "phi3",
     "mistral-v1": "mistral-v1", "mistral-v1-early": "mistral-v1", "mistral-v3": "mistral", "mistral-nemo": "mistral",
-    "lfm2": "lfm", "lfm2.5": "lfm", "glm4.5": "glm", "glm4.5-nothink": "glm",
+    "lfm2": "lfm", "lfm2.5": "lfm", "glm4.5": "glm", "glm4.5-nothink": "glm", "glm4.7": "glm", "glm4.7-nothink": "glm",
     "deepseek-r1": "deepseek", "deepseek-r1-nothink": "deepseek", "deepseek-v3": "deepseek",
     "deepseek-v3.1": "deepseek", "deepseek-v3.1-think": "deepseek",
     "gemma4": "gemma4", "gemma4-nothink": "gemma4", "gpt-oss": "harmony",
 }  # fmt: skip
-"""Those whose calls are JSON."""
 NO_TOOLS = ("llama2", "llama3", "gemma", "phi3", "phi4", "phi4-mini", "mistral-v1", "mistral-v1-early")
 WITH_TOOLS = tuple(name for name in KIND_OF if name not in NO_TOOLS)
 READ_BACK = tuple(name for name in WITH_TOOLS if name not in ("lfm2", "lfm2.5"))
+"""Those whose calls are read back; calls of LFM2 are Python."""
+OFF = tuple(name for name in KIND_OF if name.endswith("-nothink") or name in ("deepseek-v3", "deepseek-v3.1"))
+"""Those that write no thoughts."""
 PLAIN = (
     "<tool_call>",
     "</tool_call>",
@@ -167,12 +169,12 @@ def write(tokenizer, template, talk, **more):
     )
 
 
-def played(tools=False, system=True, turns=7, places=("door", "lamp")):
+def played(tools=False, system=True, turns=7, places=("door", "lamp"), thought=THOUGHT):
     """A conversation of many turns with thoughts, and with some calls at a time, one for each place."""
     made, observation = [], (user("A door."),)
     for k in range(turns):
         calls = tuple(said("", *places)["tool_calls"]) if tools and k % 2 == 0 else ()
-        made.append(Turn(observation, Action("" if calls else f"{THOUGHT}go {k}", tool_calls=calls)))
+        made.append(Turn(observation, Action("" if calls else f"{thought}go {k}", tool_calls=calls)))
         observation = tuple(result(f"red {k}", n) for n in range(len(calls))) or (user(f"A room {k}."),)
     schemas = (TOOL, MORE) if tools else ()
     return Trajectory(Task("t"), tuple(made), prompt=(SYSTEM,) if system else (), tools=schemas)
@@ -211,6 +213,26 @@ STAND_INS = {  # stock templates that are in no package that we test with, writt
         "{% if m['role'] == 'user' %}{{ '[INST] ' + (head if loop.last else '') + m['content'] + '[/INST]' }}"
         "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
         "{% else %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+    ),
+    "glm4_7": (  # thoughts are left out of turns before the last message of the user
+        "[gMASK]<sop>{% if tools %}<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user "
+        "query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        "{% for tool in tools %}{{ (tool | tojson) + '\n' }}{% endfor %}</tools>\n\nFor each function call, output the "
+        "function name and arguments within the following XML format:\n<tool_call>{function-name}<arg_key>{arg-key-1}"
+        "</arg_key><arg_value>{arg-value-1}</arg_value><arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>"
+        "...</tool_call>{% endif %}{% set at = namespace(last=-1) %}"
+        "{% for m in messages %}{% if m.role == 'user' %}{% set at.last = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|assistant|>' }}"
+        "{% if m.reasoning_content and loop.index0 > at.last %}{{ '<think>' + m.reasoning_content + '</think>' }}"
+        "{% else %}{{ '</think>' }}{% endif %}{{ m.content.split('</think>')[-1] | trim }}"
+        "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + call.function.name }}"
+        "{% for k, v in call.function.arguments.items() %}"
+        "{{ '<arg_key>' + k + '</arg_key><arg_value>' + (v if v is string else v | tojson) + '</arg_value>' }}"
+        "{% endfor %}{{ '</tool_call>' }}{% endfor %}"
+        "{% elif m.role == 'tool' %}{{ '' if loop.previtem.role == 'tool' else '<|observation|>' }}"
+        "{{ '<tool_response>' + m.content + '</tool_response>' }}"
+        "{% else %}{{ '<|' + m.role + '|>' + m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% endif %}"
     ),
     "deepseek_v3_1": (
         "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"

@@ -20,6 +20,7 @@ from perturn.types import EpisodeProtocol, Prompt, Sampling
 from .families import (
     KIND_OF,
     NO_TOOLS,
+    OFF,
     READ_BACK,
     SYSTEM,
     THOUGHT,
@@ -133,7 +134,8 @@ def test_every_template_is_tested():
 def test_ours_are_append_only_at_the_price_of_the_newest_messages(name, tools):
     """Each prompt begins the next one and the training sequence, whose text is the template's."""
     renderer = Renderer(tokenizer_of(KIND_OF[name]), name)
-    episode = played(tools, places=("door",) if name == "gpt-oss" else ("door", "lamp"))
+    places = ("door",) if name == "gpt-oss" else ("door", "lamp")
+    episode = played(tools, places=places, thought="" if name in OFF else THOUGHT)
     encoded = renderer.encode(episode)
     shown = episode.tools or None
     text = renderer.tokenizer.apply_chat_template(episode.messages, tools=shown, tokenize=False)

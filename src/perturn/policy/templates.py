@@ -87,6 +87,10 @@ _VARIANTS: Mapping[str, _Variant] = {
         "nemotron3", _ULTRA, "Nemotron 3 Ultra and Nemotron 3.5 Lightning. Changed: as in nemotron3."
     ),
     "glm4.5-nothink": _Variant("glm4.5", _OFF, f"GLM-4.5 and GLM-4.6 with thinking off. {_EMPTY}"),
+    "glm4.7": _Variant("glm4.5", {"gap": "''"}, "GLM-4.7, GLM-5 and GLM-5.1. Changed: as in glm4.5."),
+    "glm4.7-nothink": _Variant(
+        "glm4.5", {**_OFF, "gap": "''"}, f"GLM-4.7, GLM-5 and GLM-5.1 with thinking off. {_EMPTY}"
+    ),
     "deepseek-r1-nothink": _Variant(
         "deepseek-r1", _OFF, f"DeepSeek-R1 and its distillates without thoughts. {_EMPTY}"
     ),
@@ -177,7 +181,7 @@ _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
 )
 """Control tokens in a text; [INST] is no token of Llama 2."""
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*|<\|channel>thought\n<channel\|>")
+_EMPTY_THOUGHT = re.compile(r"(?:<think>\s*|(?<=>))</think>\s*|<\|channel>thought\n<channel\|>")
 _DOUBLE = re.compile(r"</think>\s*<think>")
 """Empty thoughts before thoughts, where a template does not see those within a text."""
 
