@@ -37,13 +37,14 @@ def trajectory(*turns, prompt=(), **changes):
 
 
 WORDS = st.text(min_size=1, max_size=4)
+SAID = WORDS.filter(str.strip)  # an answer of white space alone carries no loss
 OBSERVATION = st.lists(
     st.builds(user, WORDS)
     | st.builds(lambda text: {"role": "tool", "content": text, "tool_call_id": "1", "name": "f"}, WORDS),
     max_size=2,
 ).map(tuple)
 TURNS = st.lists(
-    st.builds(Turn, OBSERVATION, st.builds(Action, WORDS, tool_calls=st.sampled_from([(), (CALL,)]))),
+    st.builds(Turn, OBSERVATION, st.builds(Action, SAID, tool_calls=st.sampled_from([(), (CALL,)]))),
     min_size=1,
     max_size=4,
 )

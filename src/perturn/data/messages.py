@@ -232,7 +232,7 @@ def _call(
             return given
         _fail(where, "a call with the name of its function", call)
     keys = [key for key in ARGUMENTS if function.get(key) is not None]
-    if not keys and not tolerant:
+    if not tolerant and not any(key in function for key in ARGUMENTS):
         raise DataError(f"{where}: expected arguments, got none. Write {{}} for a call without arguments.")
     given_as = {key: read_arguments(function[key]) for key in keys}
     for key, arguments in given_as.items():

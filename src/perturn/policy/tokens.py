@@ -22,8 +22,9 @@ from perturn.errors import DataError, ModelError
 from perturn.io.arguments import read_arguments
 from perturn.policy.ends import end_ids
 from perturn.policy.rendering import NO_TURN as NO_TURN
-from perturn.policy.rendering import Asked, ChatTemplate, Piece, Walk, first_difference
+from perturn.policy.rendering import ChatTemplate, first_difference
 from perturn.policy.templates import choose_template, fitting, with_template
+from perturn.policy.walk import Asked, Piece, Walk
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 _KEPT = 256
