@@ -100,6 +100,7 @@ def test_a_trained_policy_is_served_by_its_folder(place, offline):
             "protocol.format=action",
             "engine.name=api",
             "engine.api_key_env=null",
+            "evaluate.sampling.max_new_tokens=4",
             f"engine.base_url={address}/v1",
         ]
         ended = subprocess.run([*command, *words], cwd=place, capture_output=True, text=True, timeout=600)
