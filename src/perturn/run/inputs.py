@@ -37,8 +37,8 @@ _READERS = {
     "credit": ("credit", "train"),
 }
 """Section -> commands whose stages read what it names; what other sections name is read by all."""
-_NO_WEIGHTS = (".md", ".lock", ".log")
-"""Ends of files of a model's folder that no policy depends on."""
+_NO_WEIGHTS = ("md", "lock", "log")
+"""Suffixes of files of a model's folder that no policy depends on."""
 _SAID_FROM = 1 << 30
 """Bytes of all inputs from which it is said that they are hashed."""
 
@@ -198,7 +198,7 @@ def _expand(text: str, kind: str) -> Files:
 
 def _is_of_model(file: Path) -> bool:
     """Whether a policy that is loaded from a folder may depend on a file of it."""
-    hidden = file.name.startswith(".") or file.name in OPTIMIZER or file.name.endswith(_NO_WEIGHTS)
+    hidden = file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
     return file.is_file() and not hidden
 
 
