@@ -198,7 +198,9 @@ def _expand(text: str, kind: str) -> Files:
 
 def _is_of_model(file: Path) -> bool:
     """Whether a policy that is loaded from a folder may depend on a file of it."""
-    hidden = file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
+    hidden = (
+        file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
+    )
     return file.is_file() and not hidden
 
 
