@@ -149,7 +149,7 @@ def test_a_mended_text_is_valid_and_a_valid_one_is_left_alone(text):
         (Observation("x", results=(HALF,)), "results[0]: expected valid Unicode"),
         (Observation("x", admissible=["a"]), "admissible=['a']"),
         (Observation("x", success=None), "success=None"),
-        (Observation("x", success=np.True_), "success=np.True_"),
+        (Observation("x", success=np.array([True])), "success=array([ True])"),
         (Observation(b"x"), "a text of type bytes"),
         (Observation("x", reward=10**400), "the reward inf, which is not finite"),
         (Observation("x", reward=-1e308), "the reward -1e+308, beyond 1e+100"),
