@@ -356,12 +356,16 @@ def _working(tokenizer: Any) -> list[str]:
 
 
 def _check_thought(action: Action, walk: Walk) -> None:
-    """Refuse a template that leaves out the thought within a text, so that a policy would not learn it."""
-    thought, closed, _ = action.text.partition("</think>")
-    words = _NO_WORD.sub("", thought.rpartition("<think>")[2])
-    if closed and action.token_ids is None and words not in _NO_WORD.sub("", walk.written):
+    """Refuse a template that leaves out the thought of a turn, so that a policy would not learn it."""
+    if action.token_ids is not None:
+        return
+    within, closed, _ = action.text.partition("</think>")
+    written = _NO_WORD.sub("", walk.written)
+    for thought in (action.reasoning, within.rpartition("<think>")[2] if closed else ""):
+        if _NO_WORD.sub("", thought) in written:
+            continue
         raise ModelError(
-            f"the chat template leaves out thoughts: turn {walk.turns - 1} is {action.text[:60]!r}, but is written as "
+            f"the chat template leaves out thoughts: turn {walk.turns - 1} thinks {thought[:60]!r}, but is written as "
             f"{walk.written[:60]!r}. Give a template that writes them with `chat_template` (perturn list templates)."
         )
 
