@@ -75,15 +75,17 @@ def test_a_thought_in_the_field_and_in_the_content_is_written_once(tokenizer, te
 
     assert learnt(row, tokenizer, template) == learnt(once, tokenizer, template)
     row["messages"][1]["content"] = "<think>\nIt is lit.\n</think>\n\ngo"
-    with pytest.raises(DataError, match=r"two different thoughts, 'It is lit\.' in its content and 'It is dark"):
+    with pytest.raises(
+        DataError, match=r"two different thoughts, 'It is lit\.' in its content and 'It is dark"
+    ):
         learnt(row, tokenizer, template)
 
 
 def test_a_template_that_writes_the_field_without_calls_alone_is_refused(tokenizer):
     """Otherwise the thought before a call would be lost without a word."""
-    template = OPENING.replace("(m.KEY or '')", "('' if m.tool_calls else m.reasoning_content or '')").replace(
-        "m.content +", "m.content + (m.tool_calls | tojson if m.tool_calls else '') +"
-    )
+    template = OPENING.replace(
+        "(m.KEY or '')", "('' if m.tool_calls else m.reasoning_content or '')"
+    ).replace("m.content +", "m.content + (m.tool_calls | tojson if m.tool_calls else '') +")
     call = {"function": {"name": "look", "arguments": {}}}
     row = {"messages": [USER, said("", reasoning="It is dark.", tool_calls=[call])]}
 
