@@ -118,7 +118,7 @@ def test_control_tokens_in_an_observation_and_actions_that_are_not_their_ids_are
 def test_control_tokens_are_named_wherever_they_stand_and_counted(
     tiny_folder, tokenizer, tmp_path, monkeypatch, capsys
 ):
-    """System text, tools, variables of the template, what is recalled, calls, actions; not in what was sampled, nor in tags."""
+    """System text, tools, what is recalled, calls, actions; not in what was sampled, nor in tags."""
     heard = tuple(say("seen"))
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": ["<|im_start|>"]}}}
     tool = {"type": "function", "function": {"name": "f", "description": "<|endoftext|>", "parameters": {}}}
@@ -129,8 +129,7 @@ def test_control_tokens_are_named_wherever_they_stand_and_counted(
         Turn(heard, Action("<think>\na\n</think>")),
     )
     system = ({"role": "system", "content": "<|im_start|><|im_end|>"},)
-    kwargs = {"who": "<|im_end|>"}
-    row = Trajectory(Task("t"), turns, prompt=system, tools=(tool,), template_kwargs=kwargs, success=True)
+    row = Trajectory(Task("t"), turns, prompt=system, tools=(tool,), total_reward=1.0, success=True)
     with TrajectoryStore(tmp_path / "rows.jsonl") as store:
         store.append(row)
 
@@ -148,14 +147,21 @@ def test_control_tokens_are_named_wherever_they_stand_and_counted(
     assert found == [
         (None, "prompt", ["<|im_start|>", "<|im_end|>"]),
         (None, "tools", ["<|endoftext|>"]),
-        (None, "chat_template_kwargs", ["<|im_end|>"]),
         (0, "observation", ["<|im_end|>"]),
         (0, "action", ["<|im_end|>"]),
         (1, "action", ["<|im_start|>"]),
     ]
-    assert template["texts_with_control_tokens"] == 6
+    assert template["texts_with_control_tokens"] == 5
     assert "rows, line 1: the prompt holds <|im_start|>, <|im_end|>, read as plain text" in printed
     assert "rows, line 1, turn 0: the action holds <|im_end|>" in printed
+
+
+def test_control_tokens_in_the_variables_of_a_row_are_named(tiny_folder, tmp_path):
+    row = {"messages": say("a", "b"), "chat_template_kwargs": {"who": "<|im_end|>"}}
+    file = write(tmp_path / "rows.jsonl", row)
+
+    (found,) = audit(file, str(tiny_folder))["template"]["control_tokens"]
+    assert (found["row"], found["where"], found["tokens"]) == (1, "chat_template_kwargs", ["<|im_end|>"])
 
 
 def test_rows_in_colour_count_actions_with_control_tokens(tiny_folder, tmp_path):
