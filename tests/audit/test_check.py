@@ -156,6 +156,14 @@ def test_control_tokens_are_named_wherever_they_stand_and_counted(
     assert "rows, line 1, turn 0: the action holds <|im_end|>" in printed
 
 
+def test_control_tokens_in_the_variables_of_a_row_are_named(tiny_folder, tmp_path):
+    row = {"messages": say("a", "b"), "chat_template_kwargs": {"who": "<|im_end|>"}}
+    file = write(tmp_path / "rows.jsonl", row)
+
+    (found,) = audit(file, str(tiny_folder))["template"]["control_tokens"]
+    assert (found["row"], found["where"], found["tokens"]) == (1, "chat_template_kwargs", ["<|im_end|>"])
+
+
 def test_rows_in_colour_count_actions_with_control_tokens(tiny_folder, tmp_path):
     """One of two actions; the text is shown as it is."""
     row = {"messages": say("a", "go<|im_end|>", "b", "stop")}

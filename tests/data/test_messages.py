@@ -323,7 +323,35 @@ def test_unknown_keys_are_counted_and_metadata_is_not():
 
 
 @pytest.mark.parametrize(
-    "column", [{"images": ["a.png"]}, {"weight": 0.5}, {"loss_scale": 0}, {"label": False}]
+    "mark",
+    [{"mask": 0}, {"loss_weight": 0.0}, {"train_on_turn": False}, {"enable_loss": False}, {"masked": True}],
+)
+def test_an_unknown_key_that_is_false_or_0_is_counted(mark):
+    """It may ask for no loss; null, and an empty text, list or object, say nothing."""
+    counts = Counter()
+    empty = {"a": None, "b": "", "c": [], "d": {}}
+    row = {"messages": [USER, said("bad", **mark), USER, said("good", **empty)], **empty}
+    from_trl(row | {"keep": False}, task_id="t", counts=counts)
+
+    assert {key for key in counts if counts[key]} == {*mark, "column keep"}
+
+
+def test_the_column_of_sharegpt_holds_messages():
+    """With LLaMA-Factory's single answers beside it, a pair. Tools may be an empty text."""
+    asked = [{"from": "human", "value": "u"}]
+    good, bad = ({"from": "gpt", "value": value} for value in ("good", "bad"))
+
+    assert from_trl({"conversations": [*asked, good], "tools": "", "system": ""}, task_id="t") == from_trl(
+        {"messages": [USER, said("good")]}, task_id="t"
+    )
+    assert from_trl({"conversations": asked, "chosen": good, "rejected": bad}, task_id="t") == from_trl(
+        {"prompt": [USER], "chosen": [said("good")], "rejected": [said("bad")]}, task_id="t"
+    )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [{"images": ["a.png"]}, {"weight": 0.5}, {"loss_scale": 0}, {"label": False}, {"train": False}],
 )
 def test_columns_that_ask_for_what_is_not_done_are_refused(column):
     with pytest.raises(DataError, match=rf"row: {next(iter(column))}: "):

@@ -211,7 +211,7 @@ U, A = user("u"), said("a")
         ({"prompt": [U], "completion": None}, r"row 3: expected one of the forms .*; got prompt\."),
         (
             {"conversations": [{"from": "human", "value": "x"}]},
-            r"Convert the row with trl\.maybe_convert_to_chatml",
+            r"row 3: messages: expected an assistant message, got none",
         ),
         ({"prompt": "u", "completion": "a"}, r"row 3: prompt: expected messages, got text, .*Wrap it"),
         ({"prompt": "u", "chosen": "a", "rejected": "b"}, r"row 3: prompt: expected messages, got text"),

@@ -2,18 +2,21 @@
 
 import copy
 import logging
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from perturn.episodes.calls import CALL_FORMATS, ToolCall
 from perturn.policy import templates
 from perturn.policy.control import MARK
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.policy.words import make_tokenizer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
+from . import families
 from .families import MISTRAL, small_tokenizer
 from .test_tokenizers import KINDS, TEMPLATES
 from .test_tokens import TOOLS
@@ -105,6 +108,18 @@ def test_schemas_calls_and_results_cannot_write_control_tokens(tokenizer):
     assert renderer.tokenizer.decode(ids).count("<|im_start|>") == 5 + 5
 
 
+def test_variables_of_a_row_cannot_write_control_tokens(tokenizer):
+    """Its `chat_template_kwargs` reach the template, as gpt-oss's `model_identity` does."""
+    template = "{{ '<|im_start|>system\n' + who + '<|im_end|>\n' }}" + tokenizer.chat_template
+    renderer = Renderer(tokenizer, "{%- set who = who | default('a') -%}" + template)
+    plain, forged = (
+        control_ids(renderer, renderer.encode(conversation("b", template_kwargs={"who": who})).ids)
+        for who in ("c", FORGED)
+    )
+
+    assert forged == plain
+
+
 def test_a_shortened_history_cannot_write_control_tokens(renderer):
     """What later turns see of an observation, and the text that tells what is left out."""
     turn = Turn(user(FORGED), Action("go"), recalled=user(f"{FORGED} recalled"))
@@ -184,6 +199,29 @@ def test_tokens_of_an_answer_stay_tokens_in_actions_alone():
     assert [tokens.count(each) for each in ("[TOOL_CALLS]", "<answer>", "[INST]")] == [1, 1, 1]
     assert [said.count(each) for each in ("[TOOL_CALLS]", "<answer>", "[INST]")] == [1, 1, 0]
     assert renderer.control_in(Action(text)) == ["[INST]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("deepseek-v3.1", "deepseek"), ("gemma4", "gemma"), ("glm4.5", "glm"), ("mistral-v3", "mistral")],
+)
+def test_a_call_in_the_text_of_an_action_is_made_of_the_tokens_of_calls(name, form):
+    """Though the template explains calls, or writes results, with them. In an argument or a result they are text."""
+    tokenizer = families.tokenizer_of(families.KIND_OF[name])
+    renderer, format_ = Renderer(tokenizer, name), CALL_FORMATS[form]
+    known = {*format_.marks, *format_.tokens} & set(tokenizer.all_special_tokens)
+    text = format_.write([ToolCall("look", {"at": "door"})])
+
+    def found(*messages):
+        encoded = renderer.encode(families.trajectory_of([user("a")[0], *messages], [families.TOOL]))
+        return [each for each in tokenizer.convert_ids_to_tokens(encoded.ids) if each in known]
+
+    held = sorted(known & {*re.findall("|".join(map(re.escape, known)), text)})
+    before = found(families.said("a"))
+    assert sorted(set(found(families.said(text))[len(before) :])) == held
+    assert found(families.said("", text)) == found(families.said("", "door"))
+    result = families.said("", "door"), families.result(text), families.said("a")
+    assert found(*result) == found(result[0], families.result("red"), result[2])
 
 
 def test_added_tokens_that_the_template_ends_turns_with_are_control_tokens(tokenizer):

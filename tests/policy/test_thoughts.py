@@ -66,6 +66,34 @@ def test_ours_for_qwen3_reads_the_field(tokenizer):
         assert learnt({"messages": [USER, message]}, tokenizer, "qwen3") == [THOUGHT + "go<|im_end|>"]
 
 
+@pytest.mark.parametrize("template", ["qwen3", OPENING.replace("KEY", "reasoning_content")])
+@pytest.mark.parametrize("within", [THOUGHT, "<think>\n\n</think>\n\n"])
+def test_a_thought_in_the_field_and_in_the_content_is_written_once(tokenizer, template, within):
+    """Some servers give it twice, or an empty one in the content; two different ones are refused."""
+    row = {"messages": [USER, said(within + "go", reasoning="It is dark.")]}
+    once = {"messages": [USER, said("go", reasoning="It is dark.")]}
+
+    assert learnt(row, tokenizer, template) == learnt(once, tokenizer, template)
+    row["messages"][1]["content"] = "<think>\nIt is lit.\n</think>\n\ngo"
+    with pytest.raises(
+        DataError, match=r"two different thoughts, 'It is lit\.' in its content and 'It is dark"
+    ):
+        learnt(row, tokenizer, template)
+
+
+def test_a_template_that_writes_the_field_without_calls_alone_is_refused(tokenizer):
+    """Otherwise the thought before a call would be lost without a word."""
+    template = OPENING.replace(
+        "(m.KEY or '')", "('' if m.tool_calls else m.reasoning_content or '')"
+    ).replace("m.content +", "m.content + (m.tool_calls | tojson if m.tool_calls else '') +")
+    call = {"function": {"name": "look", "arguments": {}}}
+    row = {"messages": [USER, said("", reasoning="It is dark.", tool_calls=[call])]}
+
+    with pytest.raises(ModelError, match=r"leaves out thoughts: turn 0 thinks 'It is dark\.'"):
+        learnt(row, tokenizer, template)
+    assert learnt({"messages": [USER, said("", tool_calls=[call])]}, tokenizer, template)
+
+
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3-nothink", "tools"])
 def test_a_template_without_thoughts_refuses_them(tokenizer, name):
     """With the remedy; the text is not trained as if there were no thought."""

@@ -245,6 +245,25 @@ def test_a_template_that_moves_the_system_text_is_refused(wide):
         Renderer(wide, SYSTEM_IN_LAST_USER)
 
 
+@pytest.mark.parametrize("role", ["developer", "tool"])
+def test_a_message_that_a_template_leaves_out_is_an_error(tokenizer, role):
+    """Many templates skip roles that they do not know. A text that is written with escapes is not left out."""
+    shown = ("user", "assistant", "system", *({"developer", "tool"} - {role}))
+    silent = CHATML.replace("{% for m in messages %}", f"{{% for m in messages if m['role'] in {shown} %}}")
+    escaped = CHATML.replace(
+        "m['content']", "(m['content'] | tojson if m['role'] == 'tool' else m['content'])"
+    )
+    heard = ({"role": role, "content": 'so "it"\nis'}, {"role": "user", "content": "go"})
+    row = Trajectory(Task("t"), (Turn(heard, Action("a")),))
+
+    with pytest.raises(
+        ModelError, match=rf"leaves out a message of role '{role}' \('so \"it\".*chat_template"
+    ):
+        Renderer(tokenizer, silent).encode(row)
+    assert escaped != CHATML
+    assert Renderer(tokenizer, escaped).encode(row).turns == 1
+
+
 def test_a_system_text_that_a_template_leaves_out_is_an_error(tokenizer):
     """As the first one of Phi-3 did without a word; conversations without a system text are as they were."""
     silent = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")

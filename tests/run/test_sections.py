@@ -138,6 +138,23 @@ def test_rows_of_the_wrong_kind_are_refused_by_their_number(start, tmp_path, sec
     assert not (tmp_path / "runs").exists()
 
 
+def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(start, tmp_path):
+    """All of them. Training would name them after the stages before it."""
+    thinks = [answer("go")[0] | {"reasoning_content": "It is dark."}]
+    rows = [{"messages": SAY + said} for said in (answer("go"), thinks, answer("on"), thinks)]
+    file = lines(tmp_path / "rows.jsonl", *rows)
+
+    with pytest.raises(
+        DataError, match=r"rows.jsonl: row 2, 4: .*'It is dark\.'\), which the chat template does"
+    ):
+        start({"sft": {"loss": {"name": "sft"}}, "expert": {"file": file}})
+    pair = {"prompt": SAY, "chosen": thinks, "rejected": answer("wait")}
+    file = lines(tmp_path / "rows.jsonl", {**pair, "chosen": answer("go")}, pair)
+    with pytest.raises(DataError, match=r"rows.jsonl:2: an assistant message has its thought as a field"):
+        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": file}})
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(("section", "stage", "loss"), [("pair", "align", "dpo"), ("expert", "sft", "sft")])
 def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, stage, loss):
     """Else the stage is done with nothing, and rows that come later are never read."""

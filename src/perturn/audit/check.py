@@ -144,6 +144,7 @@ class _Part:
         texts: list[tuple[int | None, str, list[str]]] = [
             (None, "prompt", control.find(side.prompt)),
             (None, "tools", control.find_in_values(side.tools)),
+            (None, "chat_template_kwargs", control.find_in_values([side.template_kwargs])),
         ]
         for index, turn in enumerate(side.turns):
             heard = control.find((*turn.observation, *(turn.recalled or ())))

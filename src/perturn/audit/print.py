@@ -33,6 +33,7 @@ _OUTCOMES = {
 _TEXTS = {
     "prompt": "the prompt holds",
     "tools": "the tools hold",
+    "chat_template_kwargs": "chat_template_kwargs hold",
     "observation": "the observation holds",
     "action": "the action holds",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from perturn.data.paths import RunPaths
 from perturn.data.records import pair_from_dict, trajectory_from_dict, weighted_from_dict
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.trl import from_trl, told_unread
-from perturn.errors import MOST_REFUSED, DataError, refusal
+from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.io.reading import parse_object, read_lines
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
@@ -36,34 +36,44 @@ def read_rows(data: Path) -> Iterator[Trajectory | PreferencePair]:
     Raises:
         DataError: Naming file and line; of conversations, all bad ones, after the good ones.
     """
+    return (row for _, row in _numbered(data))
+
+
+def _numbered(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair]]:
+    """Rows with their numbers, of conversations the numbers of their lines."""
     if data.is_dir():
         data = RunPaths(data).pairs(RunPaths(data).mark)
     first = next(_objects(data), (0, {}))[1]
     if "turns" in first:
-        yield from read_trajectories(data)
+        yield from enumerate(read_trajectories(data), start=1)
     elif _is_pair(first):
-        yield from read_pairs(data)
+        yield from enumerate(read_pairs(data), start=1)
     else:
         yield from _conversations(data)
 
 
-def _conversations(data: Path) -> Iterator[Trajectory | PreferencePair]:
-    """Rows in the public formats."""
+def _conversations(data: Path) -> Iterator[tuple[int, Trajectory | PreferencePair]]:
+    """Rows in the public formats, with their lines."""
     counts = Counter[str]()
     refused: list[tuple[int, str]] = []
     for number, row in _objects(data):
         try:
-            yield from_trl(row, task_id=f"row-{number}", counts=counts)
+            yield number, from_trl(row, task_id=f"row-{number}", counts=counts)
         except DataError as error:
             refused.append((number, str(error)))
             if len(refused) == MOST_REFUSED:
                 break
+    _refuse(data, refused)
+    if unread := told_unread(counts):
+        _say_unread(data, unread)
+
+
+def _refuse(data: Path, refused: Sequence[tuple[int, str]]) -> None:
+    """Refuse a file with bad rows, if there are any."""
     if len(refused) == 1:
         raise DataError(f"{data}:{refused[0][0]}: {refused[0][1]}")
     if refused:
         raise DataError(refusal(f"{data}:", refused))
-    if unread := told_unread(counts):
-        _say_unread(data, unread)
 
 
 @cache
@@ -78,19 +88,34 @@ def _is_pair(record: dict[str, Any]) -> bool:
     return isinstance(chosen, dict) and "role" not in chosen and "from" not in chosen
 
 
-def rows_of(data: Path, kind: type[T]) -> Iterator[T]:
+def rows_of(data: Path, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
     """Rows of a JSONL file that are all of one kind, a trajectory or a pair; at least one.
 
+    Args:
+        data: The file.
+        kind: Of its rows.
+        check: Raises a DataError or a ModelError for a row that cannot be used.
+
     Raises:
-        DataError: Naming file and row.
+        DataError: Naming file and row; of rows that `check` refuses, all of them, after the good ones.
     """
     number = 0
-    for number, row in enumerate(read_rows(data), start=1):
+    refused: list[tuple[int, str]] = []
+    for number, row in _numbered(data):
         if not isinstance(row, kind):
             said = "chosen and rejected" if kind is PreferencePair else "one conversation"
             got = "a pair; see pair.file" if kind is Trajectory else "one conversation"
             raise DataError(f"{data}: row {number}: expected {said}, got {got}.")
-        yield row
+        try:
+            if check is not None:
+                check(row)
+        except (DataError, ModelError) as error:
+            refused.append((number, str(error)))
+            if len(refused) == MOST_REFUSED:
+                break
+        else:
+            yield row
+    _refuse(data, refused)
     if not number:
         wanted = "pairs, or of TRL's chosen and rejected" if kind is PreferencePair else _CONVERSATIONS
         raise DataError(f"{data} holds no row; give JSON lines of {wanted}.")

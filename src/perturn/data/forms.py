@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from perturn.errors import DataError
-from perturn.io.plain import fault
+from perturn.io.plain import fault, holds
 
-_CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected")
-_COLUMNS = (*_CONVERSATIONS, "tools", "label", "conversations", "chat_template_kwargs")
+_CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+_COLUMNS = (*_CONVERSATIONS, "tools", "label", "chat_template_kwargs")
 _OTHERS = (
     *("functions", "system", "rejected_messages", "rejected_response"),
     *("input", "preferred_output", "non_preferred_output"),
 )
 """Columns of other trainers' forms."""
 _MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
-_WEIGHTS = ("loss", "loss_scale", "loss_weight", "sample_weight", "weight", "weights")
+_WEIGHTS = (
+    *("loss", "loss_scale", "loss_weight", "sample_weight", "weight", "weights"),
+    *("train", "trainable", "training"),
+)
 _METADATA = re.compile(
     r"(?:.*_)?(?:ids?|uuid|index|idx|hash|url|license|date|time|timestamp|created|created_at|version|name|names|source|"
     r"sources|dataset|split|subset|config|category|categories|topic|domain|task|type|kind|level|difficulty|language|"
@@ -94,6 +97,8 @@ def _translate(read: dict[str, Any], others: Mapping[str, Any], where: str) -> N
     """Bring what other trainers write under other names into TRL's columns."""
     if others.get("functions") and not read.get("tools") and isinstance(others["functions"], list):
         read["tools"] = [{"type": "function", "function": each} for each in others["functions"]]
+    if "messages" not in read and "conversations" in read:  # ShareGPT
+        read["messages"] = read.pop("conversations")
     messages = read.get("messages")
     if isinstance(messages, list):
         if others.get("rejected_messages"):  # ms-swift
@@ -146,8 +151,8 @@ _OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
 
 
 def _holds(value: Any) -> bool:
-    """Whether a value is more than a default: neither null nor false, zero or empty."""
-    return bool(value.size) if hasattr(value, "size") else bool(value)
+    """Whether a value says anything, an array of numpy too."""
+    return bool(value.size) if hasattr(value, "size") else holds(value)
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from perturn.data.content import Said, flatten, flatten_said, tool_text
 from perturn.errors import DataError, did_you_mean
 from perturn.io.arguments import ARGUMENTS, read_arguments
-from perturn.io.plain import mismatch
+from perturn.io.plain import holds, mismatch
 from perturn.io.reading import parse_json
 from perturn.types import Action, Message
 
@@ -38,6 +38,8 @@ _SPANS = ("train_detail", "training_detail", "reasoning_train_detail", "reasonin
 """Keys of axolotl that give loss to parts of a message."""
 _MEDIA = ("audio", "audios", "image", "images", "video", "videos")
 _COMMON = {"role", "content", "from", "value", "id", "name", "tool_call_id", *_MARKS, *_SPANS, *_MEDIA}
+_DEFAULTS = {"prefix": False, "partial": False, "is_error": False}
+"""Values that mean nothing, of keys that nothing reads."""
 _OF_ASSISTANT = {"tool_calls", "function_call", "refusal", "reasoning_details", *REASONING}
 
 
@@ -113,7 +115,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
     trained = _trained(given, where)
     if trained and any(given.get(mark) for mark in _MARKS):
         unread.add("a mark that asks for loss on a message of another than the assistant")
-    unread |= {key for key in given.keys() - _COMMON if given[key]}
+    unread |= _unknown(given, _COMMON)
     content = given.get("content", "")
     content = (
         tool_text(content, f"{where}.content") if role == "tool" else flatten(content, f"{where}.content")
@@ -126,7 +128,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
 def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -> Read:
     """An assistant message, or a message for its calls, as `Action.message` writes it."""
     trained = _trained(given, where)
-    unread |= {key for key in given.keys() - _COMMON - _OF_ASSISTANT if given[key]}
+    unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in _CALLS:
         calls = _calls_of_text(given.get("content"), f"{where}.content", unread)
         return Read(Action("", tool_calls=tuple(calls)).message(), trained, is_call=True)
@@ -248,7 +250,7 @@ def _call(
         arguments = {"arguments": given_as[keys[0]] if keys else {}}
     if unread is not None:
         extra = given.keys() - {"id", "type", "function", "index", "name", *ARGUMENTS}
-        unread |= {f"tool_calls: {each}" for each in extra if given[each]}
+        unread |= {f"tool_calls: {each}" for each in extra if holds(given[each])}
     held = {"id": given["id"]} if given.get("id") else {}
     return {**held, "type": "function", "function": {"name": function["name"], **arguments}}
 
@@ -271,6 +273,15 @@ def _joined(before: Read, call: Read, where: str) -> Read:
         )
     calls = [*before.message.get("tool_calls", ()), *call.message["tool_calls"]]
     return Read({**before.message, "tool_calls": calls}, before.trained, is_call=True)
+
+
+def _unknown(given: Mapping[str, Any], known: Set[str]) -> set[str]:
+    """Keys of a message that nothing reads, and that hold more than a default. Of most, no value is known to be one."""
+    return {
+        key
+        for key, value in given.items()
+        if key not in known and holds(value) and not (key in _DEFAULTS and value == _DEFAULTS[key])
+    }
 
 
 def _without(given: Mapping[str, Any], keys: Set[str]) -> dict[str, Any]:

@@ -163,8 +163,7 @@ def _form(columns: dict[str, Any], where: str, unread: set[str]) -> tuple[list[R
     if "messages" in columns:
         return [], {"messages": read("messages")}
     got = ", ".join(columns) or "none of these columns"
-    remedy = " Convert the row with trl.maybe_convert_to_chatml." if "conversations" in columns else ""
-    raise DataError(f"{where}: expected one of the forms {_FORMS}; got {got}.{remedy}")
+    raise DataError(f"{where}: expected one of the forms {_FORMS}; got {got}.")
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
@@ -286,10 +285,10 @@ def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _parsed(value: Any, where: str, remedy: str) -> Any:
-    """A column that may be given as JSON text."""
-    return (
-        plain_column(parse_json(value, where, DataError, remedy), where) if isinstance(value, str) else value
-    )
+    """A column that may be given as JSON text; None if it is empty."""
+    if not isinstance(value, str):
+        return value
+    return plain_column(parse_json(value, where, DataError, remedy), where) if value.strip() else None
 
 
 def _fail(where: str, expected: str, value: object) -> NoReturn:

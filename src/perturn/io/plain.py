@@ -36,6 +36,11 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
     return f"{mended(where + path)}: {mismatch(expected, culprit)}"
 
 
+def holds(value: object) -> bool:
+    """Whether a value says anything: false and 0 do; null and an empty text, list or object do not."""
+    return bool(value) if isinstance(value, str | dict | list | tuple) else value is not None
+
+
 def mismatch(expected: str, value: object) -> str:
     """An expectation, and a value that does not meet it, in words."""
     large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it

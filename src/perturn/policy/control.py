@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from perturn.errors import ModelError
 from perturn.types import Message
@@ -55,7 +55,10 @@ class ControlTokens:
 
     def quote(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with the control tokens in their text broken up."""
-        return [_quoted(message, self._pattern(message)) for message in messages]
+        return [
+            {_quoted(key, pattern): _quoted(value, pattern) for key, value, pattern in self._parts(message)}
+            for message in messages
+        ]
 
     def quote_values(self, values: Sequence[Any]) -> list[Any]:
         """Other values that a template reads, such as schemas of tools, with the control tokens broken up."""
@@ -67,7 +70,8 @@ class ControlTokens:
 
     def find(self, messages: Iterable[Message]) -> list[str]:
         """The control tokens in the text of messages, each once, in their order."""
-        return self._found((message, self._pattern(message)) for message in messages)
+        parts = chain.from_iterable(map(self._parts, messages))
+        return self._found(((key, value), pattern) for key, value, pattern in parts)
 
     def find_in_values(self, values: Iterable[Any]) -> list[str]:
         """The control tokens in other values that a template reads, each once, in their order."""
@@ -79,8 +83,11 @@ class ControlTokens:
         parts[1::2] = (part.replace(MARK, "", 1) for part in parts[1::2])
         return parts
 
-    def _pattern(self, message: Message) -> re.Pattern[str]:
-        return self._said if message.get("role") == "assistant" else self._heard
+    def _parts(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
+        """Keys and values of a message, and what is looked for in each. Arguments of calls are data, not an answer."""
+        says = message.get("role") == "assistant"
+        for key, value in message.items():
+            yield key, value, self._said if says and key != "tool_calls" else self._heard
 
     @staticmethod
     def _found(values: Iterable[tuple[Any, re.Pattern[str]]]) -> list[str]:
@@ -139,16 +146,18 @@ class PlainTokens:
         return tuple(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
-def find_control_tokens(tokenizer: Any, end_text: str, write: _Write) -> ControlTokens:
+def find_control_tokens(tokenizer: Any, end_text: str, call_end_text: str, write: _Write) -> ControlTokens:
     """Find out which tokens of a tokenizer control a conversation.
 
     They are its special tokens, and the added ones with which the chat template begins and ends messages. In an
     action, tokens are left as they are that the template writes within an answer, such as `[TOOL_CALLS]`, and those
-    that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template.
+    that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of calls
+    stay even if the template writes them elsewhere too, such as where it explains calls.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
         end_text: What ends a turn of the policy.
+        call_end_text: What ends its turn after calls; in most templates the same.
         write: Writes a conversation with the chat template.
     """
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}
@@ -157,23 +166,38 @@ def find_control_tokens(tokenizer: Any, end_text: str, write: _Write) -> Control
     }
     roles = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
     plain = {token for token in special | added if token.strip()} - NEVER_CONTROL
-    around, within = _written(plain, end_text, write)
+    talked, called = (
+        _written(plain, end, write, talks) for end, talks in ((end_text, _TALKS), (call_end_text, _CALLS))
+    )
+    around, within = talked.around | called.around, talked.within | called.within
+    of_calls = called.within - talked.within - talked.around
     heard = {token for token in plain if token in special or token in around}
-    spoken = (within | {token for token in heard if _TAG.fullmatch(token)}) - around - roles - {end_text}
+    tags = {token for token in heard if _TAG.fullmatch(token)}
+    spoken = ((within | tags) - around | of_calls) - roles - {end_text, call_end_text}
     return ControlTokens(heard, heard - spoken)
 
 
-def _written(tokens: Collection[str], end_text: str, write: _Write) -> tuple[set[str], set[str]]:
+_Talk = tuple[list[Message], list[Any]]
+_TALKS: tuple[_Talk, ...] = (
+    ([_ASKED, _ANSWERED, _ASKED], []),
+    ([_SYSTEM, _ASKED, _ANSWERED, _ASKED], []),
+)
+_CALLS: tuple[_Talk, ...] = (([_ASKED, _CALLED, _RESULT], [_TOOL]),)
+
+
+class _Written(NamedTuple):
     """The tokens that a chat template writes around messages, and within the policy's answers."""
+
+    around: set[str]
+    within: set[str]
+
+
+def _written(tokens: Collection[str], end_text: str, write: _Write, talks: Iterable[_Talk]) -> _Written:
+    """Find the tokens that a chat template writes in conversations, each with one answer."""
+    found = _Written(set(), set())
     if not tokens:
-        return set(), set()
+        return found
     known = re.compile(_any_of(tokens))
-    talks: tuple[tuple[list[Message], list[Any]], ...] = (
-        ([_ASKED, _ANSWERED, _ASKED], []),
-        ([_SYSTEM, _ASKED, _ANSWERED, _ASKED], []),
-        ([_ASKED, _CALLED, _RESULT], [_TOOL]),
-    )
-    around, within = set[str](), set[str]()
     for messages, tools in talks:
         said = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
         opened, closed = write(messages[:said], tools, True), write(messages[: said + 1], tools, False)
@@ -182,9 +206,9 @@ def _written(tokens: Collection[str], end_text: str, write: _Write) -> tuple[set
             continue
         answer, end, _ = closed[len(opened) :].rpartition(end_text)
         if end and whole.startswith(opened + answer):
-            within.update(known.findall(answer))
-            around.update(known.findall(opened), known.findall(whole[len(opened + answer) :]))
-    return around, within
+            found.within.update(known.findall(answer))
+            found.around.update(known.findall(opened), known.findall(whole[len(opened + answer) :]))
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -47,7 +47,7 @@ class ChatTemplate:
         self.call_end_id = self._find_end_of_call()
         """Token that closes a message with calls; in most templates it is the end of any turn."""
         self.call_end_text = self.decode([self.call_end_id])
-        self.control = find_control_tokens(tokenizer, self.end_text, self.try_render)
+        self.control = find_control_tokens(tokenizer, self.end_text, self.call_end_text, self.try_render)
         self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
@@ -76,7 +76,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
         """The text of a conversation; with `generate`, up to where the policy starts to write.
 
-        Control tokens in the text of messages and tools are broken up (`perturn.policy.control`).
+        Control tokens in the text of messages, tools and variables are broken up (`perturn.policy.control`).
 
         Raises:
             ModelError: If the template refuses it, or leaves a system text out of a prompt.
@@ -93,7 +93,7 @@ class ChatTemplate:
                     chat_template=self.text,
                     add_generation_prompt=generate,
                     tokenize=False,
-                    **self._variables,
+                    **self.control.quote_values([self._variables])[0],
                 )
             )
         except Exception as error:  # a template is code of others

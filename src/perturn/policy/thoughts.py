@@ -32,13 +32,13 @@ class Thoughts:
         """The messages with thoughts where the template reads them, and arguments of calls as objects.
 
         Raises:
-            DataError: If a message has a thought as a field, and the template reads none.
+            DataError: If a message has a thought as a field, and the template reads none, or two different thoughts.
         """
         return [self._shown(each) if each["role"] == "assistant" else each for each in messages]
 
     def _shown(self, message: Message) -> Message:
         message = _with_objects(message) if message.get("tool_calls") else message
-        if self.adds and self.key is not None:
+        if message.get("reasoning_content") or (self.adds and self.key is not None):
             message = _divided(message)
         if not (thought := message.get("reasoning_content")) or self.key == "reasoning_content":
             return message
@@ -88,13 +88,22 @@ def has_thought(text: str) -> bool:
 
 
 def _divided(message: Message) -> Message:
-    """The message with the thought of its content as a field."""
-    content = message.get("content")
-    if message.get("reasoning_content") or not isinstance(content, str) or not has_thought(content):
+    """The message with the thought of its content as a field; one that the field holds too is written once.
+
+    Raises:
+        DataError: If the content and the field hold different thoughts.
+    """
+    content, field = message.get("content"), message.get("reasoning_content")
+    if not isinstance(content, str) or not has_thought(content):
         return message
     thought, _, rest = content.partition(_CLOSE)
     thought = thought.lstrip().removeprefix(_OPEN).strip("\n")
-    return {**message, "content": rest.lstrip("\n"), "reasoning_content": thought}
+    if field and thought.strip() not in ("", field.strip()):
+        raise DataError(
+            f"an assistant message holds two different thoughts, {thought[:40]!r} in its content and {field[:40]!r} in "
+            "its field. Keep one of them."
+        )
+    return {**message, "content": rest.lstrip("\n"), "reasoning_content": field or thought}
 
 
 def _with_objects(message: Message) -> Message:

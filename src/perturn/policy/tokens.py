@@ -19,11 +19,11 @@ from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.prompts import as_seen
 from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
-from perturn.io.arguments import read_arguments
 from perturn.policy.ends import end_ids
 from perturn.policy.rendering import NO_TURN as NO_TURN
 from perturn.policy.rendering import ChatTemplate, first_difference
 from perturn.policy.templates import choose_template, fitting, with_template
+from perturn.policy.turns import check_turns
 from perturn.policy.walk import Asked, Piece, Walk
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
@@ -158,18 +158,13 @@ class Renderer:
         Raises:
             DataError: If the trajectory has no turn, or none that carries loss, or not even the first one fits.
         """
-        _check_turns(trajectory)
+        self._check_turns(trajectory)
         silent = set() if every_turn else silent_turns(trajectory)
         if len(silent) == len(trajectory.turns):
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r} has no turn that carries loss: each is empty, or marked as "
                 "not to be trained; remove the row."
             )
-        thoughts = self._chat.with_variables(trajectory.template_kwargs).thoughts
-        for number, turn in enumerate(trajectory.turns):
-            if turn.action.token_ids is None:
-                where = f"task {trajectory.task.id!r}: turns[{number}].action.text"
-                thoughts.refuse_second(turn.action.text, where)
         try:
             kept = self._sequences(trajectory, max_length, self._whole)
         except ModelError:
@@ -196,6 +191,18 @@ class Renderer:
             starts=tuple(accumulate(lengths[:-1], initial=0)),
             quoted_turns=sum(bool(self.control_in(turn.action)) for turn in trajectory.turns[:played]),
         )
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
+
+        Raises:
+            DataError: If its turns or thoughts are none that training takes.
+            ModelError: If the template cannot render it.
+        """
+        self._check_turns(trajectory)
+        if trajectory.is_one_sequence:
+            chat = self._chat.with_variables(trajectory.template_kwargs)
+            chat.render(trajectory.messages, trajectory.tools)
 
     def control_in(self, action: Action) -> list[str]:
         """Control tokens in the text of an action that has no token ids, so that the text is tokenized."""
@@ -243,6 +250,14 @@ class Renderer:
                 f"known formats ({', '.join(CALL_FORMATS)}), so format 'tools' cannot be played; set "
                 "model.chat_template=tools for a template that does, or to a file of yours."
             )
+
+    def _check_turns(self, trajectory: Trajectory) -> None:
+        check_turns(trajectory)
+        thoughts = self._chat.with_variables(trajectory.template_kwargs).thoughts
+        for number, turn in enumerate(trajectory.turns):
+            if turn.action.token_ids is None:
+                where = f"task {trajectory.task.id!r}: turns[{number}].action.text"
+                thoughts.refuse_second(turn.action.text, where)
 
     def _text(self, ids: Sequence[int], with_calls: bool) -> str:
         """Text of sampled tokens without special tokens; with calls, special tokens that are parts of calls stay."""
@@ -356,39 +371,18 @@ def _working(tokenizer: Any) -> list[str]:
 
 
 def _check_thought(action: Action, walk: Walk) -> None:
-    """Refuse a template that leaves out the thought within a text, so that a policy would not learn it."""
-    thought, closed, _ = action.text.partition("</think>")
-    words = _NO_WORD.sub("", thought.rpartition("<think>")[2])
-    if closed and action.token_ids is None and words not in _NO_WORD.sub("", walk.written):
+    """Refuse a template that leaves out the thought of a turn, so that a policy would not learn it."""
+    if action.token_ids is not None:
+        return
+    within, closed, _ = action.text.partition("</think>")
+    written = _NO_WORD.sub("", walk.written)
+    for thought in (action.reasoning, within.rpartition("<think>")[2] if closed else ""):
+        if _NO_WORD.sub("", thought) in written:
+            continue
         raise ModelError(
-            f"the chat template leaves out thoughts: turn {walk.turns - 1} is {action.text[:60]!r}, but is written as "
+            f"the chat template leaves out thoughts: turn {walk.turns - 1} thinks {thought[:60]!r}, but is written as "
             f"{walk.written[:60]!r}. Give a template that writes them with `chat_template` (perturn list templates)."
         )
-
-
-def _check_turns(trajectory: Trajectory) -> None:
-    """Refuse a trajectory without turns, ids that no tensor holds, and calls that no template reads."""
-    if not trajectory.turns:
-        raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
-    for number, turn in enumerate(trajectory.turns):
-        action, where = turn.action, f"task {trajectory.task.id!r}: turns[{number}].action"
-        for index, token in enumerate(action.token_ids or ()):
-            if not 0 <= token < 2**31:
-                raise DataError(
-                    f"{where}.token_ids[{index}]: expected a token id, got {token:.4g}; remove the row."
-                )
-        for index, call in enumerate(action.tool_calls):
-            function = call.get("function", call)
-            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-                raise DataError(
-                    f"{where}.tool_calls[{index}]: expected the name of a function, got {call!r:.80}; remove the row."
-                )
-            given = function.get("arguments", {})
-            if isinstance(given, str) and read_arguments(given) is None:
-                raise DataError(
-                    f"{where}.tool_calls[{index}]: expected an object of arguments or its JSON text, got "
-                    f"{given!r:.60}; remove the row."
-                )
 
 
 def silent_turns(trajectory: Trajectory) -> set[int]:

@@ -69,6 +69,7 @@ class Walk:
         what = f"a {self._new[-1]['role']} message" if self._new else "an assistant message"
         self._opened = self._template.render([*self._context, *self._new], self._tools, generate=True)
         added = self._template.added(self._closed, self._opened, what)
+        self._check_heard(added)
         self._added.append(added)
         self._heard = self._owed + added
         role = str(self._new[-1]["role"]) if self._new else "system"
@@ -153,6 +154,24 @@ class Walk:
             if end and text.startswith(begun + end):
                 return said[:count], begun + end
         return said, text
+
+    def _check_heard(self, added: str) -> None:
+        """Refuse a template that leaves out a message, so that a policy would not read it.
+
+        A template may write a text otherwise than it is, such as with escapes. So a text that is not found is replaced
+        by a plain one before the template is blamed.
+        """
+        for index, message in enumerate(self._new):
+            text = self._template.control.quote([message])[0].get("content")
+            if message["role"] == "assistant" or not isinstance(text, str) or text.strip() in added:
+                continue
+            plain = [*self._new[:index], {**message, "content": "probe"}, *self._new[index + 1 :]]
+            written = self._template.try_render([*self._context, *plain], self._tools, generate=True)
+            if written is not None and "probe" not in written[len(self._closed) :]:
+                raise ModelError(
+                    f"the chat template leaves out a message of role {message['role']!r} ({text[:40]!r}). Give a "
+                    "template that writes it with `chat_template`, or another role, such as system for developer."
+                )
 
     def _check_tool_calls(self, messages: Sequence[Message], written: str) -> None:
         """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.

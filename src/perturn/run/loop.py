@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from perturn.audit.rows import rows_of
@@ -19,6 +20,7 @@ from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
+from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
 from perturn.run.correct import check_corrector
 from perturn.run.inputs import note_inputs, refuse_changed
@@ -43,7 +45,7 @@ from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Where training's metrics can go beside the run folder."""
@@ -190,6 +192,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_choices(recipe)
     check_signals(recipe)
     engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
+    renderer = None
     if engine.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
         locate("perturn.run.trainable:check_model")(recipe, command in (None, "train"), renderer)
@@ -199,7 +202,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         if file and not user_path(file, f"{section}.file").is_file():
             raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
         if file:
-            deque(rows_of(user_path(file, f"{section}.file"), kind), maxlen=0)
+            can_be_written = None if renderer is None else partial(_check_row, renderer)
+            deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
     if recipe.environment is None:
         return None
     protocol = make_protocol(recipe.protocol)
@@ -221,6 +225,14 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
     return panels
+
+
+def _check_row(renderer: Renderer, row: Trajectory | PreferencePair) -> None:
+    """Refuse a row of the user's own that the chat template rejects, unless nobody will learn it."""
+    sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
+    for side in sides:
+        if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
+            renderer.check(side)
 
 
 def check_choices(recipe: Recipe, maker: Maker | None = None) -> None:
