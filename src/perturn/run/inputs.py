@@ -232,7 +232,7 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
 
 
 def _beside(name: str) -> Files:
-    """The data files that the code of `module:object` names, without those that it more likely writes, by their names."""
+    """The data files that the code of `module:object` names, without those that it more likely writes, by name."""
     root, modules = module_files(name) if ":" in name else (Path(), [])
     named = ((file, Path(os.path.relpath(file, root)).parts) for file in files_beside(modules))
     return gather(None, [file for file, parts in named if not any(map(written, parts))])
