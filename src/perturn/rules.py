@@ -1,13 +1,19 @@
-"""Parts of an episode's rules: its worked example, and control of its turns."""
+"""Rules of an episode: its protocol with decoding, worked example and control of turns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perturn.bounds import Bound, check_bounds
 from perturn.io.plain import fault
+
+if TYPE_CHECKING:
+    from perturn.types import Task
+
+Message = dict[str, Any]
+"""A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
 
 _COUNT = Bound(least=1, most=10**9)
 
@@ -67,3 +73,65 @@ def check_example(example: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"{found}.")
     if example and (example[0]["role"], example[-1]["role"]) != ("user", "assistant"):
         raise ValueError("example must begin with a user message and end with an assistant message.")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How actions are decoded."""
+
+    temperature: Annotated[float, Bound(least=0)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
+    max_new_tokens: Annotated[int, Bound(least=1)] = 64
+    """Token limit of one action, the end-of-turn token included."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class EpisodeProtocol:
+    """The rules an episode is played by; scores are comparable only under equal rules."""
+
+    name: str
+    format: str = "react"
+    """How an action is written: `react`, `action`, `plain` or `tools` (see `formats.py`)."""
+    system: str = ""
+    """System text, before the format's instruction."""
+    max_turns: int = 30
+    """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
+    max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
+    example: tuple[Message, ...] = ()
+    """A worked example: messages of user and assistant between the system text and the first observation. Its
+    actions are written in `format`."""
+    history: int | None = None
+    """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
+    suffix: str = ""
+    """Text on a line of its own after the one that poses the task, such as one that says what is asked for."""
+    list_admissible: bool = False
+    """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
+    history only the newest observation does."""
+    sampling: Sampling | None = None
+    """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
+    its own. None: the protocol leaves it open."""
+    turns: TurnControl | None = None
+    """A limit that takes the place of those above, reminders of it, and extensions. None: there are none."""
+
+    def __post_init__(self) -> None:
+        for name in ("system", "suffix"):
+            if found := fault(getattr(self, name), name):
+                raise ValueError(f"{found}.")
+        for limit in (self.max_turns, *self.max_turns_by_kind.values()):
+            if limit < 1:
+                raise ValueError(f"max_turns must be >= 1, got {limit}.")
+        if self.history is not None and self.history < 0:
+            raise ValueError(f"history must be >= 0 or full, got {self.history}.")
+        if self.history is not None and self.format == "tools":
+            raise ValueError("history must be full where the format is tools: a result needs its call.")
+        check_example(self.example)
+
+    def limit(self, task: Task) -> int:
+        """Turn limit of a task, before any extension."""
+        if self.turns is not None and self.turns.limit is not None:
+            return self.turns.limit
+        return self.max_turns_by_kind.get(task.kind, self.max_turns)

@@ -1,6 +1,7 @@
 """Data of the loop: tasks, prompts, actions, turns, trajectories, pairs; and the Protocols of its two sides.
 
-Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`).
+Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`). The rules that an
+episode is played by are in `perturn.rules`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from perturn.bounds import Bound, check_bounds
 from perturn.checks import are_factors
 from perturn.errors import DataError, EngineFailure, NotComeBack
-from perturn.io.plain import fault
 from perturn.remaining import Remaining as Remaining
-from perturn.rules import TurnControl, check_example
-
-Message = dict[str, Any]
-"""A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
+from perturn.rules import EpisodeProtocol as EpisodeProtocol
+from perturn.rules import Message as Message
+from perturn.rules import Sampling as Sampling
 
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
@@ -113,10 +111,6 @@ class Turn:
     def observation_text(self) -> str:
         """The observation as one text."""
         return "\n".join(str(message.get("content") or "") for message in self.observation)
-
-
-SPARSE = {"sparse": True}
-"""Metadata of a field that no line of a file has where it is None."""
 
 
 @dataclass(frozen=True)
@@ -273,68 +267,6 @@ class Prompt:
     conversation: str
     """Identity of the conversation, by which an engine may keep its keys and values."""
     tools: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How actions are decoded."""
-
-    temperature: Annotated[float, Bound(least=0)] = 0.0
-    """0 is greedy."""
-    top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
-    max_new_tokens: Annotated[int, Bound(least=1)] = 64
-    """Token limit of one action, the end-of-turn token included."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-
-@dataclass(frozen=True)
-class EpisodeProtocol:
-    """The rules an episode is played by; scores are comparable only under equal rules."""
-
-    name: str
-    format: str = "react"
-    """How an action is written: `react`, `action`, `plain` or `tools` (see `formats.py`)."""
-    system: str = ""
-    """System text, before the format's instruction."""
-    max_turns: int = 30
-    """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
-    max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
-    example: tuple[Message, ...] = ()
-    """A worked example: messages of user and assistant between the system text and the first observation. Its
-    actions are written in `format`."""
-    history: int | None = None
-    """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
-    suffix: str = ""
-    """Text on a line of its own after the one that poses the task, such as one that says what is asked for."""
-    list_admissible: bool = False
-    """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
-    history only the newest observation does."""
-    sampling: Sampling | None = None
-    """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
-    its own. None: the protocol leaves it open."""
-    turns: TurnControl | None = None
-    """A limit that takes the place of those above, reminders of it, and extensions. None: there are none."""
-
-    def __post_init__(self) -> None:
-        for name in ("system", "suffix"):
-            if found := fault(getattr(self, name), name):
-                raise ValueError(f"{found}.")
-        for limit in (self.max_turns, *self.max_turns_by_kind.values()):
-            if limit < 1:
-                raise ValueError(f"max_turns must be >= 1, got {limit}.")
-        if self.history is not None and self.history < 0:
-            raise ValueError(f"history must be >= 0 or full, got {self.history}.")
-        if self.history is not None and self.format == "tools":
-            raise ValueError("history must be full where the format is tools: a result needs its call.")
-        check_example(self.example)
-
-    def limit(self, task: Task) -> int:
-        """Turn limit of a task, before any extension."""
-        if self.turns is not None and self.turns.limit is not None:
-            return self.turns.limit
-        return self.max_turns_by_kind.get(task.kind, self.max_turns)
 
 
 @dataclass(frozen=True)

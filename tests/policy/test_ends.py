@@ -95,9 +95,11 @@ def test_what_follows_another_end_token_is_what_follows_the_templates(tokenizer)
     )
 
 
-def test_a_trained_policy_keeps_the_ends_of_its_model(make_trainer, tiny_model, tmp_path):
-    """`save_model` writes the generation config with both."""
-    tiny_model.generation_config.eos_token_id = [OTHER, 2]
+@pytest.mark.parametrize("named", ["generation_config", "config"])
+def test_a_trained_policy_keeps_the_ends_of_its_model(make_trainer, tiny_model, tmp_path, named):
+    """`save_model` writes the generation config with both, also where only the config has named them."""
+    tiny_model.generation_config.eos_token_id = None
+    getattr(tiny_model, named).eos_token_id = [OTHER, 2]
     rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "go"}]}]
     trainer = make_trainer(rows, model=tiny_model, loss={"name": "sft"}, max_steps=1)
     trainer.train()

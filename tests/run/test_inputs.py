@@ -12,7 +12,7 @@ from perturn.cli import main
 from perturn.data import inputs
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.seals import file_digest, own_digest, read_manifest
-from perturn.envs.load import module_files
+from perturn.envs.load import files_beside, module_files
 from perturn.errors import ConfigError, RunError
 from perturn.io.writing import write_whole
 from perturn.run.inputs import changes, note_inputs, refuse_changed
@@ -233,6 +233,50 @@ def test_code_and_data_of_a_world_are_inputs(beside, file):
         RunError, match=rf"environment.*: {file.replace('.', '[.]')} changed since this run was made"
     ):
         open_run(folder, [], "evaluate")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'Path(__file__).parent / "data" / "deep" / "words.txt"',
+        'Path(__file__).parent.joinpath("data", "deep", "words.txt")',
+        'os.path.join(os.path.dirname(__file__), "data", "deep", "words.txt")',
+        'f"{os.path.dirname(__file__)}/data/deep/words.txt"',
+        'os.path.dirname(__file__) + "/data/deep/words.txt"',
+        '(HERE / "data/deep").glob("*.txt")',
+        '(HERE / "data").rglob("*.txt")',
+    ],
+)
+def test_files_that_code_names_in_parts_are_inputs(beside, code):
+    """Beside the module, which need not be in the current folder; a folder counts with its files."""
+    Path("own/data/deep").mkdir(parents=True)
+    Path("own/data/deep/words.txt").write_text("go on")
+    Path("own/world.py").write_text(
+        f"import os\nfrom pathlib import Path\nclass World:\n    words = lambda: {code}\n"
+    )
+    _, files = module_files("own/world.py:World")
+
+    assert files_beside(files) == [beside / "own/data/deep/words.txt"]
+
+
+def test_files_of_the_current_folder_that_code_names_are_inputs(beside):
+    """A world's module may be elsewhere; names of the folders above it, and texts that are no paths, are none."""
+    Path("own").mkdir()
+    Path("own/world.py").write_text(
+        'import os\nopen("games.json")\nos.path.join("..", "."), ", ".join("a"), 1 / 2, "\\0.txt"\n'
+    )
+
+    assert files_beside([beside / "own/world.py"]) == [beside / "games.json"]
+
+
+def test_data_of_a_class_behind_an_adapter_is_an_input(beside):
+    """The class that `make` names is the user's."""
+    recipe = played(name="gymnasium", make="world.py:World")
+
+    assert noted(made(recipe))["environment.make (files that its code names)"] == [
+        "games.json",
+        "rules.txt",
+    ]
 
 
 def test_what_a_world_more_likely_writes_is_no_input(beside):

@@ -15,7 +15,7 @@ import perturn
 from perturn.audit import inspect, model_of
 from perturn.cli import app
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.groups import counted, groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
 from perturn.report import summarize, write_report
@@ -26,7 +26,7 @@ from perturn.run.readings import open_reader, reference_of
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.study.sharing import unsure_inputs
-from perturn.types import score
+from perturn.types import failed, score
 from perturn.watch import Watcher
 
 from .kills import Forks
@@ -302,9 +302,10 @@ def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explo
     assert found.exit_code == 0, found.output
     (one,) = json.loads(found.stdout)["iterations"]
     rows = {row.key: row.weight for row in read_credits(explored / one["file"])}
-    for group in groups_of(EPISODES):
+    for group in map(counted, groups_of(EPISODES)):
         for each, weight in zip(group, CREDITS["grpo"]()(group), strict=True):
             assert rows[each.key] == pytest.approx(weight.tolist(), abs=1e-9)
+    assert all(not any(rows[each.key]) for each in EPISODES if failed(each))
 
 
 def test_in_python_both_policies_are_given(tiny_folder, tiny_model, tokenizer):

@@ -26,7 +26,7 @@ _SAID = re.compile(
             r"input tokens? (count )?(\S+ )?exceeds? the",  # OpenAI, Gemini
             r"too many tokens",  # Cohere
             r"range of input length",  # DashScope
-            r"`inputs` tokens \+ `max_new_tokens` must be",  # TGI, Together
+            r"`inputs` (tokens \+ `max_new_tokens` must be|must have less than \d+ tokens)",  # TGI, Together
             r"reduce the length of (the|your) (messages|input|prompt)",  # Groq, OpenAI
         )
     ),

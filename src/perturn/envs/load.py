@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from perturn.data.inputs import files_below
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.awaiting import awaited
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
@@ -82,17 +83,55 @@ def module_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def files_beside(modules: Iterable[Path]) -> list[Path]:
-    """Return the files beside modules whose names stand in the code, as in `Path(__file__).with_name("words.txt")`."""
-    texts = (
-        (file.parent, node.value)
-        for file in modules
-        for node in ast.walk(_parsed(file))
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and "." in node.value[:_LONGEST_NAME]
-    )
-    found = (Path(os.path.abspath(os.path.join(folder, text))) for folder, text in texts if "\0" not in text)
-    return list(dict.fromkeys(file for file in found if os.path.isfile(file) and file.suffix != ".py"))
+    """Return the data files that the code of modules names, beside the module or in the current folder.
+
+    They are named whole, as in `Path(__file__).with_name("words.txt")`, or in parts, as in `HERE / "data" / "a.txt"`.
+    A folder that is named in parts counts with all files in it.
+    """
+    found: dict[Path, None] = {}
+    for module in modules:
+        for text, is_path in _named_paths(_parsed(module)):
+            for folder in (module.parent, os.getcwd()) if "\0" not in text else ():
+                path = Path(os.path.abspath(os.path.join(folder, text)))
+                if os.path.isfile(path):
+                    found[path] = None
+                elif is_path and os.path.isdir(path) and path not in module.parents:
+                    found |= dict.fromkeys(files_below(path))
+    return [file for file in found if file.suffix not in (".py", ".pyc")]
+
+
+def _named_paths(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Yield the texts in code that may be paths, relative ones included, and whether each is surely one."""
+    within = set[ast.AST]()
+    for node in ast.walk(tree):  # an expression comes before its parts
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if "." in node.value[:_LONGEST_NAME]:
+                yield node.value, False
+                yield node.value.lstrip("/"), False  # behind a folder, as in f"{HERE}/words.txt"
+        elif node not in within and (parts := _parts(node)):
+            within |= set(ast.walk(node))
+            yield os.path.join(*parts), True
+
+
+def _parts(node: ast.AST) -> list[str]:
+    """Return the texts that an expression of `/`, `joinpath` or `os.path.join` puts together; none of another."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        around: list[ast.expr] = [node.left, node.right]
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("join", "joinpath")
+    ):
+        around = [node.func.value, *node.args]
+    else:
+        return []
+    texts = []
+    for each in around:
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            texts.append(each.value)
+        else:
+            texts += _parts(each)
+    return texts
 
 
 def _source_of(module: str) -> Path:

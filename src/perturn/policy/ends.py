@@ -24,6 +24,16 @@ def declared_ends(model: Any) -> tuple[int, ...]:
     return ()
 
 
+def keep_ends(model: Any) -> None:
+    """Write the tokens that end a text into a model's generation config where that names none.
+
+    A `transformers.Trainer` puts the one end of the tokenizer there, and in the config, where several may stand.
+    """
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.eos_token_id is None:
+        generation.eos_token_id = list(declared_ends(model)) or None
+
+
 def end_ids(
     tokenizer: Any, end_of_turn: int, special_ids: Collection[int], declared: Iterable[int]
 ) -> frozenset[int]:

@@ -32,6 +32,7 @@ from perturn.policy.config import (
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
+from perturn.policy.ends import keep_ends
 from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
 from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.frozen import Frozen
@@ -147,6 +148,7 @@ class TurnTrainer(EvaluatingTrainer):
         """Give the rows what policies that do not move say of them; the model to train, with its adapters."""
         if self.turn_args.disable_dropout:
             disable_dropout(model)
+        keep_ends(model)
         prepare(model)
         # Before adapters, which may change the weights they are added to.
         self._weigh(parts, model if reference is None else reference, track)

@@ -39,6 +39,8 @@ _READERS = {
 """Section -> commands whose stages read what it names; what other sections name is read by all."""
 _NO_WEIGHTS = ("md", "lock", "log")
 """Suffixes of files of a model's folder that no policy depends on."""
+_BESIDE = " (files that its code names)"
+"""Behind the setting that names code, in the key of the data files beside it."""
 _SAID_FROM = 1 << 30
 """Bytes of all inputs from which it is said that they are hashed."""
 
@@ -153,6 +155,11 @@ def _record_all(recipe: Recipe, begun: bool) -> Inputs:
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
     found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
+    found |= {
+        f"{each.setting}{_BESIDE}": ("", "reads", _beside(each.text))
+        for each in listed
+        if each.kind == "code" and each.setting not in ("environment.name", "credit.name")
+    }
     for section, kind in (("environment", "environments"), ("credit", "credits")):
         found |= {
             key: ("", "reads", files)
@@ -206,12 +213,10 @@ def _is_of_model(file: Path) -> bool:
 
 def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
     """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
-    name, modules = str((section or {}).get("name")), []
     if section is None:
         return
-    if ":" in name:
-        modules = module_files(name)[1]
-        beside = [file for file in files_beside(modules) if not written(file.name)]
+    name = str(section.get("name"))
+    beside = _beside(name)
     try:
         entry = load_object(name) if ":" in name else table(kind).get(name)
     except ConfigError as error:
@@ -224,8 +229,15 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
         settings = {each: value for each, value in section.items() if each != "name"}
         paths = reads(settings) if callable(reads) else reads
         yield key, gather(None, _all_files(paths))
-    elif modules:
-        yield f"{key}.name (files that its code names)", gather(None, beside)
+    else:
+        yield f"{key}.name{_BESIDE}", beside
+
+
+def _beside(name: str) -> Files:
+    """The data files that the code of `module:object` names, without those that it more likely writes, by name."""
+    root, modules = module_files(name) if ":" in name else (Path(), [])
+    named = ((file, Path(os.path.relpath(file, root)).parts) for file in files_beside(modules))
+    return gather(None, [file for file, parts in named if not any(map(written, parts))])
 
 
 def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:

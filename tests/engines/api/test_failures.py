@@ -82,6 +82,7 @@ def test_what_is_wrong_with_one_prompt_is_its_failure_alone(open_engine, server,
         (400, "Input is too long for requested model.", None),
         (400, "The input token count (600) exceeds the maximum number of tokens allowed (512).", 400),
         (422, "`inputs` tokens + `max_new_tokens` must be <= 512. Given: 600 `inputs` tokens", None),
+        (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000", None),
         (400, "too large for model with 512 maximum context length", None),
         (400, "This model's maximum prompt length is 512 but the request contains 600 tokens.", None),
         (
