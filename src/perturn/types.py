@@ -115,10 +115,6 @@ class Turn:
         return "\n".join(str(message.get("content") or "") for message in self.observation)
 
 
-SPARSE = {"sparse": True}
-"""Metadata of a field that no line of a file has where it is None."""
-
-
 @dataclass(frozen=True)
 class Trajectory:
     """One episode of one task, as recorded."""
