@@ -113,6 +113,39 @@ def test_an_evaluation_is_one_step_of_all_its_rows(train, tiny_model):
     assert found["eval_kl"] == pytest.approx(max(0.0, float(step.mean())), rel=1e-4, abs=1e-6)
 
 
+def test_a_prediction_has_the_values_of_desirable_and_other_rows(train):
+    """What is logged as chosen and rejected are the desirable rows and the others; a prediction has each row's own."""
+    predicted = train(ROWS, loss=KTO).predict(ROWS)
+
+    assert {name: values.shape for name, values in predicted.predictions.items()} == {
+        "loss": (6,),
+        "logps/chosen": (6,),
+    }
+    desirable = [row.weight[0] > 0 for row in ROWS]
+    assert predicted.metrics["test_logps/chosen"] == pytest.approx(
+        predicted.predictions["logps/chosen"][desirable].mean(), rel=1e-4
+    )
+    assert predicted.metrics["test_logps/rejected"] == pytest.approx(
+        predicted.predictions["logps/chosen"][[not each for each in desirable]].mean(), rel=1e-4
+    )
+
+
+def test_a_turn_without_loss_may_have_a_weight_of_0(train):
+    """As where a label was written on the other turns alone."""
+    found = []
+    for silent in (0.0, 1.0):
+        first = replace(ROWS[1].trajectory.turns[0], trained=False)
+        turns = (first, *ROWS[1].trajectory.turns[1:])
+        episode = replace(ROWS[1].trajectory, turns=turns)
+        weight = (silent, *(1.0,) * (len(turns) - 1))
+        trainer = train([WeightedTrajectory(episode, weight), *ROWS[2:]], loss=KTO)
+        trainer.train()
+        found.append(history(trainer, "grad_norm"))
+
+    assert len(turns) > 1
+    assert found[0] == found[1]
+
+
 def test_rows_of_trl_say_by_their_label_what_they_are(train):
     """`prompt`, `completion` and `label` are read as the same rows with weights 1 or -1."""
     trl = [

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from perturn.errors import ConfigError, DataError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import add_adapters, load_model
 from perturn.policy.packing import lay_out
+from perturn.types import Status
 
-from .training import PAIRS, as_implicit, history, scaled
+from .training import PAIRS, as_implicit, history, scaled, trajectory
 
 
 def test_sft_trains_on_trajectories(train):
@@ -250,6 +252,15 @@ def test_a_row_that_the_template_refuses_is_named_with_other_bad_rows(train, whi
     assert f"{which} row 17: the chat template cannot render this conversation: no tools here" in str(
         caught.value
     )
+
+
+def test_a_row_too_long_has_its_number_in_the_dataset(train):
+    """Rows of FAILED episodes, which are left out, are counted too."""
+    failed = replace(PAIRS[0].chosen, status=Status.FAILED, error="a crash")
+    long = trajectory(*["north"] * 400)
+
+    with pytest.raises(DataError, match=r"tokens \(train row 3\)"):
+        train([failed, PAIRS[1].chosen, failed, long], loss="sft")
 
 
 def test_what_nothing_reads_is_said_aloud(train, caplog):

@@ -1,5 +1,7 @@
 """Rows to evaluate on: several sets by name, rows that come after the trainer was made, and the values of each row."""
 
+import gc
+
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -119,6 +121,15 @@ def test_a_reference_that_has_changed_is_refused(train, tiny_model):
         trainer.evaluate(UNSEEN)
 
 
+def test_a_reference_model_that_is_gone_is_asked_for_again(train, tiny_model):
+    """The trainer does not keep it, which would keep its memory."""
+    trainer = train(ref_model=scaled(tiny_model))
+    gc.collect()
+
+    with pytest.raises(ConfigError, match="give the trainer a ref_model and keep it"):
+        trainer.evaluate(UNSEEN)
+
+
 def test_a_prediction_has_the_values_of_each_row_in_their_order(train, renderer, tiny_model):
     """Packs order rows by their text; batches of two, and each row in a pack of its own or not."""
     reference, rows = scaled(tiny_model), PAIRS[::-1][:5]
@@ -177,6 +188,8 @@ REFUSED = [
     (lambda train: train().evaluate(), "there are no rows to evaluate on"),
     (lambda train: train().predict({"a": SEEN}), "predict takes one set of rows"),
     (lambda train: train().predict([{"text": "a"}]), "test row 0"),
+    (lambda train: train().predict(None), "predict takes one set of rows, got none"),
+    (lambda train: train({"train": SEEN}), "the train dataset is a dict, got the keys ['train']"),
 ]
 
 

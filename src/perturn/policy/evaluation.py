@@ -27,9 +27,6 @@ from perturn.policy.packing import Batch, Examples
 Sets = Examples | dict[str, Examples]
 """Encoded rows: one set of them, or several by name."""
 
-_OF_ROWS = ("logps", "loss", "rewards")
-"""Metrics that have a value for each row; of a name with a slash, what stands before it."""
-
 
 def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], Examples]) -> Sets:
     """Encode rows, or each set of a dict of rows.
@@ -104,18 +101,18 @@ class RowValues:
     def __init__(self) -> None:
         self._batches: list[dict[str, list[float]]] = []
 
-    def add(self, packs: Sequence[Batch], metrics: Sequence[Mapping[str, Tensor]]) -> None:
+    def add(self, packs: Sequence[Batch], of_rows: Sequence[Mapping[str, Tensor]]) -> None:
         """Keep the values of the rows of one batch of this process.
 
         Args:
             packs: The packs of the batch, with the index of each row in it as `row`; those without rows have none.
-            metrics: Of each pack, by name.
+            of_rows: Values of the rows of each pack, by name.
         """
         rows = [row for pack in packs if "row" in pack for row in pack["row"].tolist()]
         values: dict[str, list[float]] = defaultdict(list)
-        for found in metrics:
-            for name in filter(_is_of_rows, found):
-                values[name] += found[name].float().tolist()
+        for found in of_rows:
+            for name, each in found.items():
+                values[name] += each.float().tolist()
         order = sorted(range(len(rows)), key=rows.__getitem__)
         self._batches.append({name: [each[index] for index in order] for name, each in values.items()})
 
@@ -128,10 +125,6 @@ class RowValues:
                 found[name] += values
         self._batches = []
         return {name: np.array(values, np.float32) for name, values in found.items()}
-
-
-def _is_of_rows(name: str) -> bool:
-    return name.partition("/")[0] in _OF_ROWS
 
 
 class EvaluatingTrainer(Trainer):
@@ -190,7 +183,8 @@ class EvaluatingTrainer(Trainer):
     ) -> PredictionOutput:
         """Return metrics of rows, and as `predictions` a dict of what they are means of, by name [rows].
 
-        That is the loss, log-probabilities (`logps/chosen`), and of pairs the implicit rewards (`rewards/chosen`).
+        That is the loss, log-probabilities (`logps/chosen`, also of a row that is not desirable), and of pairs the
+        implicit rewards (`rewards/chosen`). Rows whose episode FAILED are left out, which a warning says.
 
         Args:
             test_dataset: Rows, in the formats that the trainer is made with, or the name of a set of `eval_dataset`.
@@ -200,9 +194,10 @@ class EvaluatingTrainer(Trainer):
         Raises:
             PerturnError: If a row is wrong, or the reference is not to be had any more: see `Frozen.ask_later`.
         """
-        if isinstance(test_dataset, Mapping):
+        if test_dataset is None or isinstance(test_dataset, Mapping):
             raise DataError(
-                "predict takes one set of rows, got a dict; call it for each set, or call evaluate."
+                f"predict takes one set of rows, got {'none' if test_dataset is None else 'a dict'}; call it for each "
+                "set, or call evaluate."
             )
         rows = named_set(self.eval_dataset, test_dataset) if isinstance(test_dataset, str) else test_dataset
         return super().predict(self._encode_later(rows, "test"), ignore_keys, metric_key_prefix)
@@ -248,5 +243,5 @@ class EvaluatingTrainer(Trainer):
             with continuing(model, inputs.get("beginning"), self._autocast):
                 found = [self.compute_loss(model, pack, True, num_items_in_batch=pairs) for pack in packs]
         if not prediction_loss_only:
-            self._row_values.add(packs, [metrics for _, metrics in found])
+            self._row_values.add(packs, [of_rows for _, of_rows in found])
         return torch.stack([loss for loss, _ in found]).sum(), None, None

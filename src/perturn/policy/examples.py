@@ -197,8 +197,13 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
         )
 
 
-def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
+def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequence[str] = ()) -> None:
     """Refuse sequences longer than the model's context.
+
+    Args:
+        examples: Rows.
+        limit: The context, in tokens; None for none.
+        names: Name of each row, for the error; empty: its index.
 
     Raises:
         DataError: For the longest one.
@@ -206,9 +211,10 @@ def check_lengths(examples: Sequence[Example], limit: int | None) -> None:
     lengths = [max(side.longest for side in example.sides) for example in examples]
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
+        index = lengths.index(longest)
         raise DataError(
-            f"the longest sequence has {longest} tokens (row {lengths.index(longest)}), but the model's context is "
-            f"{limit}; set max_length to {limit} or less to drop whole turns from the end."
+            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}), but the model's "
+            f"context is {limit}; set max_length to {limit} or less to drop whole turns from the end."
         )
 
 

@@ -53,7 +53,7 @@ class Frozen:
             self._fill(parts, model, self._identity, track)
 
     def keep(self, load: Callable[[], Any]) -> None:
-        """Remember how to have the policy again for later rows."""
+        """Remember how to have the policy again for later rows; it gives None where the policy is gone."""
         self._load = load
 
     def keep_beneath(self, model: Any) -> None:
@@ -79,7 +79,7 @@ class Frozen:
                 if self._is_same(model, without_adapters):
                     self._fill([part], model, self._identity, None)
                     return
-        remedy = "" if self._name == "proximal" else ", or give the trainer a ref_model"
+        remedy = "" if self._name == "proximal" else ", or give the trainer a ref_model and keep it"
         raise ConfigError(
             f"these rows need log-probabilities of the {self._name} policy, which is the model as it was before "
             f"training, and its weights have changed since. Pass the rows as eval_dataset to the trainer{remedy}."
@@ -89,8 +89,9 @@ class Frozen:
         """Models that may be the policy, and whether without their adapters."""
         if trained is not None:
             yield trained, self._beneath is not None
-        if self._load is not None:
-            yield self._load(), False
+        again = None if self._load is None else self._load()
+        if again is not None:
+            yield again, False
 
     def _is_same(self, model: Any, without_adapters: bool) -> bool:
         """Whether a model is the policy that the first rows hold the log-probabilities of."""

@@ -26,7 +26,9 @@ class Means:
         self._parts: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, name: str, values: Tensor) -> None:
-        """Keep the values of one pass of this process; processes need not add the same names, or equally often."""
+        """Keep the values of one pass of this process, if any; processes need not add equally often, or equal names."""
+        if not values.numel():
+            return
         part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
         self._parts[name].append(part)
 
@@ -49,6 +51,28 @@ class Means:
 
 
 @torch.no_grad()
+def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
+    """Values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
+
+    Args:
+        loss: The loss.
+        chosen: First sides.
+        rejected: Second sides; None where the loss reads one.
+    """
+    found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
+    if rejected is not None:
+        rewards, others = loss.rewards(chosen), loss.rewards(rejected)
+        found |= {
+            "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
+            "rewards/chosen": rewards,
+            "rewards/rejected": others,
+            "rewards/accuracies": (rewards > others).float(),
+            "rewards/margins": rewards - others,
+        }
+    return found
+
+
+@torch.no_grad()
 def step_metrics(
     loss: Any,
     chosen: TurnLogprobs,
@@ -56,10 +80,10 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor,
 ) -> dict[str, Tensor]:
-    """Values of a pack to log beside its loss, by name; what is logged is their mean, see docs/methods.md.
+    """Values of a pack to log beside those of its rows, by name; what is logged is their mean, see docs/methods.md.
 
-    Entropy has a value for each token, log-probabilities and rewards a value for each trajectory, weights a value for
-    each turn. Diagnostics of the loss come in the place of values of the same name; names without a value are left out.
+    Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
+    `row_metrics`, in whose place they are logged, also where they have no value in this pack.
 
     Args:
         loss: The loss.
@@ -69,22 +93,9 @@ def step_metrics(
         entropy: Of the policy at each loss token, in nats [loss tokens].
     """
     of_chosen = entropy[: len(chosen.policy)]
-    found: dict[str, Any] = {
-        "logps/chosen": chosen.sum_by_trajectory(chosen.policy),
-        "weight/chosen": chosen.weight,
-        "entropy/chosen": of_chosen,
-    }
+    found: dict[str, Any] = {"weight/chosen": chosen.weight, "entropy/chosen": of_chosen}
     if rejected is not None:
-        rewards, others = loss.rewards(chosen), loss.rewards(rejected)
-        found |= {
-            "weight/rejected": rejected.weight,
-            "entropy/rejected": entropy[len(chosen.policy) :],
-            "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
-            "rewards/chosen": rewards,
-            "rewards/rejected": others,
-            "rewards/accuracies": (rewards > others).float(),
-            "rewards/margins": rewards - others,
-        }
+        found |= {"weight/rejected": rejected.weight, "entropy/rejected": entropy[len(chosen.policy) :]}
     diagnostics = getattr(loss, "diagnostics", None)
     found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
     of_turns = getattr(loss, "turn_diagnostics", None)
@@ -92,7 +103,7 @@ def step_metrics(
         values = {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
         found |= by_position(chosen, values)
         found |= {"kl/turns": values["kl"]} if "kl" in values else {}
-    return {name: values for name, values in found.items() if values.numel()}
+    return found
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -70,10 +70,12 @@ def as_row(
 def _labelled(row: Any, index: int, counts: Counter[str] | None, filled: bool) -> WeightedTrajectory:
     """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
     if isinstance(row, WeightedTrajectory):
-        if not (all(one > 0 for one in row.weight) or all(one < 0 for one in row.weight)):
+        turns = zip(row.trajectory.turns, row.weight, strict=True)
+        weights = [weight for turn, weight in turns if turn.carries_loss]
+        if not (all(one > 0 for one in weights) or all(one < 0 for one in weights)):
             raise DataError(
                 f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
-                f"and all < 0 where it is not, got {row.weight!r:.200}."
+                f"and all < 0 where it is not, except those of turns without loss, got {row.weight!r:.200}."
             )
         return row
     label = row.get("label") if isinstance(row, Mapping) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -34,11 +35,11 @@ from perturn.policy.config import (
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
 from perturn.policy.ends import keep_ends
 from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
-from perturn.policy.examples import Example, check_lengths, encode_example
+from perturn.policy.examples import Example, encode_example
 from perturn.policy.frozen import Frozen
 from perturn.policy.intake import take_rows
 from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
-from perturn.policy.metrics import Means, step_metrics
+from perturn.policy.metrics import Means, row_metrics, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_mismatched
 from perturn.policy.models import (
     add_adapters,
@@ -119,7 +120,7 @@ class TurnTrainer(EvaluatingTrainer):
         self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
         self._own_reference = ref_model is None
         if ref_model is not None:  # a model, or the name of one
-            again = partial(load_model, ref_model) if isinstance(ref_model, str) else lambda: ref_model
+            again = partial(load_model, ref_model) if isinstance(ref_model, str) else weakref.ref(ref_model)
         if again is not None:
             self._frozen["reference"].keep(again)
         parts = [*parts_of(train), *parts_of(evaluation)]
@@ -206,8 +207,7 @@ class TurnTrainer(EvaluatingTrainer):
     def _encode(self, rows: Iterable[Any], name: str) -> Examples:
         """Rows -> checked examples."""
         args = self.turn_args
-        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length)
-        check_lengths(encoded, self._context)
+        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
         if self._needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
@@ -306,7 +306,7 @@ class TurnTrainer(EvaluatingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Sum of a pack's losses over the number of pairs in the optimizer step."""
+        """Sum of a pack's losses over the number of pairs in the optimizer step; as outputs, values of its rows."""
         with self._autocast():
             logprobs, entropy = logprobs_and_entropy(model, inputs)
         if not inputs["pairs"]:
@@ -315,12 +315,12 @@ class TurnTrainer(EvaluatingTrainer):
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         means = self._means["train" if model.training else "eval"]
-        metrics = step_metrics(self.loss, chosen, rejected, step, entropy) | {"loss": value.detach()}
-        for name, values in metrics.items():
+        of_rows = row_metrics(self.loss, chosen, rejected) | {"loss": value.detach()}
+        for name, values in (of_rows | step_metrics(self.loss, chosen, rejected, step, entropy)).items():
             means.add(name, values)
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / share * self._kept
-        return (total, metrics) if return_outputs else total
+        return (total, of_rows) if return_outputs else total
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Pairs of one optimizer step, over all its packs and all processes."""
