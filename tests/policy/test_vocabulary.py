@@ -78,15 +78,17 @@ def test_a_template_with_such_a_token_is_refused_before_work(
 
 
 def test_a_prompt_with_such_a_token_is_a_failure_of_its_own(more, tiny_model):
-    """Its neighbour is answered, and no guess is made of what it holds."""
+    """Its neighbour is answered, and no guess is made of what it holds. In an observation a special token is text."""
+    plain = "<plain>"
+    more.add_tokens([plain])
     engine = LocalEngine(tiny_model, Renderer(more))
     asked = [
         Prompt((), (), ({"role": "user", "content": text},), 0, text)
-        for text in (f"go {ADDED} on", "go", "go on")
+        for text in (f"go {plain} on", "go", "go on")
     ]
     found = engine.generate(asked, Sampling(max_new_tokens=4))
 
     assert isinstance(found[0], EngineFailure)
-    assert "token 49152" in str(found[0])
+    assert "token 49153" in str(found[0])
     assert all(0 < len(each.token_ids) <= 4 for each in found[1:])
     assert torch.isfinite(torch.tensor(found[1].logprobs)).all()

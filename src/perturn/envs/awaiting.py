@@ -42,12 +42,12 @@ class WorldLoop:
             value = _all_of(value)
         if not inspect.isawaitable(value):
             return value
-        if self._loop is None:
-            self._begin()
         answer: Future[Any] = Future()
-        assert self._loop is not None
-        self._loop.run(self._calls.put((value, answer)))
         try:
+            if self._loop is None:
+                self._begin()
+            assert self._loop is not None
+            self._loop.run(self._calls.put((value, answer)))
             return answer.result()
         finally:
             if not answer.done():  # the caller was interrupted, and the call goes on
