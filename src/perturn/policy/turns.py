@@ -1,4 +1,4 @@
-"""What a trajectory must hold, whatever the tokenizer and its chat template."""
+"""Checks of a trajectory that need neither a tokenizer nor a chat template."""
 
 from __future__ import annotations
 
