@@ -324,6 +324,15 @@ def test_several_messages_of_harmony_are_one_action():
     assert parse_text(final) == ToolAction("<think>\nHm.\n</think>\n\nDone.")
 
 
+@pytest.mark.parametrize("other", ["assistant", "functions.drop"])
+def test_a_message_of_harmony_to_two_recipients_is_malformed(other):
+    """As gpt-oss writes it now and then, with its channel twice; the same recipient twice is one."""
+    header = "<|channel|>commentary to={}<|channel|>commentary to=functions.find<|message|>{{}}<|call|>"
+
+    assert parse_text(header.format(other)) is None
+    assert parse_text(header.format("functions.find")) == ToolAction("", (find(),))
+
+
 def test_words_before_a_call_without_marks():
     """As our template of Llama 3.1 writes them, on a line of their own."""
     assert parse_text('I look.\n{"name": "find", "parameters": {}}') == ToolAction("I look.", (find(),))
