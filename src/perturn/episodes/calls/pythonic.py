@@ -23,7 +23,7 @@ _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON = re.compile(r"\s*\[?\s*\{")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = frozenset("\\'\"\nabfnrtvxNuU0")
-"""What may follow a backslash in a text; Python only warns of anything else."""
+"""Characters that may follow a backslash in a text. Python only warns of others."""
 _WORDS = {"true": True, "false": False, "null": None}
 _MOST = 16
 """Closing marks that are tried: a text of an argument may hold some."""
