@@ -1,4 +1,4 @@
-"""What a trajectory must hold, whatever the tokenizer and its chat template."""
+"""Checks of the turns of a trajectory that need no tokenizer and no chat template."""
 
 from __future__ import annotations
 
