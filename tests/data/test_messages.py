@@ -206,6 +206,7 @@ def test_thoughts_are_a_field(keys):
     assert turns(message)[0].action.reasoning == "hm"
     assert turns(message)[0].action.message()["reasoning_content"] == "hm"
     assert read_answer(message, "answer").reasoning == "hm"
+    assert read_answer({"reasoning_content": "", **message}, "answer").reasoning == "hm"
 
 
 RESULTS = [

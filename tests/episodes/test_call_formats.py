@@ -72,7 +72,7 @@ CALLS = st.lists(
 @pytest.mark.parametrize("form", CALL_FORMATS)
 @given(calls=CALLS, before=NAMES)
 def test_a_format_reads_what_it_writes(form, calls, before):
-    """Also after words. A format of text between tags says so where a value holds the tags."""
+    """Also after words. Some formats have no way to write a value with tags, or a name that Python has not."""
     calls = {
         call.name: call for call in calls
     }.values()  # the schema of a name says the types of its arguments
@@ -80,7 +80,7 @@ def test_a_format_reads_what_it_writes(form, calls, before):
         said = ToolAction(before if form != "llama" else "", tuple(calls))
         text = write_text(said, form)
     except DataError:
-        assert form in ("qwen-xml", "glm", "gemma")
+        assert form in ("qwen-xml", "glm", "gemma", "pythonic")
         return
     texts = [
         (
@@ -271,6 +271,10 @@ AS_MODELS_WRITE = {
         f" to=functions.find<|channel|>commentary json<|message|>{JSON}<|call|>",
         f"<|channel|>analysis to=functions.find <|constrain|>json<|message|>{JSON}",
     ],
+    "pythonic": [
+        "<|tool_call_start|>[find(path='5', count=5, deep=True, line=None)]<|tool_call_end|>",
+        f'<|tool_call_start|>[{{"name": "find", "arguments": {JSON}}}]<|tool_call_end|>',
+    ],
 }  # fmt: skip
 
 
@@ -305,23 +309,6 @@ def test_text_between_tags_has_the_type_of_the_schema(schema, text, value):
     for form in ("qwen-xml", "glm"):
         written = CALL_FORMATS[form].write([find(it=text)])
         assert parse_text(written, tools) == ToolAction("", (find(it=value),))
-
-
-def test_several_messages_of_harmony_are_one_action():
-    """Thoughts, words for the user, and the end of an answer without a call."""
-    text = (
-        "<|channel|>analysis<|message|>Why <tool_call>?<|end|><|start|>assistant<|channel|>commentary<|message|>"
-        "I look.<|end|><|start|>assistant<|channel|>commentary to=functions.find <|constrain|>json<|message|>"
-        '{"path": "<|call|>"}'
-    )
-    final = (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
-    )
-
-    assert parse_text(text) == ToolAction(
-        "<think>\nWhy <tool_call>?\n</think>\n\nI look.", (find(path="<|call|>"),)
-    )
-    assert parse_text(final) == ToolAction("<think>\nHm.\n</think>\n\nDone.")
 
 
 def test_words_before_a_call_without_marks():

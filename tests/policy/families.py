@@ -77,8 +77,8 @@ KIND_OF = {
 }  # fmt: skip
 NO_TOOLS = ("llama2", "llama3", "gemma", "phi3", "phi4", "phi4-mini", "mistral-v1", "mistral-v1-early")
 WITH_TOOLS = tuple(name for name in KIND_OF if name not in NO_TOOLS)
-READ_BACK = tuple(name for name in WITH_TOOLS if name not in ("lfm2", "lfm2.5"))
-"""Those whose calls are read back; calls of LFM2 are Python."""
+READ_BACK = WITH_TOOLS
+"""Those whose calls are read back."""
 OFF = tuple(name for name in KIND_OF if name.endswith("-nothink") or name in ("deepseek-v3", "deepseek-v3.1"))
 """Those that write no thoughts."""
 PLAIN = (

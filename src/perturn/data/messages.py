@@ -91,7 +91,8 @@ def read_answer(message: Mapping[str, Any], where: str) -> Action:
     """
     given = {key: value for key, value in message.items() if value is not None}
     said = _said(given, where)
-    reasoning = next((given[key] for key in REASONING if isinstance(given.get(key), str)), said.reasoning)
+    thoughts = (given[key] for key in REASONING if isinstance(given.get(key), str) and given[key])
+    reasoning = next(thoughts, said.reasoning)
     return Action(said.text, tool_calls=tuple(_calls(given, where, tolerant=True)), reasoning=reasoning)
 
 

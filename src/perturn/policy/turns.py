@@ -1,4 +1,4 @@
-"""Checks of a trajectory that need neither a tokenizer nor a chat template."""
+"""Checks of the turns of a trajectory that need no tokenizer and no chat template."""
 
 from __future__ import annotations
 

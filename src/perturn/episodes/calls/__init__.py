@@ -18,6 +18,7 @@ CALL_FORMATS: Table[CallFormat] = Table(
         "deepseek": "perturn.episodes.calls.deepseek:DEEPSEEK",
         "gemma": "perturn.episodes.calls.gemma:GEMMA",
         "harmony": "perturn.episodes.calls.harmony:HARMONY",
+        "pythonic": "perturn.episodes.calls.pythonic:PYTHONIC",
     },
 )
 """Formats of calls by name. Where the openings of two match at one place, the first one reads the call."""

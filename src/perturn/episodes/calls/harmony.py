@@ -24,15 +24,18 @@ _END = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """One message: a call, a thought or words. One that another role would write is malformed."""
+    """One message: a call, a thought or words. One of another role, or with two recipients, is malformed."""
     begin = text.find(_MESSAGE, at)
     if begin < 0:
         return None
     header, begin = text[at:begin], begin + len(_MESSAGE)
     if _ROLE.match(header):
         return None
-    if recipient := _RECIPIENT.search(header):
-        return _call(recipient[1], text, begin)
+    recipients = set(_RECIPIENT.findall(header))
+    if len(recipients) > 1:
+        return None
+    if recipients:
+        return _call(recipients.pop(), text, begin)
     end = _END.search(text, begin)
     said, after = (text[begin : end.start()], end.end()) if end else (text[begin:], len(text))
     channel = _CHANNEL.search(header)
