@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,6 +298,31 @@ def test_a_world_says_itself_what_it_reads(beside):
 
     assert noted(folder)["environment"] == ["games.json", "more/one.json"]
     assert "environment.name (files that its code names)" not in noted(folder)
+
+
+@pytest.mark.parametrize(
+    ("reads", "found"),
+    [
+        ('"games.json"', ["games.json"]),
+        ('Path("games.json")', ["games.json"]),
+        ('("games.json", Path("rules.txt"))', ["games.json", "rules.txt"]),
+        ("lambda self, settings: []", "reads of own.py:World gives no paths: TypeError.*a static method"),
+        ("[3]", "reads of own.py:World gives no paths: TypeError"),
+    ],
+)
+def test_one_path_is_a_declaration_too(beside, reads, found):
+    """What is none is said as a mistake of the class."""
+    Path("own.py").write_text(
+        _WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n    reads = {reads}\n')
+    )
+    sys.modules.pop("own", None)
+    recipe = played(name="own.py:World")
+
+    if isinstance(found, list):
+        assert noted(made(recipe))["environment"] == found
+    else:
+        with pytest.raises(ConfigError, match=found):
+            made(recipe)
 
 
 def test_inputs_of_our_own_environments(beside, monkeypatch):
