@@ -160,6 +160,22 @@ def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):
     open_run(folder).close()
 
 
+def test_a_change_that_keeps_size_and_time_is_seen(beside):
+    """As `cp -p` and `tar` keep them, in place or behind a link."""
+    status = os.stat("pairs.jsonl")
+    shutil.copy2("pairs.jsonl", "first.jsonl")
+    os.replace("pairs.jsonl", "second.jsonl")
+    os.symlink("first.jsonl", "pairs.jsonl")
+    folder = made(recipe_of(), "pair", "align")
+    edited("second.jsonl")
+    os.utime("second.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.unlink("pairs.jsonl")
+    os.symlink("second.jsonl", "pairs.jsonl")
+
+    with pytest.raises(RunError, match=r"pair\.file: pairs\.jsonl changed since"):
+        open_run(folder)
+
+
 def test_new_and_missing_files_of_a_model_are_changes(beside):
     folder = made(recipe_of(), "pair", "align")
     (beside / "base" / "extra.json").write_text("{}")
