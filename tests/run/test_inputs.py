@@ -11,6 +11,7 @@ import pytest
 
 from perturn.cli import main
 from perturn.data import inputs
+from perturn.data.cache import content_digest
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.seals import file_digest, own_digest, read_manifest
 from perturn.envs.load import files_beside, module_files
@@ -174,6 +175,15 @@ def test_a_change_that_keeps_size_and_time_is_seen(beside):
 
     with pytest.raises(RunError, match=r"pair\.file: pairs\.jsonl changed since"):
         open_run(folder)
+
+
+def test_a_digest_that_is_kept_is_not_that_of_another_content(beside):
+    """Of a large file: its size and the time of its content are the same."""
+    before, status = content_digest(beside / "games.json"), os.stat("games.json")
+    edited("games.json")
+    os.utime("games.json", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert content_digest(beside / "games.json") == file_digest(beside / "games.json") != before
 
 
 def test_new_and_missing_files_of_a_model_are_changes(beside):
