@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perturn.envs.check import check_environment
@@ -95,6 +96,15 @@ def test_what_info_says_counts(odd):
     assert (seen.terminated, seen.success, seen.valid, seen.reward) == (True, True, False, 0.0)
 
 
+def test_values_of_numpy_and_none_in_info_count(odd):
+    """Commands as an array, whose truth is ambiguous; None says nothing."""
+    info = {"admissible_commands": np.array(["east", "west"]), "success": None, "valid": None}
+    seen = odd(step=(np.str_("a"), np.float32(1), np.bool_(True), np.bool_(False), info)).step("x")
+
+    assert (seen.reward, seen.terminated, seen.success, seen.valid) == (1.0, True, True, True)
+    assert seen.admissible == ("east", "west")
+
+
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
@@ -104,6 +114,7 @@ def test_what_info_says_counts(odd):
         ({"step": ("text", 0.0, False, {})}, "four values are the interface before Gymnasium"),
         ({"step": (1.5, 0.0, False, False, {})}, "the observation is 1.5 of type float"),
         ({"step": ("text", "much", False, False, {})}, "the reward is 'much', which is no number"),
+        ({"reset": ("text", {"admissible_commands": "east"})}, "'east', a text. Remedy: return a list"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_remedy(odd, answers, says):

@@ -135,6 +135,16 @@ def observation(reply="hello", **rest):
     }
 
 
+def test_success_of_none_says_nothing(fake):
+    """An optional field that a server leaves out of account is null in JSON."""
+    world = OpenEnv(fake(observation(reward=1.0, done=True, metadata={"success": None})), **FIELDS)
+    world.reset(world.tasks("train")[0])
+    seen = world.step("go")
+    world.close()
+
+    assert (seen.reward, seen.terminated, seen.success) == (1.0, True, True)
+
+
 def test_messages_are_those_of_openenv(fake):
     """Reset with the task's seed, step with the action's field; an absent reward is 0."""
     world = OpenEnv(fake(observation()), **FIELDS, seeds={"train": 5, "test": 5})

@@ -20,7 +20,7 @@ from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action, write_text
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.policy.tokens import Renderer
-from perturn.types import Action, EpisodeProtocol, Sampling
+from perturn.types import Action, EpisodeProtocol, Sampling, Status
 
 trl = pytest.importorskip("trl")
 
@@ -121,6 +121,14 @@ class Slow:
         return 1.0
 
 
+class Unscored(Slow):
+    """It cannot score its last episode: a judge did not answer."""
+
+    async def get_reward(self) -> float | None:
+        """There is none."""
+        return None
+
+
 class NoReward:
     """Its reward is a function outside."""
 
@@ -164,6 +172,17 @@ def test_asynchronous_tools_are_waited_for(here, tmp_path):
 
     assert played.turns[1].observation[0]["content"] == "waited"
     assert played.total_reward == 1.0
+
+
+def test_an_episode_that_the_class_cannot_score_fails(here, tmp_path):
+    """TRL leaves it out of its group too; a 0 would push its neighbours up. Before the end None is no reward yet."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Wait."}\n')
+    world = TrlFactory(f"{here}:Unscored", {"train": str(tmp_path / "rows.jsonl")})
+
+    played = demonstrated(world, ToolAction("", (ToolCall("wait"),)), ANSWER)
+
+    assert (played.status, len(played.turns)) == (Status.FAILED, 1)
+    assert "get_reward() of Unscored is None at the end of the episode" in played.error
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from perturn.cli import main
 from perturn.data import inputs
+from perturn.data.cache import content_digest
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.seals import file_digest, own_digest, read_manifest
 from perturn.envs.load import files_beside, module_files
@@ -159,6 +161,31 @@ def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):
     open_run(folder).close()
 
 
+def test_a_change_that_keeps_size_and_time_is_seen(beside):
+    """As `cp -p` and `tar` keep them, in place or behind a link."""
+    status = os.stat("pairs.jsonl")
+    shutil.copy2("pairs.jsonl", "first.jsonl")
+    os.replace("pairs.jsonl", "second.jsonl")
+    os.symlink("first.jsonl", "pairs.jsonl")
+    folder = made(recipe_of(), "pair", "align")
+    edited("second.jsonl")
+    os.utime("second.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.unlink("pairs.jsonl")
+    os.symlink("second.jsonl", "pairs.jsonl")
+
+    with pytest.raises(RunError, match=r"pair\.file: pairs\.jsonl changed since"):
+        open_run(folder)
+
+
+def test_a_digest_that_is_kept_is_not_that_of_another_content(beside):
+    """Of a large file: its size and the time of its content are the same."""
+    before, status = content_digest(beside / "games.json"), os.stat("games.json")
+    edited("games.json")
+    os.utime("games.json", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert content_digest(beside / "games.json") == file_digest(beside / "games.json") != before
+
+
 def test_new_and_missing_files_of_a_model_are_changes(beside):
     folder = made(recipe_of(), "pair", "align")
     (beside / "base" / "extra.json").write_text("{}")
@@ -297,6 +324,31 @@ def test_a_world_says_itself_what_it_reads(beside):
 
     assert noted(folder)["environment"] == ["games.json", "more/one.json"]
     assert "environment.name (files that its code names)" not in noted(folder)
+
+
+@pytest.mark.parametrize(
+    ("reads", "found"),
+    [
+        ('"games.json"', ["games.json"]),
+        ('Path("games.json")', ["games.json"]),
+        ('("games.json", Path("rules.txt"))', ["games.json", "rules.txt"]),
+        ("lambda self, settings: []", "reads of own.py:World gives no paths: TypeError.*a static method"),
+        ("[3]", "reads of own.py:World gives no paths: TypeError"),
+    ],
+)
+def test_one_path_is_a_declaration_too(beside, reads, found):
+    """What is none is said as a mistake of the class."""
+    Path("own.py").write_text(
+        _WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n    reads = {reads}\n')
+    )
+    sys.modules.pop("own", None)
+    recipe = played(name="own.py:World")
+
+    if isinstance(found, list):
+        assert noted(made(recipe))["environment"] == found
+    else:
+        with pytest.raises(ConfigError, match=found):
+            made(recipe)
 
 
 def test_inputs_of_our_own_environments(beside, monkeypatch):

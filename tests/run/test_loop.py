@@ -383,6 +383,32 @@ def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(place, whol
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["sft", "tlm-dre"]
 
 
+def test_what_changed_after_a_kill_is_not_gone_on_with(place, whole):
+    """SIGKILL in exploration; with another world or another model nothing goes on, and with the old ones all does."""
+    folder = place / "runs" / "changed"
+    process = start(place, "changed", pause=0.05)
+    while process.poll() is None and lines(folder / "trajectories/explore.jsonl") < 2:
+        time.sleep(0.002)
+    kill(process)
+    left = (folder / "trajectories/explore.jsonl").read_bytes()
+
+    for file, setting in (
+        ("perturn_corridor.py", "environment.name"),
+        ("tiny/model.safetensors", "model.name"),
+    ):
+        content = (place / file).read_bytes()
+        (place / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        refused = start(place, "changed")
+        _, notices = refused.communicate(timeout=120)
+        (place / file).write_bytes(content)
+        assert refused.returncode != 0
+        assert f"{setting}: {Path(file).name} changed since this run was made" in notices
+        assert (folder / "trajectories/explore.jsonl").read_bytes() == left
+    finish(start(place, "changed"))
+
+    assert_equal_runs(folder, whole[0])
+
+
 @pytest.mark.parametrize("left", ["nothing", "checkpoints"])
 def test_a_kill_between_the_saved_policy_and_the_manifest_is_survived(whole, here, left):
     """The policy's folder is there, but the stage is not noted as done; with and without the last checkpoint."""

@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def content_digest(file: Path, least: int = 0) -> str:
-    """Return the SHA-256 of a file's content, which is read again only if the file's size or time has changed.
+    """Return the SHA-256 of a file's content, which is read again only if the file's size or a time has changed.
 
     Args:
         file: The file.
@@ -36,7 +36,7 @@ def content_digest(file: Path, least: int = 0) -> str:
     status = file.stat()
     if status.st_size < least:
         return file_digest(file)
-    state = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    state = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{status.st_ctime_ns}"
     note = cache_folder() / "digests" / hashlib.sha256(state.encode()).hexdigest()[:32]
     if note.is_file():
         return note.read_text(encoding="utf-8")

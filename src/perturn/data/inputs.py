@@ -1,6 +1,6 @@
 """Digests of a run's inputs from outside its folder, so that a changed input is never taken for the one that was read.
 
-The manifest holds size, time of the last change and SHA-256 of each file. A file of equal size and time counts as
+The manifest holds size, times of the last change and SHA-256 of each file. A file of equal size and times counts as
 unchanged, which costs a look at its status. A file of another time is hashed: equal content is fine, whatever its time.
 """
 
@@ -95,7 +95,11 @@ def record(
 def _state(file: Path, known: Mapping[str, Any] | None, least: int | None) -> dict[str, Any]:
     try:
         status = file.stat()
-        state = {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+        state = {
+            "bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+            "changed_ns": status.st_ctime_ns,  # nobody can set it back, as `cp -p` does the other
+        }
         if known is not None and known.items() >= state.items():
             return dict(known)
         return {**state, "sha256": file_digest(file) if least is None else content_digest(file, least)}

@@ -61,6 +61,8 @@ class InputFile(TypedDict):
 
     bytes: Count
     modified_ns: int
+    changed_ns: NotRequired[int]
+    """Time of the last change of content or status, which no program can set back; earlier versions lack it."""
     sha256: str
 
 

@@ -73,13 +73,13 @@ class Gymnasium:
             )
         text, paid, terminated, truncated, info = answer
         reward = as_number(paid, "the reward")
-        success = info.get("success", bool(terminated) and reward > 0)
+        success, valid = (info.get(name) for name in ("success", "valid"))
         return Observation(
             as_text(text, "the observation"),
             reward=reward,
             terminated=bool(terminated) or bool(truncated),
-            success=bool(success),
-            valid=bool(info.get("valid", True)),
+            success=bool(terminated) and reward > 0 if success is None else bool(success),
+            valid=valid is None or bool(valid),
             admissible=_admissible(info),
         )
 
@@ -98,4 +98,9 @@ def _admissible(info: Any) -> tuple[str, ...]:
         raise EnvironmentFailure(
             f"info is {info!r:.60}, not a dict. Remedy: return {{}} if there is nothing to say."
         )
-    return tuple(map(str, info.get("admissible_commands") or ()))
+    commands = info.get("admissible_commands")
+    if isinstance(commands, str):
+        raise EnvironmentFailure(
+            f"info['admissible_commands'] is {commands!r:.60}, a text. Remedy: return a list of commands."
+        )
+    return () if commands is None else tuple(map(str, commands))  # an array has no truth value

@@ -121,9 +121,10 @@ class OpenEnv:
         reward, done = as_number(body.get("reward"), "the reward"), bool(body.get("done"))
         metadata = body.get("metadata")
         said = {**(metadata if isinstance(metadata, Mapping) else {}), **fields}
-        success = said.get("success", done and reward > 0)
+        success = said.get("success")
         text = as_text(fields[self._text_field], f"observation.{self._text_field}")
-        return Observation(text, reward=reward, terminated=done, success=bool(success))
+        solved = done and reward > 0 if success is None else bool(success)
+        return Observation(text, reward=reward, terminated=done, success=solved)
 
 
 def _websocket(url: str) -> str:

@@ -102,7 +102,7 @@ class TrlFactory:
             return Observation(_NO_ACTION, valid=False)
         results = tuple(map(self._call, said.calls))
         ended = not said.calls
-        reward = self._pay() if ended or self._each else 0.0
+        reward = self._pay(ended) if ended or self._each else 0.0
         success = ended and self._paid >= self._success_reward
         valid = all(call.name in self._tools for call in said.calls)
         return Observation("", reward, ended, success, valid, results=results)
@@ -120,9 +120,21 @@ class TrlFactory:
         except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
             return str({"error": str(error)})
 
-    def _pay(self) -> float:
-        """Reward by `get_reward`, less the part already paid."""
-        total = as_number(self._loop.result(self._env.get_reward()), f"get_reward() of {self.name}")
+    def _pay(self, ended: bool) -> float:
+        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet.
+
+        Raises:
+            EnvironmentFailure: If it is no number; or None at the end, where TRL leaves the episode out of its group.
+        """
+        said = self._loop.result(self._env.get_reward())
+        if said is None and not ended:
+            return 0.0
+        if said is None:
+            raise EnvironmentFailure(
+                f"get_reward() of {self.name} is None at the end of the episode, which has no score then. Remedy: "
+                "return a float."
+            )
+        total = as_number(said, f"get_reward() of {self.name}")
         paid, self._paid = self._paid, total
         return total - paid
 

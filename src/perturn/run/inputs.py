@@ -227,10 +227,25 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
     reads: Any = getattr(entry, "reads", None)
     if reads is not None:
         settings = {each: value for each, value in section.items() if each != "name"}
-        paths = reads(settings) if callable(reads) else reads
-        yield key, gather(None, _all_files(paths))
+        yield key, gather(None, _all_files(_paths_of(reads, settings, name)))
     else:
         yield f"{key}.name{_BESIDE}", beside
+
+
+def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
+    """The paths that a class declares to read.
+
+    Raises:
+        ConfigError: If it declares something else, or raises.
+    """
+    try:
+        paths = reads(settings) if callable(reads) else reads
+        return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
+    except Exception as error:  # a class is code of others
+        raise ConfigError(
+            f"reads of {name} gives no paths: {type(error).__name__}: {error}; make it a list of paths, or a static "
+            "method from the settings to one."
+        ) from error
 
 
 def _beside(name: str) -> Files:
