@@ -83,8 +83,8 @@ class TurnTrainer(EvaluatingTrainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or the name of one. The adapters of a folder, or of a `peft.PeftModel`, are
-                trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
+            model: A causal language model, or its name or folder. The adapters of a folder, or of a `peft.PeftModel`,
+                are trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
             args: Settings.
             train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
                 formats. Where a credit needs groups, the rows of one task and one policy are a group.
@@ -105,6 +105,7 @@ class TurnTrainer(EvaluatingTrainer):
         refuse_read_tokens(args, self.loss)
         refuse_data_parallel(args.n_gpu)
         refuse_metrics(args, trainer)
+        model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
         again: Callable[[], Any] | None = None  # has the reference again, for rows that come later
@@ -163,6 +164,7 @@ class TurnTrainer(EvaluatingTrainer):
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
+            self._check_tokens(parts, reference, "training data for the reference")
             self._frozen["reference"].ask(parts, reference, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
@@ -211,10 +213,10 @@ class TurnTrainer(EvaluatingTrainer):
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
         return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
 
-    def _check_tokens(self, parts: Iterable[Examples], model: Any) -> None:
-        """Refuse tokens that the model has no embedding for."""
+    def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
+        """Refuse tokens that a model has no embedding for."""
         ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
-        check_vocabulary(model, self.renderer.tokenizer, ids, "training data")
+        check_vocabulary(model, self.renderer.tokenizer, ids, where)
 
     def _example(self, row: Row) -> Example:
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
