@@ -33,7 +33,14 @@ from perturn.policy.config import (
     share_kept,
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
-from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
+from perturn.policy.evaluation import (
+    EvaluatingTrainer,
+    RowValues,
+    encoded_sets,
+    parts_of,
+    refuse_best_metric,
+    refuse_metrics,
+)
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.frozen import Frozen
 from perturn.policy.intake import take_rows
@@ -116,6 +123,7 @@ class TurnTrainer(EvaluatingTrainer):
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
+        refuse_best_metric(args.metric_for_best_model, evaluation)
         self._kept = share_kept(args.episodes, train)
         self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
         self._own_reference = ref_model is None
