@@ -146,6 +146,20 @@ def test_a_turn_without_loss_may_have_a_weight_of_0(train):
     assert found[0] == found[1]
 
 
+def test_actions_that_do_not_fit_after_another_prompt_are_named(train):
+    """Of the short row's actions only the first fits after the long prompt, and it carries no loss."""
+    long = WeightedTrajectory(posing(trajectory("go", task="long"), "north " * 50), (-1.0,))
+    turns = trajectory("go", *["south"] * 3, task="short").turns
+    short = trajectory("go", task="short")
+    short = replace(short, turns=(replace(turns[0], trained=False), *turns[1:]))
+    rows = [long, WeightedTrajectory(short, (1.0,) * 4)]
+
+    with pytest.raises(
+        DataError, match="actions of task 'short' after the prompt of task 'long', and no turn"
+    ):
+        train(rows, loss=KTO, max_length=75)
+
+
 def test_rows_of_trl_say_by_their_label_what_they_are(train):
     """`prompt`, `completion` and `label` are read as the same rows with weights 1 or -1."""
     trl = [

@@ -109,6 +109,15 @@ def test_a_credit_counts_trained_turns_alone(tokenizer):
     assert Renderer(tokenizer).encode(episode, every_turn=True).turns == 5
 
 
+def test_a_masked_prefix_leaves_a_turn_that_carries_loss(tokenizer):
+    """The sides begin with two turns. The later ones of the first side are off, so its second turn keeps its loss."""
+    chosen = without(trajectory("north", "south", "east", task="t/0"), 2)
+    rejected = without(trajectory("north", "south", "west", task="t/0"), 0)
+    found = encode_example(PreferencePair(chosen, rejected), Renderer(tokenizer), None, "mask")
+
+    assert [set(side.loss_turns) for side in found.sides] == [{1}, {1, 2}]
+
+
 def test_what_was_read_for_a_turn_without_loss_carries_none(tokenizer):
     """Under `loss_on: all`, the answer and the observation before it."""
     whole = encode_example(trajectory(*SAID), Renderer(tokenizer), None, loss_on="all").chosen

@@ -140,7 +140,7 @@ def test_a_model_is_given_by_its_folder(train, tiny_folder):
     trainer = train(model=str(tiny_folder))
     trainer.train()
     args = trainer.turn_args
-    bare = TurnTrainer(str(tiny_folder), args=args, train_dataset=PAIRS[:1])
+    bare = TurnTrainer(Path(tiny_folder), args=args, train_dataset=PAIRS[:1], ref_model=Path(tiny_folder))
     by_object = TurnTrainer(load_model(str(tiny_folder)), args=args, train_dataset=PAIRS[:1])
 
     assert len(history(trainer)) == 3

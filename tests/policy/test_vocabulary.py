@@ -65,6 +65,15 @@ def test_resized_embeddings_train(make_trainer, more, tiny_model):
     assert vocabulary(trainer.model) == len(more) + 7
 
 
+def test_a_reference_without_such_a_token_is_refused_before_work(make_trainer, more, tiny_model):
+    """The policy's embeddings are resized, and those of the reference are not."""
+    reference = copy.deepcopy(tiny_model)
+    tiny_model.resize_token_embeddings(len(more), mean_resizing=False)
+
+    with pytest.raises(ModelError, match="training data for the reference: token 49152"):
+        make_trainer([saying(f"go {ADDED}")], tokenizer=more, model=tiny_model, ref_model=reference)
+
+
 def test_a_template_with_such_a_token_is_refused_before_work(
     in_template, tiny_model, tmp_path, recipe, own_environment
 ):
@@ -77,18 +86,18 @@ def test_a_template_with_such_a_token_is_refused_before_work(
         check(read_recipe(recipe, [f"model.name={tmp_path / 'model'}"]))
 
 
-def test_a_prompt_with_such_a_token_is_a_failure_of_its_own(more, tiny_model):
-    """Its neighbour is answered, and no guess is made of what it holds. In an observation a special token is text."""
-    plain = "<plain>"
-    more.add_tokens([plain])
+def test_a_prompt_with_such_a_token_is_a_failure_of_its_own(tokenizer, tiny_model):
+    """Its neighbour is answered, and no guess is made of what it holds. A word is added, not a control token."""
+    more = copy.deepcopy(tokenizer)
+    more.add_tokens(["lampshade"])
     engine = LocalEngine(tiny_model, Renderer(more))
     asked = [
         Prompt((), (), ({"role": "user", "content": text},), 0, text)
-        for text in (f"go {plain} on", "go", "go on")
+        for text in ("go lampshade on", "go", "go on")
     ]
     found = engine.generate(asked, Sampling(max_new_tokens=4))
 
     assert isinstance(found[0], EngineFailure)
-    assert "token 49153" in str(found[0])
+    assert "token 49152" in str(found[0])
     assert all(0 < len(each.token_ids) <= 4 for each in found[1:])
     assert torch.isfinite(torch.tensor(found[1].logprobs)).all()

@@ -95,6 +95,25 @@ def refuse_metrics(args: TurnConfig, trainer: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
+    """Refuse a metric for the best model that no set has, before training rather than at its first evaluation.
+
+    Args:
+        metric: `metric_for_best_model`; transformers sets it to `loss` where the best model is loaded at the end.
+        sets: What is evaluated on. One set has names of its own metrics, such as `eval_loss`.
+
+    Raises:
+        ConfigError: If there are several sets, and the metric is of none.
+    """
+    if metric is None or not isinstance(sets, dict):
+        return
+    if not any(metric.removeprefix("eval_").startswith(f"{name}_") for name in sets):
+        raise ConfigError(
+            f"metric_for_best_model must be a metric of one set of eval_dataset, got {metric!r}; set it to "
+            f"{f'eval_{next(iter(sets))}_loss'!r}, for example."
+        )
+
+
 class RowValues:
     """Values of each row by name, of several passes and processes, in the order of the rows."""
 

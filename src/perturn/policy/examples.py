@@ -94,11 +94,11 @@ def encode_example(
     if chosen.ids == rejected.ids:
         cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
         raise DataError(f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair.")
-    if shared_prefix == "mask":
-        turns = min(_shared_turns(chosen, rejected), chosen.turns - 1, rejected.turns - 1)
-        chosen, rejected = _without_turns(chosen, turns), _without_turns(rejected, turns)
+    shared = _shared_turns(chosen, rejected) if shared_prefix == "mask" else 0
     chosen = _without_silent(row.chosen, chosen, "chosen")
     rejected = _without_silent(row.rejected, rejected, "rejected")
+    shared = min(shared, chosen.loss_turns[-1], rejected.loss_turns[-1])  # each side keeps a turn
+    chosen, rejected = _without_turns(chosen, shared), _without_turns(rejected, shared)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
 

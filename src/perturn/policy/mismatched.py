@@ -40,14 +40,31 @@ def with_mismatched(
     Before the first row comes the last. A prompt is all that comes before the first action.
 
     Raises:
-        DataError: If all rows have one prompt.
+        DataError: If all rows have one prompt, or the actions of a row do not fit after the prompt of another.
     """
     episodes = [row.trajectory for row in rows]
-    partners = _partners([_posed(one) for one in episodes])
+    partners = [episodes[partner] for partner in _partners([_posed(one) for one in episodes])]
+    pairs = zip(examples, episodes, partners, strict=True)
     return [
-        replace(example, mismatched=renderer.encode(mismatched(one, episodes[partner]), max_length))
-        for example, one, partner in zip(examples, episodes, partners, strict=True)
+        replace(example, mismatched=_encoded(one, partner, renderer, max_length))
+        for example, one, partner in pairs
     ]
+
+
+def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_length: int | None) -> Encoded:
+    """A mismatched row as tokens.
+
+    Raises:
+        DataError: If none of its turns that carry loss fits the length limit.
+    """
+    encoded = renderer.encode(mismatched(prompt, actions), max_length)
+    if not encoded.turns:
+        raise DataError(
+            f"the loss reads the actions of task {actions.task.id!r:.80} after the prompt of task "
+            f"{prompt.task.id!r:.80}, and no turn that carries loss fits {max_length} tokens there; raise max_length, "
+            "or remove the row with the long prompt."
+        )
+    return encoded
 
 
 def _posed(episode: Trajectory) -> str:

@@ -34,7 +34,14 @@ from perturn.policy.config import (
 )
 from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
 from perturn.policy.ends import keep_ends
-from perturn.policy.evaluation import EvaluatingTrainer, RowValues, encoded_sets, parts_of, refuse_metrics
+from perturn.policy.evaluation import (
+    EvaluatingTrainer,
+    RowValues,
+    encoded_sets,
+    parts_of,
+    refuse_best_metric,
+    refuse_metrics,
+)
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.frozen import Frozen
 from perturn.policy.intake import take_rows
@@ -84,8 +91,8 @@ class TurnTrainer(EvaluatingTrainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or the name of one. The adapters of a folder, or of a `peft.PeftModel`, are
-                trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
+            model: A causal language model, or its name or folder. The adapters of a folder, or of a `peft.PeftModel`,
+                are trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
             args: Settings.
             train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
                 formats. Where a credit needs groups, the rows of one task and one policy are a group.
@@ -106,6 +113,7 @@ class TurnTrainer(EvaluatingTrainer):
         refuse_read_tokens(args, self.loss)
         refuse_data_parallel(args.n_gpu)
         refuse_metrics(args, trainer)
+        model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
         name = model if isinstance(model, str) else model.config.name_or_path
         tokenizer = processing_class or load_tokenizer(name)
         again: Callable[[], Any] | None = None  # has the reference again, for rows that come later
@@ -116,6 +124,7 @@ class TurnTrainer(EvaluatingTrainer):
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
+        refuse_best_metric(args.metric_for_best_model, evaluation)
         self._kept = share_kept(args.episodes, train)
         self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
         self._own_reference = ref_model is None
@@ -165,6 +174,7 @@ class TurnTrainer(EvaluatingTrainer):
         """Give the rows what loss and credit read of the reference, and the weights of their turns."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
+            self._check_tokens(parts, reference, "training data for the reference")
             self._frozen["reference"].ask(parts, reference, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
@@ -213,10 +223,10 @@ class TurnTrainer(EvaluatingTrainer):
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
         return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
 
-    def _check_tokens(self, parts: Iterable[Examples], model: Any) -> None:
-        """Refuse tokens that the model has no embedding for."""
+    def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
+        """Refuse tokens that a model has no embedding for."""
         ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
-        check_vocabulary(model, self.renderer.tokenizer, ids, "training data")
+        check_vocabulary(model, self.renderer.tokenizer, ids, where)
 
     def _example(self, row: Row) -> Example:
         """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
