@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -352,7 +353,15 @@ def test_the_column_of_sharegpt_holds_messages():
 
 @pytest.mark.parametrize(
     "column",
-    [{"images": ["a.png"]}, {"weight": 0.5}, {"loss_scale": 0}, {"label": False}, {"train": False}],
+    [
+        {"images": ["a.png"]},
+        {"weight": 0.5},
+        {"loss_scale": 0},
+        {"label": False},
+        {"train": False},
+        {"loss_mask": [0, 1]},
+        {"loss_mask": np.array([0, 1])},
+    ],
 )
 def test_columns_that_ask_for_what_is_not_done_are_refused(column):
     with pytest.raises(DataError, match=rf"row: {next(iter(column))}: "):

@@ -22,7 +22,7 @@ _OTHERS = (
 """Columns of other trainers' forms."""
 _MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
 _WEIGHTS = (
-    *("loss", "loss_scale", "loss_weight", "sample_weight", "weight", "weights"),
+    *("loss", "loss_mask", "loss_scale", "loss_weight", "sample_weight", "weight", "weights"),
     *("train", "trainable", "training"),
 )
 _METADATA = re.compile(
@@ -85,7 +85,7 @@ def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
     for name in (each for each in _MEDIA if _holds(rest.get(each))):
         raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
-    for name in (each for each in _WEIGHTS if rest.get(each, 1) not in (1, 1.0, True)):
+    for name in (each for each in _WEIGHTS if plain_column(rest.get(each, 1), f"{where}: {each}") != 1):
         raise DataError(
             f"{where}: {name}: a row has no weight of its own here. Mark messages with weight, 0 or 1, or give a "
             "WeightedTrajectory."
