@@ -46,8 +46,9 @@ test: setup
 
 # The oldest versions that pyproject.toml allows. Without the slow tests, whose minutes are those of training and of worlds
 # and not of what differs between versions, and without those of the site and of a browser: they are not installed here.
+# Warnings are those of the old versions, so they are no errors here.
 test-oldest: $(OLDEST_STAMP)
-	$(OLDEST_BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cluster and not slow" \
+	$(OLDEST_BIN)/python -m pytest -W default -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cluster and not slow" \
 		--ignore tests/test_docs_site.py
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
