@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -13,6 +12,8 @@ from perturn.episodes.tool_calls import ToolAction, ToolCall, chat_call, parse_t
 from perturn.policy.templates import TEMPLATES
 from perturn.policy.tokens import Renderer
 from perturn.types import Action
+
+trl = pytest.importorskip("trl")  # its stock templates
 
 TRL = Path(trl.__file__).parent / "chat_templates"
 STOCK = (

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-import trl
 
 from perturn.data.trl import from_trl
 from perturn.errors import DataError, ModelError
 from perturn.policy.tokens import Renderer
 from perturn.types import Action, Task, Trajectory, Turn
+
+trl = pytest.importorskip("trl")  # its stock templates
 
 STOCK = Path(trl.__file__).parent / "chat_templates"
 USER = {"role": "user", "content": "u"}

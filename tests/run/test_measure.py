@@ -17,7 +17,7 @@ from perturn.run.measure import check_pathfinder, measured, measured_pairs
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, PreferencePair, Remaining
+from perturn.types import Action, PreferencePair, Remaining, Status
 
 RECIPE = {
     "name": "x",
@@ -132,7 +132,8 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     """The expert's first command, and then a look, which is wrong: 0.2 and 1. The expert has no error: 1 everywhere."""
     first = expert.turns[0].action.text.removeprefix("Action: ")
     file = tmp_path / "rows.jsonl"
-    write_pairs(file, [PreferencePair(expert, record([first, "look"]))])
+    rejected = replace(record([first, "look"]), status=Status.COMPLETED, truncated=True, error=None)
+    write_pairs(file, [PreferencePair(expert, rejected)])
     recipe = RECIPE | {
         "model": {"name": str(tiny_folder), "dtype": "float32"},
         "pair": {"file": str(file), "remaining": "searching"},
