@@ -44,12 +44,14 @@ JOBS ?= 2
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# The oldest versions that pyproject.toml allows. Without the slow tests and those of studies, whose minutes are those of
-# training and of environments and not of what differs between versions, and without those of pages, containers and a
-# browser: what they need is not installed here. Warnings are those of the old versions, so they are no errors.
+# The oldest versions that pyproject.toml allows: the packages that call other libraries, and the command line. Without the
+# slow tests, and without whole runs and studies, whose minutes are those of training and of environments. Warnings are
+# those of the old versions, so they are no errors.
+OLDEST_TESTS := $(addprefix tests/,audit credit data engines envs episodes io losses policy report settings test_cli.py \
+	test_versions.py)
 test-oldest: $(OLDEST_STAMP)
 	$(OLDEST_BIN)/python -m pytest -W default -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cluster and not slow" \
-		--ignore tests/study --ignore tests/test_container.py --ignore-glob "tests/test_docs*.py"
+		$(OLDEST_TESTS)
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST_BIN)/python || $(PYTHON) -m venv $(OLDEST_VENV)
