@@ -103,7 +103,7 @@ def assert_refused(result, says):
             ["protocol.format=tools", "model.chat_template=tools"],
             "offers no tools; set protocol.format",
         ),
-        (["protocol.format=tools"], "shows no tools, or writes calls otherwise than as JSON between"),
+        (["protocol.format=tools"], "shows no tools, or writes calls in none of the known formats"),
         (["name=a b"], "name must be usable as a folder name"),
     ],
 )
