@@ -14,6 +14,7 @@ import pytest
 
 from perturn.run.loop import open_run, run_stages
 from perturn.run.verify import verify
+from perturn.study.episode_rows import read_episodes
 from perturn.study.files import Files
 from perturn.study.loop import open_study, run_study
 
@@ -72,7 +73,7 @@ def whole(place, start):
 def rows(files):
     """The rows of the cells, and of the episodes."""
     cells = json.loads(files.cells.read_text())
-    return cells, [json.loads(line) for line in files.episodes.read_text().splitlines()]
+    return cells, read_episodes(files.episodes)
 
 
 def manifests(files):
