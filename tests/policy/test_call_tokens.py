@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.reading import kept_tokens
 from perturn.episodes.tool_calls import ToolAction, ToolCall, chat_call, parse_text, understand
+from perturn.errors import ModelError
 from perturn.policy.templates import TEMPLATES
 from perturn.policy.tokens import Renderer
 from perturn.types import Action
@@ -116,16 +117,22 @@ def test_tokens_without_marks_are_decoded_as_ever(mistral):
 
 @pytest.mark.parametrize("form", CALL_FORMATS)
 def test_a_template_of_any_format_is_accepted_for_tools(tokenizer, form):
-    """Nobody names the format: what the template writes of the call that it is tried with is read back."""
-    written = CALL_FORMATS[form].write([ToolCall("find_lamp", {"room": "hall", "count": 2})])
-    chatml = (
+    """Nobody names the format: the call that the template is tried with must be read back as it is, and no other."""
+    Renderer(tokenizer, writing(form, count=2)).require_tools()
+
+    with pytest.raises(ModelError, match="in none of the known formats"):
+        Renderer(tokenizer, writing(form, count=3)).require_tools()
+
+
+def writing(form, count):
+    """A template that writes one call, whatever the message says."""
+    written = CALL_FORMATS[form].write([ToolCall("find_lamp", {"room": "hall", "count": count})])
+    return (
         "{% if tools %}{{ tools | tojson }}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}"
         f"{{% if m.tool_calls %}}{{% raw %}}{written}{{% endraw %}}{{% endif %}}<|im_end|>\n{{% endfor %}}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-
-    Renderer(tokenizer, chatml).require_tools()
 
 
 def test_ours_are_read_back_with_words_beside_the_calls(tokenizer):

@@ -137,7 +137,10 @@ def test_full_contexts_stop_no_run():
     """Not even where all end so."""
     one = play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), ContextFull("full"))
 
-    Failures(0.5, total=8).add([one] * 8).refuse("episodes")
+    found = Failures(0.5, total=8).add([one] * 8)
+    found.refuse("episodes")
+
+    assert not found.too_many
 
 
 def test_a_file_keeps_which_limit_it_was(tmp_path):

@@ -212,13 +212,16 @@ def test_an_input_that_nothing_reads_any_more_may_go(beside):
     shutil.rmtree(folder)
 
 
-def test_a_finished_run_needs_none_of_its_inputs(beside):
+def test_a_finished_run_needs_none_of_its_inputs(beside, capsys):
+    """Each of its stages is done before."""
     folder = made(recipe_of(), "pair", "align")
     for gone in ("base", "pairs.jsonl"):
         (shutil.rmtree if Path(gone).is_dir() else os.unlink)(gone)
 
     with open_run(folder) as run:
         run_stages(run)
+
+    assert capsys.readouterr().err.splitlines() == ["pair: done before", "align: done before"]
 
 
 def test_from_another_directory_relative_paths_are_looked_for_where_they_were(

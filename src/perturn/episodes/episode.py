@@ -71,9 +71,7 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
-        seen = sound(env.reset(job.task, record.seed), f"reset of task {job.task.id!r}")
-        if problem := misfit(seen, protocol):
-            raise EnvironmentFailure(f"{env.name} {problem}")
+        seen = _posed(env, job.task, record.seed, protocol)
         allowance = Allowance(protocol, job.task, seen)
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
         record = replace(record, tools=seen.tools)
@@ -81,26 +79,16 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         last = inf if job.window is None else len(begun) + job.window
         while not seen.terminated and allowance.left and len(turns) < last:
             heard = allowance.tell(shown(seen, protocol, calls))
-            earlier, newest = window(turns, heard, protocol.history)
             if len(turns) <= len(begun):
                 _check_back(recorded, turns, heard)
             if len(turns) < len(begun):
                 action = begun[len(turns)].action
             else:
-                action = yield Prompt(
-                    messages=record.prompt,
-                    turns=earlier,
-                    observation=newest,
-                    seed=job.seed * 1_000_003 + len(turns),
-                    conversation=job.conversation,
-                    tools=record.tools,
-                )
+                action = yield _prompt(record, job, turns, heard)
             before = seen
             action, command, calls = _read(action, reader, record.tools)
-            if command is None:
-                seen = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
-            else:
-                seen = _answer(env, command, calls)
+            reminded = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
+            seen = reminded if command is None else _answer(env, command, calls)
             allowance.spend(seen)
             later = recalled(heard, before, protocol)
             turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
@@ -112,11 +100,37 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
     except ContextFull as error:
+        # An UNFINISHED episode that goes on keeps its turns; a branch needs a turn of its own.
         played = len(turns) > (0 if job.kept is None else len(begun))
         record = replace(_stopped(record, seen, 0), filled_context=True) if played else _failed(record, error)
     except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
         record = _failed(record, error)
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
+
+
+def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -> Observation:
+    """Reset an environment; return the observation that poses the task.
+
+    Raises:
+        EnvironmentFailure: If actions of the protocol cannot be taken in it.
+    """
+    seen = sound(env.reset(task, seed), f"reset of task {task.id!r}")
+    if problem := misfit(seen, protocol):
+        raise EnvironmentFailure(f"{env.name} {problem}")
+    return seen
+
+
+def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Message, ...]) -> Prompt:
+    """Return the prompt of the next turn, with as much of the history as the protocol shows."""
+    earlier, newest = window(turns, heard, record.history)
+    return Prompt(
+        messages=record.prompt,
+        turns=earlier,
+        observation=newest,
+        seed=job.seed * 1_000_003 + len(turns),
+        conversation=job.conversation,
+        tools=record.tools,
+    )
 
 
 def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:

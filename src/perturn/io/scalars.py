@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 
-class WrittenInt(int):
+class _Number:
+    """A number that keeps the text it was written with."""
+
+    text: str = ""
+
+    @classmethod
+    def of(cls, value: float, text: str) -> Self:
+        """Return the number with its text."""
+        made = cls(value)  # type: ignore[call-arg]  # the other base of each subclass is a number
+        made.text = text
+        return made
+
+
+class WrittenInt(_Number, int):
     """A whole number with the text it was written with."""
 
-    text: str
 
-    def __new__(cls, value: int, text: str = "") -> WrittenInt:
-        """Keep the text of a number."""
-        made = super().__new__(cls, value)
-        made.text = text
-        return made
-
-
-class WrittenFloat(float):
+class WrittenFloat(_Number, float):
     """A number with the text it was written with."""
-
-    text: str
-
-    def __new__(cls, value: float, text: str = "") -> WrittenFloat:
-        """Keep the text of a number."""
-        made = super().__new__(cls, value)
-        made.text = text
-        return made
 
 
 class Written(str):
@@ -94,9 +91,9 @@ def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenF
     text = str(node.value)
     if node.tag == _WRITTEN_TAG:
         return Written(text)
-    return (
-        WrittenInt(_whole(text), text) if node.tag == f"{_SAME_TAG}int" else WrittenFloat(_number(text), text)
-    )
+    if node.tag == f"{_SAME_TAG}int":
+        return WrittenInt.of(_whole(text), text)
+    return WrittenFloat.of(_number(text), text)
 
 
 def _whole(text: str) -> int:

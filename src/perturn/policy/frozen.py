@@ -52,8 +52,8 @@ class Frozen:
             self._identity = reference_identity(model, self._precision)
             self._fill(parts, model, self._identity, track)
 
-    def keep(self, load: Callable[[], Any]) -> None:
-        """Remember how to have the policy again for later rows; it gives None where the policy is gone."""
+    def keep(self, load: Callable[[], Any] | None) -> None:
+        """Remember how to load the policy again for later rows; None, or a call that returns None: it is gone."""
         self._load = load
 
     def keep_beneath(self, model: Any) -> None:

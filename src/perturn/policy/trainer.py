@@ -107,33 +107,17 @@ class TurnTrainer(EvaluatingTrainer):
             PerturnError: If a setting or a row is wrong, in one line, before any training.
         """
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
-        credit = None if args.credit is None else section(args.credit, "credit")
-        self.loss: Any
-        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
-        refuse_read_tokens(args, self.loss)
-        refuse_data_parallel(args.n_gpu)
-        refuse_metrics(args, trainer)
+        self._read_settings(trainer)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
         name = model if isinstance(model, str) else model.config.name_or_path
-        tokenizer = processing_class or load_tokenizer(name)
-        again: Callable[[], Any] | None = None  # has the reference again, for rows that come later
-        if isinstance(model, str):
-            again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
-            model = again()
-        self.renderer = Renderer(tokenizer, args.chat_template)
+        self.renderer = Renderer(processing_class or load_tokenizer(name), args.chat_template)
+        model = self._open(model, ref_model, peft_config)
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
         refuse_best_metric(args.metric_for_best_model, evaluation)
         self._kept = share_kept(args.episodes, train)
-        self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
-        self._own_reference = ref_model is None
-        if ref_model is not None:  # a model, or the name of one
-            again = partial(load_model, ref_model) if isinstance(ref_model, str) else weakref.ref(ref_model)
-        if again is not None:
-            self._frozen["reference"].keep(again)
         parts = [*parts_of(train), *parts_of(evaluation)]
-        self._check_tokens(parts, model)
         model = self._compute_inputs(parts, model, ref_model, peft_config, track)
         super().__init__(
             model=model,
@@ -152,10 +136,38 @@ class TurnTrainer(EvaluatingTrainer):
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
         self._row_values = RowValues()
 
+    def _read_settings(self, trainer: Mapping[str, Any]) -> None:
+        """Build the loss and the credit, and refuse settings that cannot work, before anything is loaded."""
+        args = self.turn_args
+        credit = None if args.credit is None else section(args.credit, "credit")
+        self.loss: Any
+        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
+        refuse_read_tokens(args, self.loss)
+        refuse_data_parallel(args.n_gpu)
+        refuse_metrics(args, trainer)
+
+    def _open(self, model: Any, reference: Any, peft_config: Any) -> Any:
+        """Return the model to train, and note how to load the reference again for rows that come later.
+
+        A reference that was given as a model is not kept alive; once it is gone, later rows are refused.
+        """
+        args = self.turn_args
+        self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
+        self._own_reference = reference is None
+        again: Callable[[], Any] | None = None
+        if isinstance(model, str):
+            again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
+            model = again()
+        if reference is not None:
+            again = partial(load_model, reference) if isinstance(reference, str) else weakref.ref(reference)
+        self._frozen["reference"].keep(again)
+        return model
+
     def _compute_inputs(
         self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
     ) -> Any:
-        """Give the rows what policies that do not move say of them; the model to train, with its adapters."""
+        """Give the rows what policies that do not move say of them; return the model to train, with its adapters."""
+        self._check_tokens(parts, model)
         if self.turn_args.disable_dropout:
             disable_dropout(model)
         keep_ends(model)
