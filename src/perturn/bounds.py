@@ -43,7 +43,7 @@ EFFORT = Effort()
 
 @dataclass(frozen=True)
 class Outside:
-    """The mark of a setting that names files from outside the run folder, of which a run keeps digests.
+    """Mark of a setting that names files outside the run folder. A run keeps digests of these files.
 
     The setting may be a text, or a list or mapping of texts. A text that names nothing is no input.
     """

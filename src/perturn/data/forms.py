@@ -1,4 +1,4 @@
-"""Columns of a row: those of other trainers' forms under TRL's names, and what is left out.
+"""Columns of a row: columns of other trainers are renamed to TRL's, and unread columns are named.
 
 Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
 one. Such a None means nothing, and a None of a plain row may be meant.

@@ -1,4 +1,4 @@
-"""Digests of a run's inputs from outside its folder, so that a changed input is never taken for the one that was read.
+"""Digests of the files outside a run's folder that the run reads, so that a change is found.
 
 The manifest holds size, times of the last change and SHA-256 of each file. A file of equal size and times counts as
 unchanged, which costs a look at its status. A file of another time is hashed: equal content is fine, whatever its time.

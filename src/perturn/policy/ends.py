@@ -1,4 +1,4 @@
-"""Tokens that end an answer: the template's end of turn, the tokenizer's end of text, and those of the model."""
+"""Tokens that end an answer: the end of turn of the template, and the end tokens of tokenizer and model."""
 
 from __future__ import annotations
 

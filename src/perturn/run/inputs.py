@@ -113,7 +113,7 @@ def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[
 
 
 def tell_changed(folder: Path) -> None:
-    """Say which inputs of a run have changed since it was made, for those who read its results."""
+    """Name the inputs of a run that have changed since the run was made, for a reader of its results."""
     for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
         if not change.gone:
             console.print(f"{folder}: {change}", style="yellow", markup=False, soft_wrap=True)
