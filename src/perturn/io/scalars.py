@@ -1,7 +1,8 @@
 """Numbers and booleans of YAML that keep the text they were written with, for settings that expect a text.
 
 Without quotes, YAML 1.1 reads `on`, `007`, `2026-01-01` and `12:30` as a boolean, an octal number, a date and a number
-of base 60, and `1e-6` as a text. Here numbers follow YAML 1.2, dates are texts, and each scalar keeps the text that was typed.
+of base 60, and `1e-6` as a text. Here numbers follow YAML 1.2 and dates are texts. Each scalar keeps the text that was
+typed.
 """
 
 from __future__ import annotations
