@@ -52,6 +52,17 @@ def young_heap():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_modules(tmp_path_factory):
+    """A module that a file's tests wrote and imported is gone for the next file, which may write one of that name."""
+    yield
+    written = tmp_path_factory.getbasetemp()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(written):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tokenizer of SmolLM2, with its chat template."""
