@@ -21,10 +21,10 @@ from perturn.policy.tokens import Renderer
 
 torch.set_num_threads(1)
 
-# A run of CI repeats; runs elsewhere look for new cases.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("repeatable")
+# A run of CI repeats; runs elsewhere look for new cases. No example has a deadline, which a busy machine would not keep.
+hypothesis.settings.register_profile("new", deadline=None)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "new")
 
 _RECIPE = """
 name: one
