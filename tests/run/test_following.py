@@ -82,7 +82,16 @@ def test_a_study_refuses_a_recipe_with_then(tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps(small(then=PAIRS)))
 
     with pytest.raises(ConfigError, match="leave `then` out of it"):
-        study_of({"name": "s", "recipe": "r.yaml", "seeds": [0], "methods": {"sft": {}}, "test": {"tasks": {"n": 2}}}, tmp_path)
+        study_of(
+            {
+                "name": "s",
+                "recipe": "r.yaml",
+                "seeds": [0],
+                "methods": {"sft": {}},
+                "test": {"tasks": {"n": 2}},
+            },
+            tmp_path,
+        )
 
 
 @pytest.mark.slow

