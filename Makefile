@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/perturn run recipes/scienceworld_tlm-dre_demo.yaml
+	$(BIN)/perturn run demo
 
 # Five methods with three seeds on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))

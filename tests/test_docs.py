@@ -62,15 +62,15 @@ def lines(language):
 @pytest.fixture
 def demo_folder(tiny_folder, tmp_path):
     """What the pages take from a run: its policies, which are a tiny model here, and an export of its pairs."""
-    (tmp_path / "runs/demo/checkpoints").mkdir(parents=True)
+    (tmp_path / "runs/demo-scienceworld/checkpoints").mkdir(parents=True)
     for policy in ("sft", "tlm-dre"):
-        (tmp_path / "runs/demo/checkpoints" / policy).symlink_to(tiny_folder)
+        (tmp_path / "runs/demo-scienceworld/checkpoints" / policy).symlink_to(tiny_folder)
     task, good, bad = (
         [{"role": role, "content": text}]
         for role, text in (("user", "Find it."), ("assistant", "go"), ("assistant", "wait"))
     )
-    (tmp_path / "demo-trl").mkdir()
-    (tmp_path / "demo-trl/pairs.jsonl").write_text(
+    (tmp_path / "demo-scienceworld-trl").mkdir()
+    (tmp_path / "demo-scienceworld-trl/pairs.jsonl").write_text(
         json.dumps({"prompt": task, "chosen": good, "rejected": bad})
     )
 

@@ -68,9 +68,9 @@ def test_all_other_walkthroughs_win(alfworld_data, split):
 
 
 def test_generated_games_are_solved_by_their_walkthroughs_and_not_sooner(like):
-    """Every seventh game of all splits, over all kinds; two grammars."""
+    """Every seventeenth game of all splits, over all kinds; two grammars."""
     old = ALFWorldLike("0.3")
-    for task in [task for split in SPLITS for task in like.tasks(split)][::7]:
+    for task in [task for split in SPLITS for task in like.tasks(split)][::17]:
         walkthrough = like.game(task).walkthrough
         for world, grammar in ((like, "0.4"), (old, "0.3")):
             seen = solve(world, task, in_grammar(walkthrough, grammar))

@@ -204,7 +204,7 @@ def test_a_missing_recipe_is_refused_by_name(tmp_path):
     assert "scienceworld_tlm-dre_demo" in message
 
 
-@pytest.mark.parametrize("name", ["demo", "scienceworld_tlm-dre_demo"])
+@pytest.mark.parametrize("name", ["demo-scienceworld", "scienceworld_tlm-dre_demo"])
 def test_a_recipe_of_the_package_is_read_by_its_name(tmp_path, monkeypatch, name):
     """By that of its run, or of its file, wherever one is; a file of that name comes first."""
     monkeypatch.chdir(tmp_path)
@@ -311,10 +311,10 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
     environment = environment_name(recipe.environment)
     protocol = make_protocol(recipe.protocol)
 
-    on_pairs = recipe.groups is None
-    assert [loss.needs_rejected for loss in losses] == (
-        [False, on_pairs] if engine.serves_checkpoints else []
-    )
+    needed = {"sft": False, "align": recipe.groups is None}
+    trained = [name for name in needed if getattr(recipe, name) is not None]
+    assert [loss.needs_rejected for loss in losses] == [needed[name] for name in trained]
+    assert bool(trained) == engine.serves_checkpoints
     assert environment.startswith(recipe.environment["name"])
     departs = recipe.protocol.example is not None or recipe.protocol.max_turns is not None
     assert protocol.name == recipe.protocol.name + ("-custom" if departs else "")

@@ -21,9 +21,9 @@ TRAINED_BY_TRL = (
 
 @command(
     "export",
-    "runs/demo --to trl",
-    "runs/demo --to datasets --output data/demo",
-    "runs/demo --to hub --repo me/demo-tlm-dre",
+    "runs/demo-then --to trl",
+    "runs/demo-then --to datasets --output data/demo",
+    "runs/demo-then --to hub --repo me/demo-tlm-dre",
     panel="Look",
 )
 def export(

@@ -21,17 +21,17 @@ STAGES = {
     "collect": (
         "Collect trajectories: the expert's, and the SFT policy's own once it is trained.",
         "recipes/scienceworld_tlm-dre_demo.yaml",
-        "runs/demo --dry-run",
+        "runs/demo-scienceworld --dry-run",
     ),
     "pair": (
         "Make the rows of the alignment: pairs of the expert over the policy's own failures, or single episodes.",
-        "runs/demo",
-        "runs/demo --dry-run --json",
+        "runs/demo-then",
+        "runs/demo-then --dry-run --json",
     ),
     "train": (
         "Train SFT on the expert's trajectories, and the alignment once there are pairs.",
-        "runs/demo",
-        "runs/demo --dry-run",
+        "runs/demo-scienceworld",
+        "runs/demo-scienceworld --dry-run",
     ),
 }
 """Commands that do a part of the loop: help and examples."""
@@ -39,30 +39,35 @@ STAGES = {
 
 @command(
     "run",
+    "demo",
+    "demo seed=1 name=demo-1",
     "recipes/scienceworld_tlm-dre_demo.yaml --dry-run",
-    "recipes/scienceworld_tlm-dre_demo.yaml seed=1 name=demo-1",
     "runs/demo",
     panel="The loop",
 )
 def run(
     source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
-    """Do the whole loop of a recipe; a second call goes on where the first one stopped."""
+    """Do the whole loop of a recipe, and then of the one in `then`; a second call goes on where the first stopped."""
+    from perturn.data.run_folder import resolve_recipe
     from perturn.report import write_report
+    from perturn.run.following import in_order
     from perturn.run.loop import open_run, run_stages
 
     if dry_run:
         show_plan(source, overrides, None, as_json)
         return
-    with open_run(source, overrides or []) as opened:
-        run_stages(opened)
-        report_file = write_report(opened.folder)
-    if as_json:
-        typer.echo(opened.paths.summary.read_text(encoding="utf-8").rstrip())
-        return
-    print_summary(json.loads(opened.paths.summary.read_text(encoding="utf-8")))
-    results.print(f"report:  {report_file}", soft_wrap=True)
-    results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
+    for recipe in in_order(resolve_recipe(source, overrides or [])):
+        with open_run(recipe) as opened:
+            run_stages(opened)
+            report_file = write_report(opened.folder)
+        summary = opened.paths.summary.read_text(encoding="utf-8")
+        if as_json:
+            typer.echo(summary.rstrip())
+            continue
+        print_summary(json.loads(summary))
+        results.print(f"report:  {report_file}", soft_wrap=True)
+        results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
 
 
 def _stage_command(name: str, says: str, *examples: str) -> None:
@@ -99,14 +104,18 @@ for _name, _says in STAGES.items():
 
 def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
     """Print what a recipe would do, and exit with 1 if it could not."""
+    from perturn.data.run_folder import resolve_recipe
+    from perturn.run.following import planned
     from perturn.run.plan import make_plan, print_plan
 
-    plan = make_plan(source, overrides or [], name)
-    if as_json:
-        say_json(plan.to_dict())
-    else:
-        print_plan(plan, results)
-    if plan.problems:
+    recipe = resolve_recipe(source, overrides or [])
+    plans = [make_plan(each, [], name) for each in (planned(recipe) if name is None else [recipe])]
+    for plan in plans:
+        if as_json:
+            say_json(plan.to_dict())
+        else:
+            print_plan(plan, results)
+    if any(plan.problems for plan in plans):
         raise typer.Exit(1)
 
 

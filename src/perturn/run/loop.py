@@ -23,6 +23,7 @@ from perturn.memory import release_memory
 from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
 from perturn.run.correct import check_corrector
+from perturn.run.following import planned
 from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
@@ -184,6 +185,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
+    for follows in planned(recipe)[1:2] if command is None else ():
+        check(follows)
     engine = engine_settings(recipe)
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)

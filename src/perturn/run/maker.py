@@ -183,7 +183,16 @@ def find_maker(recipe: Recipe) -> Maker | None:
     Raises:
         ConfigError: If this version cannot read that run's recipe.
     """
-    model = Path(os.path.abspath(user_path(recipe.model.name, "model.name")))
+    return made_by(recipe.model.name)
+
+
+def made_by(name: str) -> Maker | None:
+    """Return the run in whose checkpoints a model lies, by the name of the model; None: it lies in none.
+
+    Raises:
+        ConfigError: If this version cannot read that run's recipe.
+    """
+    model = Path(os.path.abspath(user_path(name, "model.name")))
     paths = RunPaths(model.parent.parent)
     if model != paths.checkpoint(model.name) or not paths.is_run:
         return None

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from perturn.envs import ENVIRONMENTS
@@ -14,10 +15,13 @@ from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
+from perturn.policy.names import PACKAGED
+from perturn.run.maker import made_by
 from perturn.run.panels import choose_tasks
 from perturn.settings.parsing import apply_overrides, parse
-from perturn.settings.recipe import Recipe
+from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Tasks
+from perturn.settings.shipped import shipped_recipe
 from perturn.types import Environment, Task
 
 EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
@@ -46,7 +50,8 @@ def scoring_recipe(
         environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
         split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Name of the rules; None: the environment's own, else a plain instruction and 30 turns.
+        protocol: Name of the rules; None: those that the policy was trained under, if a run trained it in this
+            environment, else the environment's own, else a plain instruction and 30 turns.
         overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
 
     Raises:
@@ -57,7 +62,8 @@ def scoring_recipe(
     with closing_world(environment_maker(data["environment"])()) as env:
         panel = scored_panel(env, split, n)
         first = choose_tasks(env, Tasks(panel.split))[0]
-        data["protocol"] = rules_for(protocol, environment, env, first)
+        learned = None if protocol else learned_rules(model, environment)
+        data["protocol"] = learned or rules_for(protocol, environment, env, first)
     data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
     apply_overrides(data, [word for word in overrides if word.startswith("protocol.")])
     if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
@@ -82,6 +88,26 @@ def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
         else:
             return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
     raise ConfigError(f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own.")
+
+
+def learned_rules(model: str, environment: str) -> dict[str, Any] | None:
+    """Return the section `protocol` of the recipe that trained a policy in an environment; None: none is known.
+
+    Args:
+        model: A policy that comes with the package, or the folder of one among the checkpoints of a run.
+        environment: Its name in a recipe.
+
+    Raises:
+        ConfigError: If this version cannot read that recipe.
+    """
+    if model in PACKAGED:  # made by the recipe of its name, which comes with the package too
+        recipe: Recipe | None = read_recipe(shipped_recipe(model) or Path(model))
+    else:
+        maker = made_by(model)
+        recipe = maker.recipe if maker else None
+    if recipe is None or recipe.protocol is None or (recipe.environment or {}).get("name") != environment:
+        return None
+    return {key: value for key, value in asdict(recipe.protocol).items() if value is not None}
 
 
 def rules_for(protocol: str | None, environment: str, env: Environment, task: Task) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
         settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         yield from _settings(settings, type(value), where)
     elif isinstance(value, Mapping):
-        kind = next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        parts = [each for each in (hint, *typing.get_args(hint)) if isinstance(each, type)]
+        kind = next(filter(dataclasses.is_dataclass, parts), None)
         if kind is not None:
             yield from _settings(value, kind, where)
 

@@ -86,6 +86,9 @@ class Recipe:
     iterations: Annotated[int, COUNT] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
     times; online learning many times."""
+    then: Annotated[Section | None, EFFORT] = None
+    """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
+    `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
     deterministic: bool = False
     """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step, each such block together
     from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""

@@ -204,6 +204,10 @@ def _recipe_file(name: str, beside: Path) -> Path:
 
 def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     """The study with the methods that are always there, its baseline, and its environments by name."""
+    if recipe.get("then") is not None:
+        raise ConfigError(
+            "a study compares runs of one recipe; leave `then` out of it, and give that a study of its own."
+        )
     usual = {"base": BASE} | ({"sft": SFT} if recipe.get("sft") is not None else {})
     methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
     baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)

@@ -15,8 +15,8 @@ from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.places import CLOSED, LIKELY, TREATED_AT
 from perturn.envs.alfworld.text import kind_of_id, name_entities
 
-SPLITS = {"train": 600, "valid_seen": 60, "valid_unseen": 60}
-"""Split -> how many games it has."""
+SPLITS = {"train": 600, "valid_seen": 600, "valid_unseen": 600}
+"""Split -> how many games it has, unless a setting says otherwise."""
 
 _LAYOUTS = 20
 """Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has as many others."""

@@ -32,7 +32,11 @@ class ALFWorldLike(GamesTaught):
     protocol: ClassVar[str] = "alfworld-eto"
 
     def __init__(
-        self, grammar: str = "0.4", kinds: tuple[str, ...] = (), train_games: int = SPLITS["train"]
+        self,
+        grammar: str = "0.4",
+        kinds: tuple[str, ...] = (),
+        train_games: int = SPLITS["train"],
+        valid_games: int = SPLITS["valid_seen"],
     ) -> None:
         """Check the settings.
 
@@ -40,17 +44,19 @@ class ALFWorldLike(GamesTaught):
             grammar: How commands are said, as for `ALFWorld`.
             kinds: Kinds of tasks to list. Empty is all six.
             train_games: Games of `train`. The first ones are those of a smaller number.
+            valid_games: Games of `valid_seen`, and as many of `valid_unseen`.
         """
-        if train_games < 1:
-            raise ConfigError(f"train_games must be >= 1, got {train_games}.")
+        for name, games in (("train_games", train_games), ("valid_games", valid_games)):
+            if games < 1:
+                raise ConfigError(f"{name} must be >= 1, got {games}.")
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"
-        self._sizes = SPLITS | {"train": train_games}
+        self._sizes = {"train": train_games, "valid_seen": valid_games, "valid_unseen": valid_games}
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split: `train` (600, or `train_games`), `valid_seen` (60) or `valid_unseen` (60)."""
+        """All tasks of a split: `train` (`train_games`), `valid_seen` or `valid_unseen` (`valid_games` each)."""
         check_known("split", split, SPLITS, "alfworld-like")
         return [
             Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
