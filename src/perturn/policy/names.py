@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache import cache_folder
-from perturn.errors import ModelError
+from perturn.errors import ModelError, closest
 from perturn.io.reading import user_path
 from perturn.io.writing import replacing
 from perturn.table import locate
@@ -41,7 +41,8 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         say: Told what is done before anything slow starts.
 
     Raises:
-        ModelError: If the folder holds no model, or the bundled package or peft is missing.
+        ModelError: If the folder holds no model, the name is that of a bundled model but for its spelling, or the
+            bundled package or peft is missing.
     """
     if name in BUNDLED:
         return str(convert_bundled(name, say))
@@ -56,7 +57,17 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         return str(folder)
     if is_local(name):
         raise ModelError(f"model folder {name!r} does not exist. {model_help()}")
+    if (meant := _misspelt(name)) is not None:
+        raise ModelError(f"unknown model {name!r}. Did you mean {meant!r}? {model_help()}")
     return name
+
+
+def _misspelt(name: str) -> str | None:
+    """The bundled model that a name without an owner is meant for, so that no network is asked for it."""
+    if "/" in name:
+        return None
+    begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))
+    return closest(name, BUNDLED, cutoff=0.7) or next(begun, None)
 
 
 @dataclass(frozen=True)

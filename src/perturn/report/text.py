@@ -47,11 +47,22 @@ def count(value: Any) -> str:
     return f"{value:,}" if is_number(value) else str(value)
 
 
+def is_identical(comparison: Mapping[str, Any]) -> bool:
+    """Whether both sides score the same on every task, so that there is nothing to test."""
+    return bool(comparison["n"] == comparison["ties"])
+
+
 def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
     """A paired comparison in words: the verdict and its evidence; None if there is none."""
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
+    if is_identical(comparison):
+        tasks = "the only task" if n == 1 else f"each of the {n} tasks"
+        return (
+            f"{a} and {b} have identical scores.",
+            f"Both score the same on {tasks}, so there is no difference to test; more tasks may tell them apart.",
+        )
     low, high = comparison["interval"]
     record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"
     exact = comparison["mcnemar_p_value"]
