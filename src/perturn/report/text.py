@@ -58,10 +58,10 @@ def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
     if is_identical(comparison):
-        tasks = "the only task" if n == 1 else f"each of the {n} tasks"
+        tasks = "the only task" if n == 1 else f"all {n} tasks"
         return (
-            f"{a} and {b} have identical scores.",
-            f"Both score the same on {tasks}, so there is no difference to test; more tasks may tell them apart.",
+            f"{a} is not distinguishable from {b}: their scores are identical on {tasks}.",
+            "There is no difference to test; more tasks may tell them apart.",
         )
     low, high = comparison["interval"]
     record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"

@@ -96,10 +96,8 @@ PEERS: dict[str, Peer] = {
     "undesirable_weight": _loss("undesirable_weight", "The weight of undesirable episodes", "kto", "1.0"),
     "epsilon": _loss("clip_low", "The lower clip", "ppo-clip", "0.2"),
     "epsilon_high": _loss("clip_high", "The upper clip", "ppo-clip", "0.28"),
-    "delta": _loss("dual_clip", "The bound on the other side of the clip", "ppo-clip", "3.0"),
-    "importance_sampling_level": _loss(
-        "ratio", "The level of the importance ratio (token, turn or sequence)", "ppo-clip", "'sequence'"
-    ),
+    "delta": _loss("dual_clip", "The dual clip", "ppo-clip", "3.0"),
+    "importance_sampling_level": _loss("ratio", "The level of the ratio", "ppo-clip", "'sequence'"),
     "use_weighting": _same("Weights of turns come from a credit; `perturn list credits` shows them."),
     **_each(
         "ld_alpha discopop_tau cpo_alpha simpo_gamma sapo_temperature_neg sapo_temperature_pos vespo_k_neg "
