@@ -106,7 +106,6 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare scores task by task: run against run, or the policies of one run with each other."""
-    from perturn.report.text import is_identical
     from perturn.report.versus import compare_runs
 
     found = compare_runs([existing(run) or run for run in runs])
@@ -120,10 +119,9 @@ def compare(
                 results.print(f"{each.a} against {each.b}: not compared: {each.refused}", markup=False)
             for line in each.differs:
                 results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
-        tested = [each for each in found if each.row and not is_identical(each.row)]
-        if len(tested) > 1:
+        if len(found) > 1:
             results.print(
-                f"{len(tested)} comparisons; no p-value is adjusted for their number.",
+                f"{len(found)} comparisons; no p-value is adjusted for their number.",
                 style="dim",
                 markup=False,
             )

@@ -47,17 +47,12 @@ def count(value: Any) -> str:
     return f"{value:,}" if is_number(value) else str(value)
 
 
-def is_identical(comparison: Mapping[str, Any]) -> bool:
-    """Whether both sides score the same on every task, so that there is nothing to test."""
-    return bool(comparison["n"] == comparison["ties"])
-
-
 def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
     """A paired comparison in words: the verdict and its evidence; None if there is none."""
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
-    if is_identical(comparison):
+    if comparison["ties"] == n:
         tasks = "the only task" if n == 1 else f"all {n} tasks"
         return (
             f"{a} is not distinguishable from {b}: their scores are identical on {tasks}.",
