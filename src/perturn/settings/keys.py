@@ -46,7 +46,9 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(part)
 
 
-def unknown_key(key: str, value: Any, siblings: Sequence[str], every: Iterable[str]) -> str:
+def unknown_key(
+    key: str, value: Any, siblings: Sequence[str], every: Iterable[str], typed: str | None = None
+) -> str:
     """Return the message about a key that does not exist, with the key that was meant.
 
     Args:
@@ -54,8 +56,9 @@ def unknown_key(key: str, value: Any, siblings: Sequence[str], every: Iterable[s
         value: Its value; a mapping with a single key tells the rest of an override such as `align.los.name=dpo`.
         siblings: Dotted keys that its section has.
         every: All dotted keys of the recipe.
+        typed: The whole key as it was written, which the message then shows; None: the key.
     """
-    said, last = f"unknown key {key[:_LONGEST]!r}.", key.rpartition(".")[2]
+    said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if (peer := PEERS.get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest = list(every), _rest(value)
