@@ -78,11 +78,11 @@ def test_the_navigation_marks_where_the_reader_is(visit, file):
     with visit(file) as tab:
         assert texts(tab, marked) == ["Result"]
         tab.click(".top nav a[href='#training']")
-        tab.wait_for_function("document.querySelector('.top nav [aria-current]').textContent === 'Training'")
+        tab.wait_for_selector(f"{marked}:text-is('Training')")
         tab.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-        tab.wait_for_function("document.querySelector('.top nav [aria-current]').textContent === 'Recipe'")
+        tab.wait_for_selector(f"{marked}:text-is('Recipe')")
         tab.click(".top nav a[href='#episodes']")
-        tab.wait_for_function("document.querySelector('.top nav [aria-current]').textContent === 'Episodes'")
+        tab.wait_for_selector(f"{marked}:text-is('Episodes')")
         assert texts(tab, marked) == ["Episodes"]
     with visit(file, VIEWS["episode"]) as tab:
         assert texts(tab, marked) == ["Episodes"]

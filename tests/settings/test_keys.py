@@ -66,7 +66,7 @@ def test_a_key_of_another_section_is_sent_there(word, says):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("align.loss=dpo", "align.loss must be a section with a name, got 'dpo'; write align.loss.name=dpo."),
+        ("align.loss=dpo", "align.loss must be a valid dictionary, got 'dpo'. Write align.loss.name=dpo."),
         ("align=dpo", "align must be a section of settings, such as align.loss=..., got 'dpo'."),
         ("model=none", "model must be a section of settings, such as model.name=..., got 'none'."),
     ],

@@ -57,17 +57,21 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         return str(folder)
     if is_local(name):
         raise ModelError(f"model folder {name!r} does not exist. {model_help()}")
-    if (meant := _misspelt(name)) is not None:
-        raise ModelError(f"unknown model {name!r}. Did you mean {meant!r}? {model_help()}")
+    refuse_misspelt(name)
     return name
 
 
-def _misspelt(name: str) -> str | None:
-    """The bundled model that a name without an owner is meant for, so that no network is asked for it."""
-    if "/" in name:
-        return None
+def refuse_misspelt(name: str) -> None:
+    """Refuse a name that is meant for a bundled model, before a network is asked for it.
+
+    Raises:
+        ModelError: Naming the bundled model.
+    """
+    if name in BUNDLED or "/" in name or is_local(name):
+        return
     begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))
-    return closest(name, BUNDLED, cutoff=0.7) or next(begun, None)
+    if (meant := closest(name, BUNDLED, cutoff=0.7) or next(begun, None)) is not None:
+        raise ModelError(f"unknown model {name!r}. Did you mean {meant!r}? {model_help()}")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,13 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def unknown_key(
-    key: str, value: Any, siblings: Sequence[str], every: Iterable[str], typed: str | None = None
+    key: str,
+    value: Any,
+    siblings: Sequence[str],
+    every: Iterable[str],
+    *,
+    further: Sequence[str] = (),
+    typed: str | None = None,
 ) -> str:
     """Return the message about a key that does not exist, with the key that was meant.
 
@@ -56,18 +62,19 @@ def unknown_key(
         value: Its value; a mapping with a single key tells the rest of an override such as `align.los.name=dpo`.
         siblings: Dotted keys that its section has.
         every: All dotted keys of the recipe.
+        further: Keys that the section has too, such as `name`, and that are not listed.
         typed: The whole key as it was written, which the message then shows; None: the key.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if (peer := PEERS.get(last)) is not None:
         return f"{said} {peer.in_recipe}"
-    known, rest = list(every), _rest(value)
-    if closest(key, siblings, cutoff=0.75) is None and (places := _elsewhere(key, rest, known)):
+    known, rest, here = list(every), _rest(value), [*siblings, *further]
+    if closest(key, here, cutoff=0.75) is None and (places := _elsewhere(key, rest, known)):
         return f"{said} Did you mean {' or '.join(map(repr, places))}?"
-    meant = closest(key, siblings)
-    guess, listed = did_you_mean(key, siblings).split(" Known:", 1)
+    meant = closest(key, here)
+    guess = f" Did you mean {meant!r}?" if meant else ""
     full = f" In full: {_completed(meant, rest, known)}." if meant and rest else ""
-    return f"{said}{guess}{full} Known:{listed}"
+    return f"{said}{guess}{full} Known: {', '.join(sorted(siblings)) or 'none'}."
 
 
 def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:

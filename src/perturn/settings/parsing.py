@@ -79,9 +79,10 @@ def parse(
     hints, marked = typing.get_type_hints(source), typing.get_type_hints(source, include_extras=True)
     for key, value in data.items():
         if str(key) not in settings:
-            known = [_join(where, name) for name in (*also, *settings)]
+            known = [_join(where, name) for name in settings]
             every = known if top is None else keys_of(top)
-            raise ConfigError(unknown_key(_join(where, str(key)), value, known, every))
+            further = [_join(where, name) for name in also]
+            raise ConfigError(unknown_key(_join(where, str(key)), value, known, every, further=further))
         if any(isinstance(mark, EntryOf) for mark in marks(marked.get(str(key)))):
             _require_name(value, _join(where, str(key)))
     for name, item in settings.items():
@@ -117,7 +118,7 @@ def _require_name(section: Any, where: str) -> None:
             raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))
     elif section is not None:
         raise ConfigError(
-            f"{where} must be a section with a name, got {section!r:.200}; write {where}.name={section!s:.80}."
+            f"{where} must be a valid dictionary, got {section!r:.200}. Write {where}.name={section!s:.80}."
         )
 
 

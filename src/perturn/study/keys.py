@@ -56,7 +56,7 @@ def _refuse(where: str, keys: Iterable[Any]) -> None:
         first, *below = key.split(".")
         if first not in known:
             value = reduce(_within, reversed(below), None)
-            raise ConfigError(f"{where}: {unknown_key(first, value, known, keys_of(Recipe), key)}")
+            raise ConfigError(f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
         for own, instead in _OF_THE_STUDY.items():
             if f"{key}.".startswith(f"{own}."):
                 raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
