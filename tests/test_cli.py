@@ -473,7 +473,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_play(
 
 
 def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
-    """As with Ctrl-D: nothing goes on from there, so nothing says so."""
+    """The code is the usual one; nothing goes on from there, so nothing says so."""
 
     def stop(_):
         raise KeyboardInterrupt
@@ -482,8 +482,23 @@ def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
 
     code, output, notices = perturn("play", "own_environment:GuessNumber")
 
-    assert (code, notices) == (0, "")
+    assert (code, notices) == (130, "")
     assert "you left; nothing is kept" in output
+
+
+def test_a_person_is_told_how_to_leave_and_leaves_with_ctrl_d(perturn, own_environment, monkeypatch):
+    """It stands above the task."""
+
+    def end(_):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+
+    code, output, notices = perturn("play", "own_environment:GuessNumber")
+
+    assert (code, notices) == (0, "")
+    assert output.index("To leave, press Ctrl-D") < output.index("Guess it.")
+    assert output.endswith("you left; nothing is kept\n")
 
 
 def test_a_run_that_scores_nothing_shows_no_empty_table(capsys):

@@ -13,6 +13,8 @@ _SHOWN = 3
 """Reasons to refuse rows that a message has, and rows that it names for each."""
 _VARIES = re.compile(r"'[^']*'|\d+")
 """The parts of a reason that depend on the row: numbers, and names in quotes."""
+_JOINT = re.compile(r"[_\s-]+")
+"""What joins the parts of a name; nobody remembers which."""
 _LONGEST = 2000
 """Characters of a message; what it quotes from a file or a world may have any length."""
 
@@ -79,11 +81,35 @@ class BudgetError(RunError):
     """The budget of a run is spent; all that was recorded is kept."""
 
 
+def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return the known word that is most like a word, if one is like it.
+
+    Upper and lower case, `_`, `-` and spaces count as equal. Of dotted keys, the sections that all of them share are
+    not compared: otherwise any two keys of a deep section would be alike.
+
+    Args:
+        word: Such as `align.loss.nam`.
+        known: Such as the keys of that section.
+        cutoff: Least share of characters that both have in common, from 0 to 1.
+    """
+    known = list(known)
+    section = word[: word.rfind(".") + 1]
+    if not all(each.startswith(section) for each in known):
+        section = ""
+    plain = {_plain(each[len(section) :]): each for each in reversed(known)}
+    found = difflib.get_close_matches(_plain(word[len(section) :]), plain, n=1, cutoff=cutoff)
+    return plain[found[0]] if found else None
+
+
+def _plain(word: str) -> str:
+    return _JOINT.sub("-", word.casefold())
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Sentence that names the closest known word and lists all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(word, known)
+    guess = f" Did you mean {close!r}?" if close else ""
     return f"{guess} Known: {', '.join(known) or 'none'}."
 
 

@@ -72,6 +72,24 @@ def test_a_click_on_a_head_sorts_the_table(visit, file):
         assert tab.locator("th[aria-sort=ascending]").count() == 1
 
 
+def test_the_navigation_marks_where_the_reader_is(visit, file):
+    """A section by its link and by scrolling, the list of episodes, and the first section at the start."""
+    marked = ".top nav a[aria-current]"
+    with visit(file) as tab:
+        assert texts(tab, marked) == ["Result"]
+        tab.click(".top nav a[href='#training']")
+        tab.wait_for_selector(f"{marked}:text-is('Training')")
+        tab.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        tab.wait_for_selector(f"{marked}:text-is('Recipe')")
+        tab.click(".top nav a[href='#episodes']")
+        tab.wait_for_selector(f"{marked}:text-is('Episodes')")
+        assert texts(tab, marked) == ["Episodes"]
+    with visit(file, VIEWS["episode"]) as tab:
+        assert texts(tab, marked) == ["Episodes"]
+    with visit(file, "#data") as tab:
+        assert texts(tab, marked) == ["Data"]
+
+
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [

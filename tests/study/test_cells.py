@@ -123,6 +123,14 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["seeds=[]"], "seeds is empty"),
         (["methods.dpo.credti=null"], "methods.dpo: unknown key 'credti'. Did you mean 'credit'?"),
         (["methods.dpo={expolre.samples: null}"], "unknown key 'expolre.samples'. Did you mean 'explore'?"),
+        (
+            ["methods.dpo={algin.los.nam: dpo}"],
+            "'algin.los.nam'. Did you mean 'align'? In full: align.loss.name.",
+        ),
+        (
+            ["methods.dpo={beta: 0.1}"],
+            "methods.dpo: unknown key 'beta'. beta is a setting of the loss: write align",
+        ),
         (["methods.dpo.sweep={algin.loss: [1, 2]}"], "methods.dpo.sweep: unknown key 'algin.loss'."),
         (["by_seed={paire.threshold: [null]}"], "by_seed: unknown key 'paire.threshold'."),
         (["sweep={paire.threshold: [1]}"], "sweep: unknown key 'paire.threshold'."),

@@ -207,6 +207,52 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
     )
 
 
+BETWEEN = """
+import signal, sys
+from perturn.data.run_folder import Run
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
+
+run = Run(parse(Recipe, {recipe!r}))
+run.planned = ["expert", "sft"]
+for name in {stages!r}:
+    with run.stage(name):
+        pass
+print("begun", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("stages", [[], ["expert"]])
+def test_a_run_killed_between_stages_is_dead(stages, recipe, tmp_path):
+    """Or before its first stage: it works until the kill, and nobody else has told that it ended."""
+    code = BETWEEN.format(recipe=RECIPE | {"output": str(tmp_path)}, stages=stages)
+    folder = run_folder(recipe)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "begun\n"
+        alive = Watcher(folder).look()
+        process.kill()
+        process.wait()
+        dead = Watcher(folder).look()
+
+    assert (alive.state, alive.is_well) == ("running", True)
+    assert (dead.state, dead.is_well) == ("died", False)
+    assert f"its process {process.pid} is gone without a word" in dead.says
+    assert f"`perturn run {folder}` goes on from there." in dead.says
+
+
+def test_a_run_that_was_left_with_stages_to_do_is_not_dead(recipe):
+    """As after `perturn collect`, whose later stages wait for a training."""
+    with Run(recipe) as run:
+        run.planned = ["expert", "explore"]
+        with run.stage("expert"):
+            pass
+
+    state = Watcher(run.folder).look()
+
+    assert (state.state, state.is_well) == ("idle", True)
+
+
 def test_a_killed_process_that_nobody_waits_for_is_dead(worker, recipe):
     """A zombie has its process id still."""
     worker.send_signal(signal.SIGKILL)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from perturn.cli import begin, credits, give, loop, score, see, study
-from perturn.cli._base import app
+from perturn.cli._base import STOPPED, app
 from perturn.errors import PerturnError
 from perturn.io.writing import is_storage_error, storage_error
 from perturn.run.progress import console as notices
-
-_STOPPED = 130
-"""Exit code of Ctrl-C, which typer already makes of it."""
 
 __all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see", "study"]
 
@@ -26,7 +25,8 @@ def main() -> None:
         notices.print(said, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
     except (KeyboardInterrupt, SystemExit) as ended:
-        if getattr(ended, "code", _STOPPED) != _STOPPED:
+        if getattr(ended, "code", STOPPED) != STOPPED:
             raise
-        notices.print("stopped; the same command goes on from here")
-        raise SystemExit(_STOPPED) from None
+        if sys.argv[1:2] != ["play"]:  # a person's episode is over
+            notices.print("stopped; the same command goes on from here")
+        raise SystemExit(STOPPED) from None

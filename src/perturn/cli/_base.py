@@ -19,6 +19,9 @@ from perturn.run.progress import console as notices
 
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
 
+STOPPED = 130
+"""Exit code of Ctrl-C, which typer already makes of it."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,

@@ -12,6 +12,7 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
+    from perturn.report.headline import headline
     from perturn.report.text import cost_lines, interval, number, protocol_line
 
     if not summary["policies"]:
@@ -37,6 +38,8 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
     for sentence in cost_lines(summary["policies"]):
         results.print(sentence, style="dim", markup=False, soft_wrap=True)
+    if (line := headline(summary)) is not None:
+        results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
     print_comparison(summary["comparison"])
 
 

@@ -9,7 +9,7 @@ import typer
 
 from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
 from perturn.cli.see import list_table
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, did_you_mean
 from perturn.run.progress import console as notices
 
 
@@ -92,6 +92,8 @@ def convert(
     model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
 ) -> None:
     """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
-    from perturn.policy.names import resolve_model
+    from perturn.policy.names import BUNDLED, resolve_model
 
+    if model not in BUNDLED:
+        raise ConfigError(f"no bundled model is named {model!r}.{did_you_mean(model, BUNDLED)}")
     results.print(resolve_model(model, notices.print), soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perturn.cli._base import AsJson, DryRun, Overrides, command, existing, results, say_json
+from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, existing, results, say_json
 from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop import show_plan
 from perturn.errors import ConfigError
@@ -133,6 +133,7 @@ def compare(
     "play",
     "scienceworld",
     "docs/examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
+    codes="0 played, or left with Ctrl-D; 2 a mistake; 130 left with Ctrl-C.",
     panel="Look",
 )
 def play(
@@ -147,7 +148,7 @@ def play(
         Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
     ] = None,
 ) -> None:
-    """Play a task yourself, with what a policy would see. Ctrl-D ends it."""
+    """Play a task yourself, with what a policy would see. Ctrl-D leaves it."""
     from perturn.data.store import TrajectoryStore
     from perturn.run.by_hand import play_by_hand
     from perturn.run.score import scoring_recipe
@@ -157,10 +158,14 @@ def play(
         # Before the play, so that an output that cannot be written costs no episode.
         file = None if output is None else user_path(output, "output")
         store = None if file is None else opened.enter_context(TrajectoryStore(file))
+        results.print(
+            "Type an action and press Enter. To leave, press Ctrl-D (or Ctrl-C); nothing is kept then.\n"
+        )
         try:
             played = play_by_hand(recipe, task, _ask, _show)
-        except KeyboardInterrupt:  # as Ctrl-D: nothing goes on from here
-            played = None
+        except KeyboardInterrupt:
+            results.print("\nyou left; nothing is kept")
+            raise typer.Exit(STOPPED) from None
         if played is None:
             results.print("\nyou left; nothing is kept")
             return

@@ -94,7 +94,7 @@ def inspect(
     "runs/demo",
     "runs/demo --once",
     "runs/demo --once --json",
-    codes="0 it works, or has finished; 1 it died or failed, or an alarm is on; 2 no such run.",
+    codes="0 it works, has finished or was stopped by its user; 1 it died or failed, or an alarm is on; 2 no such run.",
     panel="Look",
 )
 def watch(

@@ -1,6 +1,7 @@
 """The lock of a run folder: one process at a time writes in it.
 
-Locked is an empty file. Who holds it stands in another beside it, which is for messages alone.
+Locked is an empty file. Who holds it stands in another beside it, for messages and for those who watch: a process that
+is killed leaves it there.
 """
 
 from __future__ import annotations

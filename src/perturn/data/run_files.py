@@ -109,6 +109,14 @@ class Progress(TypedDict):
     error: NotRequired[str]
 
 
+class Holder(TypedDict):
+    """`.holder`: the process that has the run folder; it is removed when the folder is left."""
+
+    host: str
+    pid: Annotated[int, Field(ge=0, lt=2**31)]
+    since: Amount
+
+
 class Departure(TypedDict):
     """A setting in which a run is not its protocol."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sized
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -13,8 +13,9 @@ from transformers import TrainingArguments, get_scheduler
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, closest
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
+from perturn.settings.peers import PEERS
 from perturn.settings.sections import Sft, Train
 
 _MANY_STEPS = 1_000_000
@@ -93,6 +94,18 @@ class TurnConfig(TrainingArguments):
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
+
+    def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
+        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest.
+
+        Raises:
+            ConfigError: Naming the first one.
+        """
+        known = {each.name for each in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(_unknown_setting(name, known))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check what can be checked without data.
@@ -176,6 +189,25 @@ class TurnConfig(TrainingArguments):
                 f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}: "
                 f"{type(error).__name__}: {error}. Take one that needs no others, such as cosine."
             ) from error
+
+
+def _unknown_setting(name: str, known: Collection[str]) -> str:
+    """Return the message about a setting that `TurnConfig` lacks: what to write instead, or what was meant."""
+    said = f"unknown setting {name!r} of TurnConfig."
+    if (peer := PEERS.get(name)) is not None:
+        return f"{said} {peer.in_config}"
+    meant = closest(name, known, cutoff=0.6)
+    return (
+        f"{said} Did you mean {meant!r}?"
+        if meant
+        else f"{said} It has those of TrainingArguments and {_OWN}."
+    )
+
+
+_OWN = ", ".join(
+    sorted({each.name for each in fields(TurnConfig)} - {each.name for each in fields(TrainingArguments)})
+)
+"""Settings that `TrainingArguments` has not."""
 
 
 def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache import cache_folder
-from perturn.errors import ModelError
+from perturn.errors import ModelError, closest
 from perturn.io.reading import user_path
 from perturn.io.writing import replacing
 from perturn.table import locate
@@ -44,7 +44,8 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         say: Told what is done before anything slow starts.
 
     Raises:
-        ModelError: If the folder holds no model, or the bundled package or peft is missing.
+        ModelError: If the folder holds no model, the name is that of a bundled model but for its spelling, or the
+            bundled package or peft is missing.
     """
     if name in PACKAGED:
         return str(PACKAGED[name])
@@ -61,7 +62,21 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         return str(folder)
     if is_local(name):
         raise ModelError(f"model folder {name!r} does not exist. {model_help()}")
+    refuse_misspelt(name)
     return name
+
+
+def refuse_misspelt(name: str) -> None:
+    """Refuse a name that is meant for a bundled model, before a network is asked for it.
+
+    Raises:
+        ModelError: Naming the bundled model.
+    """
+    if name in BUNDLED or "/" in name or is_local(name):
+        return
+    begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))
+    if (meant := closest(name, BUNDLED, cutoff=0.7) or next(begun, None)) is not None:
+        raise ModelError(f"unknown model {name!r}. Did you mean {meant!r}? {model_help()}")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
     Args:
         run: The run folder.
-        others: Further runs, shown beside the first and compared with it.
+        others: Further runs, shown beside the first and compared with it; a folder that is named twice counts once.
         output: The page; None: `report.html` in the folder, or beside it where there are several runs.
 
     Returns:
@@ -49,7 +49,10 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
         RunError: As for `summarize`, or a file cannot be written.
         DataError: As for `summarize`.
     """
-    paths = list(dict.fromkeys((run, *others)))
+    named: dict[Path, Path] = {}
+    for path in (run, *others):
+        named.setdefault(path.resolve(), path)
+    paths = list(named.values())
     runs = [read_run(path) for path in paths]
     summaries = [summary_of(each) for each in runs]
     html = page(runs, summaries)

@@ -11,6 +11,7 @@ from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue
 from perturn.report.folder import RecordedRun
 from perturn.report.groups import shown_group
+from perturn.report.headline import headline
 from perturn.report.iterations import not_over, unbalanced, unit_of
 from perturn.report.sections import draw, sections
 from perturn.report.shell import ASSETS, fill
@@ -26,6 +27,7 @@ CODE = [
     for name in (
         *(
             "core",
+            "nav",
             "route",
             "data",
             "figures",
@@ -92,6 +94,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
             }
             for row in summary["policies"]
         ],
+        "headline": headline(summary),
         "sentence": text.comparison_sentences(summary["comparison"]),
         "seconds": summary["seconds"],
         "data": set_rows(run),

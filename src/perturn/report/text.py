@@ -52,6 +52,12 @@ def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
+    if comparison["ties"] == n:
+        tasks = "the only task" if n == 1 else f"all {n} tasks"
+        return (
+            f"{a} is not distinguishable from {b}: their scores are identical on {tasks}.",
+            "There is no difference to test; more tasks may tell them apart.",
+        )
     low, high = comparison["interval"]
     record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"
     exact = comparison["mcnemar_p_value"]

@@ -20,6 +20,7 @@ from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
+from perturn.policy.names import refuse_misspelt
 from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
 from perturn.run.correct import check_corrector
@@ -188,6 +189,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     for follows in planned(recipe)[1:2] if command is None else ():
         check(follows)
     engine = engine_settings(recipe)
+    if engine.serves_checkpoints and recipe.base is None:
+        refuse_misspelt(recipe.model.name)  # before torch is loaded
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.errors import ConfigError, did_you_mean
+from perturn.bounds import EntryOf, marks
+from perturn.errors import ConfigError, closest
 from perturn.io.reading import parse_yaml
 from perturn.io.scalars import quoting, text_of, value_of, value_of_key
+from perturn.settings.keys import keys_of, unknown_key, unknown_name
 
 T = TypeVar("T")
 
@@ -57,28 +59,36 @@ def to_yaml(recipe: Any) -> str:
     return yaml.dump(dataclasses.asdict(recipe), Dumper=_DUMPER, sort_keys=False)
 
 
-def parse(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
+def parse(
+    kind: type[T], data: Mapping[str, Any], where: str = "", *, also: Sequence[str] = (), root: Any = None
+) -> T:
     """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
 
     Args:
         kind: The class.
         data: Its keys and values, as YAML gives them.
         where: Dotted path of the mapping in the recipe, for messages.
+        also: Further keys that the section has, for messages.
+        root: The dataclass of the whole recipe, for messages; None: this one.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
     """
-    settings = _settings(kind)
-    hints = typing.get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
-    for key in map(str, data):
-        if key not in settings:
+    settings, top = _settings(kind), root or (None if where else kind)
+    source = kind if dataclasses.is_dataclass(kind) else kind.__init__
+    hints, marked = typing.get_type_hints(source), typing.get_type_hints(source, include_extras=True)
+    for key, value in data.items():
+        if str(key) not in settings:
             known = [_join(where, name) for name in settings]
-            unknown = _join(where, key)[:200]
-            raise ConfigError(f"unknown key {unknown!r}.{did_you_mean(unknown, known)}")
+            every = known if top is None else keys_of(top)
+            further = [_join(where, name) for name in also]
+            raise ConfigError(unknown_key(_join(where, str(key)), value, known, every, further=further))
+        if any(isinstance(mark, EntryOf) for mark in marks(marked.get(str(key)))):
+            _require_name(value, _join(where, str(key)))
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
-    values = {key: _value(hints.get(key, Any), value, _join(where, key)) for key, value in data.items()}
+    values = {key: _value(hints.get(key, Any), value, _join(where, key), top) for key, value in data.items()}
     try:
         return kind(**values)
     except ValueError as error:
@@ -95,9 +105,21 @@ def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> A
     """
     name = str(section.get("name"))
     if name not in table:
-        raise ConfigError(f"unknown {where}.name {name!r}.{did_you_mean(name, table)}")
+        raise ConfigError(unknown_name(where, name, table))
     settings = {key: value for key, value in section.items() if key != "name"}
-    return parse(table[name], settings, where)
+    return parse(table[name], settings, where, also=("name",))
+
+
+def _require_name(section: Any, where: str) -> None:
+    """Refuse a section that picks from a table by a misspelt `name`, or that is the name alone."""
+    if isinstance(section, Mapping):
+        found = (str(key) for key in section if closest(str(key), ["name"], cutoff=0.75))
+        if "name" not in section and (key := next(found, None)) is not None:
+            raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))
+    elif section is not None:
+        raise ConfigError(
+            f"{where} must be a valid dictionary, got {section!r:.200}. Write {where}.name={section!s:.80}."
+        )
 
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
@@ -108,7 +130,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
     }
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
     """One value -> the type its field declares."""
     _refuse_infinite(value, where)
     for part in (hint, *typing.get_args(hint)):
@@ -116,17 +138,25 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             if isinstance(value, str) and hasattr(part, "shorthand"):
                 value = {part.shorthand: value}
             if isinstance(value, Mapping):
-                return parse(part, value, where)
+                return parse(part, value, where, root=root)
     value = _typed(hint, value, where)
     try:
         found = TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
+            expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
     _refuse_infinite(found, where)  # a text may have become a number
     if isinstance(value, bool) and not isinstance(found, bool):  # so may true
         raise ConfigError(f"{where} must be a number, got {value}.")
     return found
+
+
+def _first_key(hint: Any) -> str:
+    """The first setting of the first dataclass of a type."""
+    part = next(each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each))
+    return dataclasses.fields(part)[0].name
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import reduce
 from typing import Any
 
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError
+from perturn.settings.keys import keys_of, unknown_key
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import VALUE
 from perturn.study.settings import SWEEP, Study
@@ -51,12 +53,18 @@ def _refuse(where: str, keys: Iterable[Any]) -> None:
     """Refuse keys whose first part is of no recipe, or that are the study's."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
-        first = key.partition(".")[0]
+        first, *below = key.split(".")
         if first not in known:
-            raise ConfigError(f"{where}: unknown key {key[:200]!r}.{did_you_mean(first, known)}")
+            value = reduce(_within, reversed(below), None)
+            raise ConfigError(f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
         for own, instead in _OF_THE_STUDY.items():
             if f"{key}.".startswith(f"{own}."):
                 raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
+
+
+def _within(value: Any, key: str) -> dict[str, Any]:
+    """A mapping with one key."""
+    return {key: value}
 
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:

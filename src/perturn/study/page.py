@@ -20,7 +20,7 @@ from perturn.study.verdicts import summary_of
 from perturn.study.wording import WORDS, p_value, points, sentences
 
 _OWN = Path(__file__).parent / "assets"
-_CODE = [*(ASSETS / f"{name}.js" for name in ("core", "figures", "tables")), _OWN / "study.js"]
+_CODE = [*(ASSETS / f"{name}.js" for name in ("core", "nav", "figures", "tables")), _OWN / "study.js"]
 _STYLES = [ASSETS / "base.css", ASSETS / "report.css"]
 
 

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ import psutil
 
 from perturn.data.outcomes import Outcome, parse_outcome
 from perturn.data.paths import begun
-from perturn.data.run_files import Manifest, Progress, parse_settings, read_note
+from perturn.data.run_files import Holder, Manifest, Progress, parse_settings, read_note
 from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.errors import RunError
 from perturn.io.reading import read_text
@@ -135,7 +135,7 @@ class Watcher:
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
         iterations = look_at_iterations(self._paths, done, self._rows)
-        state, says = _verdict(self._paths.folder, stages, now, progress)
+        state, says = _verdict(self._paths.folder, stages, now, progress, self._holder())
         return State(
             run=str(self._paths.folder),
             state=state,
@@ -173,6 +173,15 @@ class Watcher:
             return max(0.0, time.time() - self._paths.progress.stat().st_mtime)
         except OSError:
             return 0.0
+
+    def _holder(self) -> tuple[int, bool] | None:
+        """The process that took the folder and has not left it, and whether it lives; None: nobody has it."""
+        holder = read_note(self._paths.holder, Holder)
+        if holder is None:
+            return None
+        if holder["host"] != platform.node():
+            return holder["pid"], self._silence() < _SILENT_SECONDS
+        return holder["pid"], _lives(holder["pid"], lambda began: began <= holder["since"] + 1.0)
 
     def _current(self, progress: Mapping[str, Any]) -> Stage:
         """The stage that ran last, as its own process tells it."""
@@ -272,9 +281,21 @@ def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
 
 
 def _verdict(
-    folder: Path, stages: list[Stage], now: Stage | None, progress: Mapping[str, Any]
+    folder: Path,
+    stages: list[Stage],
+    now: Stage | None,
+    progress: Mapping[str, Any],
+    holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """The run's state, and what it means."""
+    """The run's state, and what it means.
+
+    Args:
+        folder: Of the run.
+        stages: Done, running and waiting.
+        now: The stage that ran last.
+        progress: What its process tells of it.
+        holder: The process that took the folder and has not left it, and whether it lives; None: nobody has it.
+    """
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")
@@ -287,8 +308,12 @@ def _verdict(
     waiting = [stage.name for stage in stages if stage.state != "done"]
     if not waiting and stages:
         return "finished", "finished"
-    if progress and waiting and _is_alive(progress):
-        return "running", f"between stages; next is {waiting[0]}"
+    following = f"next is {waiting[0]}" if waiting else "no stage has begun yet"
+    if holder is not None and holder[1]:
+        return "running", f"between stages; {following}"
+    if holder is not None:
+        gone = f"its process {holder[0]} is gone without a word"
+        return "died", f"died between stages: {gone}; {following}. {again}"
     left = f"waiting: {', '.join(waiting)}" if waiting else "nothing is done yet"
     return "idle", f"nobody works on it; {left}. {again}"
 
@@ -300,9 +325,15 @@ def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
     """
     if progress.get("host") != platform.node():
         return silence < _SILENT_SECONDS
+    began = progress.get("process_started")
+    return began is not None and _lives(progress.get("pid"), lambda at: abs(at - float(began)) < 1.0)
+
+
+def _lives(pid: Any, is_it: Callable[[float], bool]) -> bool:
+    """Whether a process of this machine runs, and is the one that is meant by the time at which it began."""
     try:
-        process = psutil.Process(int(progress["pid"]))
+        process = psutil.Process(int(pid))
         alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        return alive and abs(process.create_time() - float(progress["process_started"])) < 1.0
-    except (psutil.Error, KeyError, ValueError):
+        return alive and is_it(process.create_time())
+    except (psutil.Error, TypeError, ValueError):
         return False

@@ -8,8 +8,10 @@ async function follow() {
   byId("browser").hidden = isReport;
   if (isReport) {
     if (section) byId(section)?.scrollIntoView();
+    markSection();
     return;
   }
+  mark("#episodes");
   await openBrowser(view, params);
 }
 
@@ -20,6 +22,7 @@ function giveUp(error) {
 }
 
 watchTheme();
+watchSections();
 watchTables();
 watchFigures();
 window.addEventListener("hashchange", () => follow().catch(giveUp));
