@@ -95,7 +95,7 @@ def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]
     return list(groups.values())
 
 
-def refusal(name: str, refused: Sequence[tuple[int, str]]) -> str:
+def refusal(name: str, refused: Sequence[tuple[int | str, str]]) -> str:
     """Say which rows of a dataset are refused, for each reason the first of them, how many, and its first text."""
     groups = by_reason(refused, lambda row: row[1])
     found = []

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from perturn.audit.rows import rows_of
 from perturn.data.paths import RunPaths, checkpoint_of
+from perturn.data.rows import rows_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, read_manifest, refuse_damage
 from perturn.episodes.episode import misfit
@@ -199,8 +199,6 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)
-        if file and not user_path(file, f"{section}.file").is_file():
-            raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
         if file:
             can_be_written = None if renderer is None else partial(_check_row, renderer)
             deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
