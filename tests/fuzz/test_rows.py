@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 from hypothesis import given
+from perturn.audit.rows import read_each, read_rows
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
-from perturn.audit.rows import read_each, read_rows
 from perturn.data.messages import read_answer
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import read_pairs, read_trajectories

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perturn.data.shapes import listed, translate
-from perturn.data.texts import ADDS, ANSWERS, ASKS
+from perturn.data.texts import ADDS, ANSWERS, ASKS, is_transcript
 from perturn.errors import DataError
 from perturn.io.plain import fault, holds
 
@@ -78,8 +78,15 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
             unread.add(f"column {name}")
     if _is_filled([*read.values(), *others.values()], filled):
         read, others = _without_nulls(read), _without_nulls(others)
-    read |= {name: listed(read[name]) for name in _CONVERSATIONS if name in read}
+    written = {name: value for name in _CONVERSATIONS if isinstance(value := read.get(name), str)}
+    read |= {
+        name: listed(read[name], may_be_one=name not in ("messages", "conversations"))
+        for name in _CONVERSATIONS
+        if name in read
+    }
     shape = translate(read, others, where)
+    if any(is_transcript(text) for text in written.values()):
+        shape += ", transcripts of Human and Assistant"
     unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
     form = _form_of(read)
     unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}

@@ -71,7 +71,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
     """
     if isinstance(value, str):
         raise DataError(
-            f"{where}: expected messages, got text, which is TRL's standard format. "
+            f"{where}: expected messages, got text. "
             'Wrap it: [{"role": "user", "content": ...}], or role assistant for what carries loss.'
         )
     if not isinstance(value, list):

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perturn.data.texts import ANSWERS, alone, answered, asked, conversation_of, parted, question_of
+from perturn.data.texts import (
+    ANSWERS,
+    alone,
+    answered,
+    asked,
+    conversation_of,
+    exchanges,
+    parted,
+    question_of,
+)
 from perturn.errors import DataError
 
 AS_CHAT = " as text"
@@ -18,15 +27,15 @@ _SHORT = 40
 """Characters of a prompt that an answer may well begin with, such as a greeting."""
 
 
-def listed(value: Any) -> Any:
-    """Return a conversation as a list of messages, where it is a single message, a column of each key, or JSON text."""
+def listed(value: Any, *, may_be_one: bool = False) -> Any:
+    """Return a conversation as a list of messages, where it is JSON text, a list for each key, or a single message."""
     if isinstance(value, str):
         found = conversation_of(value)
         return value if found is None else found
     if not isinstance(value, Mapping) or not ("role" in value or "from" in value):
         return value
     if not all(isinstance(each, list) for each in value.values()):
-        return [value] if isinstance(value.get("role", value.get("from")), str) else value
+        return [value] if may_be_one else value
     lengths = {len(each) for each in value.values()}
     if len(lengths) != 1:
         return value
@@ -45,9 +54,14 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
     if isinstance(functions := others.get("functions"), list) and functions and not read.get("tools"):
         others.pop("functions")
         read["tools"] = [{"type": "function", "function": each} for each in functions]
+    name = next(
+        (each for each in ("messages", "conversations", "conversation") if each in read or each in others), ""
+    )
     shape = _messages(read, others, where) or _questions(read, others, where)
-    if isinstance(messages := read.get("messages"), list):
-        shape = _ranked(read, others, messages, where) or shape
+    if isinstance(messages := read.get("messages"), list) and (
+        ranked := _ranked(read, others, messages, where)
+    ):
+        shape = f"{name}{ranked}"
     texts = _plain_texts(read, others, where)
     shape = shape or texts or _own(read)
     if isinstance(system := others.get("system"), str) and system:
@@ -79,15 +93,8 @@ def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str |
     if not isinstance(told, list):
         return None
     del others["conversation"]
-    if _keys_of(told, "human"):  # ms-swift's, an exchange each
-        read["messages"] = [
-            message
-            for each in told
-            for message in (
-                *asked(each["human"], f"{where}: conversation"),
-                *answered(each.get("assistant", "")),
-            )
-        ]
+    if _keys_of(told, "human"):
+        read["messages"] = exchanges(told, f"{where}: conversation")
         return "conversation of human and assistant, as in ms-swift"
     read["messages"] = told
     return "conversation"
@@ -131,15 +138,15 @@ def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str 
 
 
 def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], where: str) -> str | None:
-    """Bring a conversation with two answers, or a second one, into a pair."""
+    """Bring a conversation with two answers, or a second one, into a pair; returns the rest of the form's name."""
     if others.get("rejected_messages"):
         read |= {"chosen": messages, "rejected": listed(others.pop("rejected_messages"))}
         del read["messages"]
-        return "messages and rejected_messages, as in ms-swift"
+        return " and rejected_messages, as in ms-swift"
     if isinstance(others.get("rejected_response"), str):
         read |= {"chosen": messages, "rejected": [*messages[:-1], *answered(others.pop("rejected_response"))]}
         del read["messages"]
-        return "messages and rejected_response, as in ms-swift"
+        return " and rejected_response, as in ms-swift"
     if "prompt" in read or not all(isinstance(read.get(side), list | str) for side in _SIDES):
         return None
     chosen, rejected = (read[side] for side in _SIDES)
@@ -152,7 +159,7 @@ def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], w
             "answer. Rename messages to prompt, or drop it."
         )
     read["prompt"] = read.pop("messages")
-    return f"messages, chosen and rejected{AS_CHAT if texts else ''}, as in LLaMA-Factory"
+    return f", chosen and rejected{AS_CHAT if texts else ''}, as in LLaMA-Factory"
 
 
 def _begins_with(side: Any, first: list[Any]) -> bool:

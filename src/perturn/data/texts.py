@@ -57,11 +57,16 @@ def conversation_of(text: str) -> list[Any] | None:
             return None
         if isinstance(found, list) and found and all(map(_is_message, found)):
             return found
-    if not text.startswith(("\n\nHuman:", "Human:")):
+    if not is_transcript(text):
         return None
     _, *parts = _SPEAKER.split(text if text.startswith("\n") else f"\n\n{text}")
     speakers = zip(parts[::2], parts[1::2], strict=True)
     return [{"role": _ROLES[name], "content": said.strip()} for name, said in speakers]
+
+
+def is_transcript(text: str) -> bool:
+    """Whether a text is a conversation with a line for each speaker, as in HH-RLHF."""
+    return text.startswith(("\n\nHuman:", "Human:")) and "\n\nAssistant:" in text
 
 
 def _is_message(value: Any) -> bool:

@@ -96,7 +96,7 @@ def from_trl(
 
 def label_of(row: Mapping[str, Any]) -> bool | None:
     """Return whether a row is desirable, as TRL's `label` and LLaMA-Factory's `kto_tag` say; None: it does not say."""
-    found = (row.get(name) for name in LABELS)
+    found: list[Any] = [row.get(name) for name in LABELS]
     plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
     return next((each for each in plain if isinstance(each, bool)), None)
 
@@ -192,11 +192,13 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
         return (
             " Stepwise supervision has no loss here. Give a WeightedTrajectory with a weight for each turn."
         )
-    if "prompt" in columns:
+    if "prompt" in columns and not columns.keys() & {"chosen", "rejected"}:
         return (
             " A prompt alone has no answer to learn from. Tasks that a policy plays come from an environment."
         )
-    return f" {wrapped.capitalize()}" if (wrapped := what_wrapper(row)) else " Rename the columns."
+    if columns.keys() & {"prompt", "completion", "chosen", "rejected"}:
+        return " Add the columns that are missing of a form."
+    return f" {wrapped[0].upper()}{wrapped[1:]}" if (wrapped := what_wrapper(row)) else " Rename the columns."
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:

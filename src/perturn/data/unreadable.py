@@ -143,8 +143,8 @@ def what_wrapper(row: Mapping[str, Any]) -> str | None:
 
 
 def keys_of(row: Mapping[str, Any]) -> str:
-    """Return the keys of an object, for a message."""
-    keys = [repr(str(key))[:60] for key in row]
+    """Return the keys of an object that hold something, for a message."""
+    keys = [str(key)[:60] for key, value in row.items() if value is not None]
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return f"{', '.join(keys[:_SHOWN])}{more}" if keys else "no keys"
 
