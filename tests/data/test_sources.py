@@ -164,7 +164,7 @@ def test_folders_of_several_meanings_are_refused(tmp_path):
     for folder, says in {
         "dict": "with the splits test, train. Give one of them, such as .*dict/test",
         "splits": r"holds files of several splits \(test, train\)",
-        "kinds": "holds files of several kinds .*JSON array; JSON lines.*the same rows twice",
+        "kinds": "holds files of several kinds .*JSON lines; a JSON array.*the same rows twice",
         "model": "this is the folder of a model",
         "none": "holds no file of rows",
     }.items():
@@ -242,7 +242,9 @@ def test_bad_rows_are_named_by_line_or_number(tmp_path):
     assert [label for label, _ in refused[lines]] == ["1", "6", "7", "8", "9"]
     assert "The rows may be in its key 'data'" in refused[lines][3][1]
     assert [label for label, _ in refused[array]] == ["2 (line 2)", "3 (line 3)", "4 (line 4)"]
-    with pytest.raises(DataError, match=r"rows\.jsonl: row 1, 9: expected JSON, got 'no"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl: row 1: expected JSON, got 'no.* row 6: .* row 7: .* And 2 more"
+    ):
         list(read_rows(lines))
 
 

@@ -6,7 +6,7 @@ import codecs
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -38,7 +38,7 @@ class Record:
     """Whether it is the last line, has no newline, and cannot be read."""
 
 
-def read_json_lines(stream: IO[bytes], name: str) -> Iterator[Record]:
+def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of JSON lines; blank lines are none, and a bad line does not end the reading.
 
     Raises:
@@ -64,12 +64,20 @@ def read_json_lines(stream: IO[bytes], name: str) -> Iterator[Record]:
         yield Record(number, f"{name}:{number}", str(number), value, text, is_torn)
 
 
-def read_json_values(stream: IO[bytes], name: str) -> Iterator[Record]:
+def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of a JSON array, or objects one after the other, wherever they begin.
 
     What is no object does not end the reading. What is no JSON does, since nobody knows where it ends.
     """
-    values, number = _Values(io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")), 0
+    opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
+    try:
+        yield from _records(_Values(opened), name)
+    finally:
+        opened.detach()
+
+
+def _records(values: _Values, name: str) -> Iterator[Record]:
+    number = 0
     while True:
         line, text = values.line, ""
         row: dict[str, Any] | DataError

@@ -13,7 +13,8 @@ import json
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -190,12 +191,11 @@ def _is_json(line: str) -> bool:
 
 
 def _read_text(
-    file: Path, stream_of: Callable[[Path], Any], parse: Callable[[IO[bytes], str], Iterator[Record]]
+    file: Path, stream_of: Callable[[Path], Any], parse: Callable[[IO[bytes], str], Generator[Record]]
 ) -> Iterator[Record]:
     """Yield the rows of a file of JSON; the first tells whether they are rows at all."""
     try:
-        with stream_of(file) as stream:
-            records = parse(stream, str(file))
+        with stream_of(file) as stream, closing(parse(stream, str(file))) as records:
             first = list(islice(records, 1))
             if first and isinstance(row := first[0].value, dict) and (reason := what_object(row)):
                 raise DataError(f"{first[0].where}: {reason}")

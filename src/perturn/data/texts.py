@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -115,16 +115,22 @@ def question_of(others: dict[str, Any], where: str) -> list[Message]:
         return []
     parts = [others.pop(name), *(others.pop(each) for each in ADDS if isinstance(others.get(each), str))]
     text = "\n".join(part for part in parts if part)
-    return [
-        *_history(others.pop("history", None) or [], f"{where}: history"),
-        *asked(text, f"{where}: {name}"),
-    ]
-
-
-def _history(history: Any, where: str) -> Iterator[Message]:
+    history = others.pop("history", None) or []
     if not isinstance(history, list):
-        raise DataError(f"{where}: expected a list of exchanges, got {type(history).__name__}. Correct it.")
-    for index, pair in enumerate(history):
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+        raise DataError(f"{where}: history: expected a list of exchanges, got {history!r:.60}. Correct it.")
+    return [*exchanges(history, f"{where}: history"), *asked(text, f"{where}: {name}")]
+
+
+def exchanges(pairs: list[Any], where: str) -> list[Message]:
+    """Return the messages of exchanges, each a question with its answer: a list of both, or ms-swift's object.
+
+    Raises:
+        DataError: If one is no exchange of texts.
+    """
+    found: list[Message] = []
+    for index, pair in enumerate(pairs):
+        both = [pair.get("human"), pair.get("assistant")] if isinstance(pair, Mapping) else pair
+        if not isinstance(both, list) or len(both) != 2 or not all(isinstance(each, str) for each in both):
             raise DataError(f"{where}[{index}]: expected a question and its answer, both text. Correct it.")
-        yield from (*asked(pair[0], f"{where}[{index}]"), *answered(pair[1]))
+        found += [*asked(both[0], f"{where}[{index}]"), *answered(both[1])]
+    return found
