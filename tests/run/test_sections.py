@@ -160,12 +160,12 @@ def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, st
     """Else the stage is done with nothing, and rows that come later are never read."""
     file = {section: {"file": lines(tmp_path / "rows.jsonl")}}
 
-    with pytest.raises(DataError, match=r"rows.jsonl holds no row; give JSON lines"):
+    with pytest.raises(DataError, match=r"rows.jsonl holds no row; give rows with"):
         start({stage: {"loss": {"name": loss}}, **file})
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl does not exist"):
+    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl cannot be read: there is no such file"):
         start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
     assert not (tmp_path / "runs").exists()
