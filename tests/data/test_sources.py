@@ -243,7 +243,7 @@ def test_bad_rows_are_named_by_line_or_number(tmp_path):
     assert "The rows may be in its key 'data'" in refused[lines][3][1]
     assert [label for label, _ in refused[array]] == ["2 (line 2)", "3 (line 3)", "4 (line 4)"]
     with pytest.raises(
-        DataError, match=r"rows\.jsonl: row 1: expected JSON, got 'no.* row 6: .* row 7: .* And 2 more"
+        DataError, match=r"rows\.jsonl: line 1: expected JSON, got 'no.* line 6: .* line 7: .* And 2 more"
     ):
         list(read_rows(lines))
 

@@ -286,7 +286,7 @@ def test_rows_come_from_a_source(train, tmp_path):
         curves.append(history(trainer))
 
     assert curves[0] == curves[1] == curves[2]
-    with pytest.raises(DataError, match=r"train \(.*bad\) row 3: row: expected a JSON object"):
+    with pytest.raises(DataError, match=r"train \(.*bad\) line 3: row: expected a JSON object"):
         train(tmp_path / "bad", loss="dpo")
 
 

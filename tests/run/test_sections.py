@@ -145,7 +145,7 @@ def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(sta
     file = lines(tmp_path / "rows.jsonl", *rows)
 
     with pytest.raises(
-        DataError, match=r"rows.jsonl: row 2, 4: .*'It is dark\.'\), which the chat template does"
+        DataError, match=r"rows.jsonl: line 2, 4: .*'It is dark\.'\), which the chat template does"
     ):
         start({"sft": {"loss": {"name": "sft"}}, "expert": {"file": file}})
     pair = {"prompt": SAY, "chosen": thinks, "rejected": answer("wait")}

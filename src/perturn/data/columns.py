@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def read_columns(file: Path, shape: str) -> Iterator[Record]:
                 for row in batch.slice(start, _BATCH).to_pylist(maps_as_pydicts="lossy"):
                     number += 1
                     yield Record(number, f"{file}: row {number}", str(number), decode(row))
-    except (OSError, ValueError, NotImplementedError) as error:  # those of pyarrow are of these kinds
+    except (OSError, ValueError, locate("pyarrow:ArrowException")) as error:
         raise DataError(
             f"{file} is {shape}, and cannot be read after row {number}: {error}. Get the file again."
         ) from error
@@ -66,12 +66,14 @@ def _of_stream(file: Path) -> Iterator[Any]:
 _OPENED = {"Parquet": _of_parquet, "Arrow": _of_arrow, "Arrow stream": _of_stream}
 
 
-def _decoder(schema: Any) -> Any:
+def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What makes a row of a batch plain: values of the type Json of `datasets` are text in the file."""
-    features = (
-        json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features") or {}
-    )
-    if _JSON not in json.dumps(features):
+    noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = noted.get("info", {}).get("features") or {}
+    encoded = [name for name, feature in features.items() if f'"{_JSON}"' in json.dumps(feature)]
+    if not encoded:
         return lambda row: row
-    known = locate("datasets:Features").from_arrow_schema(schema)
-    return known.decode_example
+    kind = locate("datasets:Features")
+    known = kind.from_arrow_schema(schema)
+    decoded = kind({name: known[name] for name in encoded})
+    return lambda row: {**row, **decoded.decode_example({name: row[name] for name in encoded})}

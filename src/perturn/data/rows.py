@@ -246,7 +246,8 @@ def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
         record, reason = refused[0]
         raise DataError(f"{record.where}: {reason}")
     if refused:
-        raise DataError(refusal(f"{source.name}:", [(record.label, reason) for record, reason in refused]))
+        found = [(record.label, reason) for record, reason in refused]
+        raise DataError(refusal(f"{source.name}:", found, source.unit))
 
 
 def told(tally: Tally) -> list[str]:

@@ -49,7 +49,7 @@ def take_rows(
     names: list[str] = []
     taken: list[Row] = []
     refused: list[tuple[str, str]] = []
-    placed, filled = _placed(rows)
+    placed, filled, unit = _placed(rows)
     if isinstance(rows, str | os.PathLike):
         name = f"{name} ({os.fspath(rows)})"
     tally = Tally()
@@ -58,13 +58,13 @@ def take_rows(
             parsed = as_row(row, index, loss, tally, filled=filled)
             encoded.append(encode(parsed))
             taken.append(parsed)
-            names.append(f"{name} row {label}")
+            names.append(f"{name} {unit} {label}")
         except (DataError, ModelError) as error:  # a template may refuse a row
             refused.append((label, str(error)))
             if len(refused) == MOST_REFUSED:
                 break
     if refused:
-        raise DataError(refusal(name, refused))
+        raise DataError(refusal(name, refused, unit))
     if not encoded:
         raise DataError(f"the {name} dataset is empty; give at least one row.")
     check_lengths(encoded, context, names)
@@ -74,14 +74,17 @@ def take_rows(
     return encoded, taken
 
 
-def _placed(rows: Iterable[Any] | Place) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool]:
-    """Rows with their number and place, and whether Arrow holds them; those of Perturn's own form are read."""
+def _placed(rows: Iterable[Any] | Place) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
+    """Rows with their number and place, whether Arrow holds them, and the unit of a place.
+
+    Rows of Perturn's own form are read.
+    """
     if isinstance(rows, str | os.PathLike):
         source = open_rows(rows)
         found = (((each.number, each.label), each.value) for each in source.read())
-        return ((place, _own(row)) for place, row in found), source.filled
+        return ((place, _own(row)) for place, row in found), source.filled, source.unit
     given = (((index, str(index)), row) for index, row in enumerate(rows))
-    return ((place, _own(row)) for place, row in given), _comes_from_arrow(rows)
+    return ((place, _own(row)) for place, row in given), _comes_from_arrow(rows), "row"
 
 
 def _own(row: Any) -> Any:
