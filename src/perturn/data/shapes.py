@@ -58,10 +58,11 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
         (each for each in ("messages", "conversations", "conversation") if each in read or each in others), ""
     )
     shape = _messages(read, others, where) or _questions(read, others, where)
-    if isinstance(messages := read.get("messages"), list) and (
-        ranked := _ranked(read, others, messages, where)
-    ):
-        shape = f"{name}{ranked}"
+    messages = read.get("messages")
+    ranked = _ranked(read, others, messages, where) if isinstance(messages, list) else None
+    if ranked is None and (set(_SIDES) <= read.keys() or {"prompt", "completion"} <= read.keys()):
+        shape = None if messages is not None else shape  # a form that comes before messages
+    shape = f"{name}{ranked}" if ranked else shape
     texts = _plain_texts(read, others, where)
     shape = shape or texts or _own(read)
     if isinstance(system := others.get("system"), str) and system:
