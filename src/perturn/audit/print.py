@@ -112,12 +112,12 @@ def _shapes(source: str, shapes: Mapping[str, int]) -> str:
 
 
 def refused(record: Record, reason: str) -> dict[str, Any]:
-    """What is told of a refused row: its number, its place where that is not its number, and the reason."""
-    place = {} if record.label == str(record.number) else {"place": record.label}
-    return {"row": record.number, **place, "reason": reason}
+    """Return what is told of a refused row: its number, its place where that is not its number, and the reason."""
+    label = {} if record.label == str(record.number) else {"place": record.label}
+    return {"row": record.number, **label, "reason": reason}
 
 
-def _place(row: dict[str, Any]) -> str:
+def _location(row: dict[str, Any]) -> str:
     return str(row.get("place", row["row"]))
 
 
@@ -133,7 +133,7 @@ def named(source: Source, refused: list[dict[str, Any]]) -> str:
 
 def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
     """The place of the first row, and those of some more."""
-    first, *more = [_place(row) for row in rows]
+    first, *more = [_location(row) for row in rows]
     if not more:
         return first
     unit = f"{'line' if by_line else 'row'}{'s' if len(more) > 1 else ''}"
@@ -143,11 +143,11 @@ def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
 
 def _lines(rows: list[dict[str, Any]], unit: str) -> str:
     """Part and places of rows, the first of them if they are many."""
-    part, first = rows[0]["part"], [_place(row) for row in rows[:_LINES]]
+    part, first = rows[0]["part"], [_location(row) for row in rows[:_LINES]]
     if len(rows) == 1:
         return f"{part}, {unit} {first[0]}"
-    places = "lines" if unit == "line" else "numbers"
-    return f"{part}, {len(rows)} rows, {places} {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
+    units = "lines" if unit == "line" else "numbers"
+    return f"{part}, {len(rows)} rows, {units} {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
 
 
 def _print_part(name: str, part: dict[str, Any], console: Console) -> None:

@@ -67,7 +67,7 @@ _OPENED = {"Parquet": _of_parquet, "Arrow": _of_arrow, "Arrow stream": _of_strea
 
 
 def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes a row of a batch plain: values of the type Json of `datasets` are text in the file."""
+    """Return a function that makes a row plain: values of the type Json of `datasets` are text in the file."""
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = noted.get("info", {}).get("features") or {}
     encoded = [name for name, feature in features.items() if f'"{_JSON}"' in json.dumps(feature)]

@@ -13,7 +13,7 @@ from perturn.data.jsons import Record
 from perturn.data.paths import RunPaths
 from perturn.data.records import pair_from_dict, trajectory_from_dict, weighted_from_dict
 from perturn.data.shapes import AS_CHAT
-from perturn.data.sources import Place, Source, open_source
+from perturn.data.sources import Location, Source, open_source
 from perturn.data.trl import LABELS, from_trl, label_of, told_unread
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.io.reading import user_path
@@ -35,10 +35,10 @@ T = TypeVar("T", bound=Trajectory | PreferencePair)
 
 @dataclass
 class Tally:
-    """What was found in rows beside the rows themselves."""
+    """Facts that were found in rows beside the rows themselves."""
 
     unread: Counter[str] = field(default_factory=Counter)
-    """What nothing reads; see `from_trl`."""
+    """Keys and columns that nothing reads; see `from_trl`."""
     shapes: Counter[str] = field(default_factory=Counter)
     """Rows of each shape that was recognised."""
 
@@ -114,7 +114,7 @@ _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[s
 """Shapes of our own, how each is told, and its reader."""
 
 
-def open_rows(data: Place) -> Source:
+def open_rows(data: Location) -> Source:
     """Open a source of rows; of a run folder its newest pairs.
 
     Raises:
@@ -160,7 +160,7 @@ def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[
     )
 
 
-def read_rows(data: Place) -> Iterator[Trajectory | PreferencePair]:
+def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
     """Yield the rows of a source: Perturn's own, or those of any public form.
 
     After the last row, what nothing reads of them is said in the log.
@@ -171,7 +171,7 @@ def read_rows(data: Place) -> Iterator[Trajectory | PreferencePair]:
     return (row for _, row in _strict(data, lambda row: None))
 
 
-def rows_of(data: Place, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
+def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
     """Yield the rows of a source that are all of one kind, a trajectory or a pair; at least one.
 
     Args:
@@ -203,7 +203,7 @@ def rows_of(data: Place, kind: type[T], check: Callable[[T], None] | None = None
 
 
 def _strict(
-    data: Place, check: Callable[[Any], None]
+    data: Location, check: Callable[[Any], None]
 ) -> Iterator[tuple[Record, Trajectory | PreferencePair]]:
     """Yield the rows that pass a check, and then refuse the source if others did not."""
     source, tally = open_rows(data), Tally()

@@ -29,7 +29,7 @@ from perturn.errors import DataError
 from perturn.io.reading import parse_json, user_path
 from perturn.table import locate
 
-Place = str | os.PathLike[str]
+Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
 
 _HEAD = 1 << 16
@@ -59,7 +59,7 @@ class Source:
 
     name: str
     shape: str
-    """What it was recognised as, such as `JSON lines, gzip`."""
+    """Name of what it was recognised as, such as `JSON lines, gzip`."""
     by_line: bool
     """Whether a row is a line, so that its number is that of the line."""
     filled: bool
@@ -75,16 +75,16 @@ class Source:
         return "line" if self.by_line else "row"
 
 
-def open_source(place: Place) -> Source:
+def open_source(location: Location) -> Source:
     """Find out what rows a path or name leads to.
 
     Args:
-        place: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
+        location: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
 
     Raises:
         DataError: If there is nothing, or nothing that can be read as rows; it says what there is, and what to do.
     """
-    text = os.fspath(place)
+    text = os.fspath(location)
     path = user_path(text, "the path of rows")
     if path.is_dir():
         return _open_folder(path)
@@ -209,7 +209,7 @@ def _plain(file: Path) -> IO[bytes]:
 
 
 def _unpacked(kind: str) -> Callable[[Path], IO[bytes]]:
-    """What opens a file that pyarrow unpacks."""
+    """Return a function that opens a file that pyarrow unpacks."""
 
     def opened(file: Path) -> IO[bytes]:
         return io.BufferedReader(cast(Any, locate("pyarrow:input_stream")(str(file), compression=kind)))
@@ -269,7 +269,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _open_saved(folder: Path) -> Source:
-    """What `save_to_disk` of `datasets` wrote: its files in the order of its state."""
+    """Return what `save_to_disk` of `datasets` wrote: its files in the order of its state."""
     where = folder / "state.json"
     state = parse_json(where.read_bytes(), str(where), DataError, "Save the data set again.")
     listed = state.get("_data_files") if isinstance(state, dict) else None

@@ -187,7 +187,7 @@ def _form(
 
 
 def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """What to do with a row of no known form."""
+    """Return what to do with a row of no known form."""
     if "completions" in row and "labels" in row:
         return (
             " Stepwise supervision has no loss here. Give a WeightedTrajectory with a weight for each turn."

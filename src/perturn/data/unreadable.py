@@ -85,7 +85,7 @@ def what_bytes(head: bytes, name: str) -> str | None:
 
 
 def _zip(head: bytes) -> str:
-    """What a zip archive is, and what to do."""
+    """Return what a zip archive is, and what to do."""
     if b"data.pkl" in head:
         return f"a file of torch.save, a zip archive with a pickle. {_CONVERT}"
     if b"[Content_Types].xml" in head or b"xl/" in head:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from perturn.data.rows import Row, Tally, open_rows, own_row, told
-from perturn.data.sources import Place
+from perturn.data.sources import Location
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.policy.examples import Example, check_lengths, warn_of_changes
 from perturn.policy.sampled import as_row, unbroken
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 def take_rows(
-    rows: Iterable[Any] | Place,
+    rows: Iterable[Any] | Location,
     name: str,
     loss: Any,
     encode: Callable[[Row], Example],
@@ -49,11 +49,11 @@ def take_rows(
     names: list[str] = []
     taken: list[Row] = []
     refused: list[tuple[str, str]] = []
-    placed, filled, unit = _placed(rows)
+    located, filled, unit = _located(rows)
     if isinstance(rows, str | os.PathLike):
         name = f"{name} ({os.fspath(rows)})"
     tally = Tally()
-    for (index, label), row in unbroken(placed, name, loss):
+    for (index, label), row in unbroken(located, name, loss):
         try:
             parsed = as_row(row, index, loss, tally, filled=filled)
             encoded.append(encode(parsed))
@@ -74,7 +74,7 @@ def take_rows(
     return encoded, taken
 
 
-def _placed(rows: Iterable[Any] | Place) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
+def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
     """Rows with their number and place, whether Arrow holds them, and the unit of a place.
 
     Rows of Perturn's own form are read.
@@ -82,9 +82,9 @@ def _placed(rows: Iterable[Any] | Place) -> tuple[Iterator[tuple[tuple[int, str]
     if isinstance(rows, str | os.PathLike):
         source = open_rows(rows)
         found = (((each.number, each.label), each.value) for each in source.read())
-        return ((place, _own(row)) for place, row in found), source.filled, source.unit
+        return ((where, _own(row)) for where, row in found), source.filled, source.unit
     given = (((index, str(index)), row) for index, row in enumerate(rows))
-    return ((place, _own(row)) for place, row in given), _comes_from_arrow(rows), "row"
+    return ((where, _own(row)) for where, row in given), _comes_from_arrow(rows), "row"
 
 
 def _own(row: Any) -> Any:

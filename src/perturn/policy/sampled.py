@@ -153,12 +153,12 @@ def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tu
         DataError: If there are rows, and a FAILED episode is in each.
     """
     number = left = 0
-    for place, row in rows:
+    for where, row in rows:
         number += 1
         if any(map(failed, _read_sides(row, loss))):
             left += 1
         else:
-            yield place, row
+            yield where, row
     if left and left == number:
         raise DataError(
             f"the {name} dataset has {number} rows, and the episode of each FAILED in the environment or the engine: "

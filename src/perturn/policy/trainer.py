@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perturn.data.rows import Row
-from perturn.data.sources import Place
+from perturn.data.sources import Location
 from perturn.io.writing import writing
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
@@ -81,8 +81,8 @@ class TurnTrainer(EvaluatingTrainer):
         self,
         model: Any,
         args: TurnConfig | None = None,
-        train_dataset: Iterable[Any] | Place | None = None,
-        eval_dataset: Iterable[Any] | Place | Mapping[str, Iterable[Any] | Place] | None = None,
+        train_dataset: Iterable[Any] | Location | None = None,
+        eval_dataset: Iterable[Any] | Location | Mapping[str, Iterable[Any] | Location] | None = None,
         processing_class: Any = None,
         *,
         ref_model: Any = None,
@@ -229,7 +229,7 @@ class TurnTrainer(EvaluatingTrainer):
         """Whether the loss reads rows whose actions are another's."""
         return bool(getattr(self.loss, "needs_mismatched", False))
 
-    def _encode(self, rows: Iterable[Any] | Place, name: str) -> Examples:
+    def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
         """Rows -> checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
