@@ -52,8 +52,8 @@ def inspect_json(
         DataError: After the last row, naming those that were refused.
     """
     _check_limit(limit)
-    source = open_rows(_file(data))
     view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+    source = open_rows(_file(data))
     refused: list[dict[str, Any]] = []
     is_empty = limit != 0
     for record, found in islice(_encoded(source, data, view), limit):
@@ -111,12 +111,12 @@ def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple
 
 def _file(data: Path) -> Path:
     """The rows that are shown: of a run those that its newest alignment learns from."""
-    if not data.is_dir():
-        return data
     paths, recipe = RunPaths(data), recipe_of(data)
-    if recipe is not None and recipe.groups is not None:
+    if recipe is None:
+        return data
+    if recipe.groups is not None:
         return paths.trajectories(f"explore{paths.mark}")
-    if recipe is not None and recipe.outcomes is not None:
+    if recipe.outcomes is not None:
         return paths.outcomes(paths.mark)
     return paths.pairs(paths.mark)
 
@@ -190,15 +190,15 @@ def inspect(
         DataError: After all is printed, naming the rows that training would refuse.
     """
     _check_limit(limit)
-    source, tally = open_rows(_file(data)), Tally()
     view = view_of(data, model_name, loss_name, max_length, chat_template)
+    source, tally = open_rows(_file(data)), Tally()
     given = _given(data, view)
     credit = None if given else locate("perturn.policy.credits:credit_of")(view.loss, view.credit)
     rows = list(_encoded(source, data, view, tally))
     examples = {record.label: row for record, row in rows if isinstance(row, Example)}
     refused = [told_refused(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
-    say_shapes(source, tally, console)
     if examples:
+        say_shapes(source, tally, console)
         weighed = locate("perturn.policy.reference:turn_weights")(
             model_name, list(examples.values())[:limit], credit
         )
