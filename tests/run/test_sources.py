@@ -8,7 +8,6 @@ import datasets
 import pytest
 
 from perturn.data import hub
-from perturn.data.run_folder import Run
 from perturn.data.seals import read_manifest
 from perturn.data.store import read_pairs
 from perturn.errors import ConfigError, DataError, RunError
@@ -82,7 +81,6 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     assert changes(noted) == []
     shutil.rmtree("saved")
     assert [(each.setting, each.gone) for each in changes(noted)] == [("pair.file", True)]
-    Run(recipe_of("owner/name:train")).close()
     hub.hub_rows.cache_clear()
 
 
