@@ -277,7 +277,8 @@ def test_what_nothing_reads_is_said_aloud(train, caplog):
 def test_rows_come_from_a_source(train, tmp_path):
     """A file of Parquet, and one of Perturn's own pairs, give the curve of the pairs; bad rows are named by line."""
     Dataset.from_list([as_implicit(pair) for pair in PAIRS]).to_parquet(tmp_path / "rows")
-    write_pairs(tmp_path / "own", PAIRS)
+    same = [replace(one, rejected=replace(one.rejected, task=one.chosen.task)) for one in PAIRS]
+    write_pairs(tmp_path / "own", same)
     (tmp_path / "bad").write_text(f"\n{json.dumps(as_implicit(PAIRS[0]))}\n7\n")
     curves = []
     for data in (PAIRS, str(tmp_path / "rows"), tmp_path / "own"):

@@ -121,11 +121,11 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
 @pytest.mark.parametrize(
     ("sections", "row", "says"),
     [
-        ("pair", {"messages": SAY + answer("go")}, "row 1: expected chosen and rejected"),
+        ("pair", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
         (
             "expert",
             {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")},
-            "row 1: expected one conv",
+            "rows.jsonl:1: expected one conv",
         ),
     ],
 )
