@@ -311,7 +311,7 @@ def test_the_source_and_the_shapes_are_printed(tiny_folder, tmp_path, monkeypatc
     assert (
         "read as a JSON array: 1 × conversations (from and value, as in ShareGPT); 1 × prompt and" in printed
     )
-    assert "rows, row 3 (line 18): row: expected one of the forms" in printed
+    assert "rows, row 3 (line 19): row: expected one of the forms" in printed
     assert "plain text is read as a user message and an answer of the chat template" in printed
     file.write_text(json.dumps(rows))
     assert perturn(monkeypatch, *words, "--loss", "sft") == 0

@@ -191,9 +191,9 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
-    source, tally = open_rows(_file(data)), Tally()
     given = _given(data, view)
     credit = None if given else locate("perturn.policy.credits:credit_of")(view.loss, view.credit)
+    source, tally = open_rows(_file(data)), Tally()
     rows = list(_encoded(source, data, view, tally))
     examples = {record.label: row for record, row in rows if isinstance(row, Example)}
     refused = [told_refused(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
