@@ -48,12 +48,14 @@ class Outside:
     The setting may be a text, or a list or mapping of texts. A text that names nothing is no input.
     """
 
-    kind: Literal["path", "model", "code", "template", "maybe"]
-    """Kind of the text: a file or folder; a model; `module:object` or `file.py:object`; a chat template; or anything,
-    which may be a file or folder that code of the user's reads."""
+    kind: Literal["path", "rows", "model", "code", "template", "maybe"]
+    """Kind of the text: a file or folder; a source of rows, which may also be a data set of the Hub; a model;
+    `module:object` or `file.py:object`; a chat template; or anything, which may be a file or folder that code of the
+    user's reads."""
 
 
 PATH, MODEL, CODE = Outside("path"), Outside("model"), Outside("code")
+ROWS = Outside("rows")
 TEMPLATE, MAYBE_PATH = Outside("template"), Outside("maybe")
 
 

@@ -121,14 +121,17 @@ def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]
     return list(groups.values())
 
 
-def refusal(name: str, refused: Sequence[tuple[int, str]]) -> str:
-    """Say which rows of a dataset are refused, for each reason the first of them, how many, and its first text."""
+def refusal(name: str, refused: Sequence[tuple[int | str, str]], unit: str = "row") -> str:
+    """Say which rows of a dataset are refused, for each reason the first of them, how many, and its first text.
+
+    Places of rows are numbers of a unit, such as `row` or `line`.
+    """
     groups = by_reason(refused, lambda row: row[1])
     found = []
     for rows in groups[:_SHOWN]:
         first = ", ".join(str(index) for index, _ in rows[:_SHOWN])
         more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-        found.append(f"{name} row {first}{more}: {rows[0][1]}")
+        found.append(f"{name} {unit} {first}{more}: {rows[0][1]}")
     if others := sum(map(len, groups[_SHOWN:])):
         found.append(f"And {others} more for other reasons.")
     if len(refused) == MOST_REFUSED:

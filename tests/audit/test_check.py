@@ -15,7 +15,7 @@ from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
 
 
 def say(*texts):
@@ -274,6 +274,49 @@ def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypa
     assert "rows, line 1: row: messages: expected an assistant message" in printed
     assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
     assert json.loads(capsys.readouterr().out)["refused"][0]["row"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "[]"])
+def test_no_row_to_train_on_is_code_1(tiny_folder, tmp_path, monkeypatch, capsys, text):
+    """And 2 without --check, as for malformed rows."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    words = ("inspect", file, "--model", tiny_folder)
+
+    assert perturn(monkeypatch, *words, "--check") == 1
+    assert "no row is left to train on" in capsys.readouterr().out
+    assert perturn(monkeypatch, *words, "--check", "--json") == 1
+    assert perturn(monkeypatch, *words) == perturn(monkeypatch, *words, "--json") == 2
+    assert "rows.jsonl holds no row" in capsys.readouterr().err
+
+
+def test_rows_that_are_all_left_out_are_code_1(tiny_folder, tmp_path, monkeypatch, capsys):
+    with TrajectoryStore(tmp_path / "rows.jsonl") as store:
+        store.append(played("a", status=Status.FAILED, error="broken"))
+
+    assert perturn(monkeypatch, "inspect", tmp_path / "rows.jsonl", "--model", tiny_folder, "--check") == 1
+    assert "no row is left to train on" in capsys.readouterr().out
+
+
+def test_the_source_and_the_shapes_are_printed(tiny_folder, tmp_path, monkeypatch, capsys):
+    """Of an array a row is named by its number and line; labelled rows have their weights."""
+    said = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    file = tmp_path / "rows.json"
+    rows = [said, {"prompt": "a", "completion": "b", "label": False}]
+    file.write_text(json.dumps([*rows, {"prompt": "a"}], indent=1))
+    words = ("inspect", file, "--model", tiny_folder)
+
+    assert perturn(monkeypatch, *words, "--check") == 1
+    printed = capsys.readouterr().out
+    assert (
+        "read as a JSON array: 1 × conversations (from and value, as in ShareGPT); 1 × prompt and" in printed
+    )
+    assert "rows, row 3 (line 19): row: expected one of the forms" in printed
+    assert "plain text is read as a user message and an answer of the chat template" in printed
+    file.write_text(json.dumps(rows))
+    assert perturn(monkeypatch, *words, "--loss", "sft") == 0
+    printed = capsys.readouterr().out
+    assert "row 2 (line 1) chosen" in printed
 
 
 def test_rows_refused_for_one_reason_are_one_line(tiny_folder, tmp_path, monkeypatch, capsys):

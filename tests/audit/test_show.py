@@ -272,7 +272,14 @@ BAD = {
         [{"messages": say("a", "")}],
         "expected an assistant message that carries loss, but all of them are empty",
     ),
-    "list": ([[1, 2]], "rows.jsonl:1: row: expected a JSON object, got [1, 2]"),
+    "list": (
+        [{"messages": say("a", "b")}, [1, 2]],
+        "rows.jsonl:2: row: expected a JSON object, got [1, 2]",
+    ),
+    "array": (
+        [[1, 2]],
+        "rows.jsonl: row 1 (line 1) (and 1 more: row 2 (line 1)): row: expected a JSON object",
+    ),
 }
 
 
@@ -374,23 +381,32 @@ def test_an_empty_sampled_action_is_data(tiny_folder, tmp_path):
     assert [token["text"] for token in row["chosen"] if token["loss"]] == ["<|im_end|>"]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01", b"not json\n", b"\n"])
-def test_a_file_that_is_no_jsonl_is_refused(tiny_folder, tmp_path, content):
-    """Binary, text, a blank line: each names the line."""
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe\x00\x01", "this is text in UTF-16"),
+        (b"not json\n", r"rows\.jsonl:1: .*this is text that is no JSON"),
+        (b"\n", r"rows\.jsonl holds no row \(JSON lines\)"),
+    ],
+)
+def test_a_file_that_is_no_jsonl_is_refused(tiny_folder, tmp_path, content, says):
+    """Binary, text, a blank line: each is named."""
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
 
-    with pytest.raises(DataError, match=r"rows\.jsonl:1.*: row: expected JSON, got"):
+    with pytest.raises(DataError, match=says):
         list(inspect_json(file, str(tiny_folder)))
 
 
 def test_a_missing_file_is_refused_by_name(tiny_folder, tmp_path):
-    """Also a run folder that has no pairs yet."""
-    for missing in (tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(
-            DataError, match=r"cannot be read: .*No such file or directory.* Give a JSONL file"
-        ):
-            list(inspect_json(missing, str(tiny_folder)))
+    """Also a folder without rows."""
+    (tmp_path / "none").mkdir()
+    for missing, says in {
+        "none.jsonl": "there is no such file or folder",
+        "none": "holds no file of rows",
+    }.items():
+        with pytest.raises(DataError, match=f"{missing} .*{says}.* Correct the path, or give a file of rows"):
+            list(inspect_json(tmp_path / missing, str(tiny_folder)))
 
 
 def test_a_wrong_loss_or_limit_is_refused(tiny_folder, tmp_path):

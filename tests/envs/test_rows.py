@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from perturn.envs import rows as _rows
+from perturn.data import jsons
 from perturn.envs.rows import read_rows
 from perturn.errors import DataError
 
@@ -24,7 +24,7 @@ ROWS = [{"a": 1, "text": 'x ] } \\ " [ {'}, {"b": [{"c": "é"}, []]}, {}]
 )
 def test_arrays_and_lines(tmp_path, monkeypatch, text, lines, chunk):
     """Both forms, however the reads fall."""
-    monkeypatch.setattr(_rows, "_CHUNK", chunk)
+    monkeypatch.setattr(jsons, "_CHUNK", chunk)
     file = tmp_path / "rows.json"
     file.write_text(text)
 
@@ -45,11 +45,13 @@ def test_no_rows(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1}\n{"a": \n', "rows.json:2: the object that begins here is no JSON"),
+        ('{"a": 1}\n{"a": \n', "rows.json:2: expected JSON, got"),
         ('[\n{"a": 1},\n{"a": 2}', "rows.json:3: the array does not end: the file was cut short"),
-        ('[\n{"a": 1},\n7]', "rows.json:3: expected a JSON object, got '7]'"),
+        ('[\n{"a": 1},\n7]', "rows.json:3: expected a JSON object, got 7 (int)"),
         ("title\ttext\n", "rows.json:1: expected a JSON object, got 'title"),
-        ('{"a": 1}]', "expected a JSON object, got ']'"),
+        ("title\ttext\na\tb\n", "rows.json:1: this is TSV"),
+        ('{"a": 1}]', "rows.json:1: expected JSON, got"),
+        ('[{"a": 1}, {"a": }]', "rows.json:1: the object that begins here is no JSON"),
     ],
 )
 def test_what_is_no_row_is_named_with_its_line(tmp_path, text, message):
@@ -67,8 +69,8 @@ def test_files_that_cannot_be_read(tmp_path):
     """Missing ones, and those that are not UTF-8."""
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xe9"}')
 
-    for name in ("none.json", "latin.json"):
-        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+    for name, says in {"none.json": " cannot be read", "latin.json": ":1: expected text in UTF-8"}.items():
+        with pytest.raises(DataError, match=f"{name}{says}"):
             list(read_rows(tmp_path / name))
 
 
@@ -87,5 +89,5 @@ def test_a_bomb_of_brackets_is_named_with_its_line(tmp_path):
     file = tmp_path / "rows.json"
     file.write_text('{"a": ' + "[" * 100_000)
 
-    with pytest.raises(DataError, match=r"rows\.json:1: expected an object of at most 100 levels"):
+    with pytest.raises(DataError, match=r"rows\.json:1: expected JSON, got .* \(it is nested too deeply\)"):
         list(read_rows(file))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
-from perturn.audit.rows import read_each, read_rows
 from perturn.data.messages import read_answer
 from perturn.data.records import trajectory_to_dict
+from perturn.data.rows import open_rows, read_each, read_rows
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
@@ -41,6 +41,28 @@ TRL = [
     {"messages": ASKED + SAID, "tools": json.dumps([{"type": "function", "function": {"name": "find"}}])},
     {"prompt": ASKED, "completion": SAID},
     {"prompt": ASKED, "chosen": SAID, "rejected": [{"role": "assistant", "content": "no"}]},
+]
+SHAREGPT = [
+    {
+        "conversations": [
+            {"from": "human", "value": "go"},
+            {"from": "function_call", "value": '{"name": "find", "arguments": {}}'},
+            {"from": "observation", "value": "seen"},
+            {"from": "gpt", "value": "done"},
+        ],
+        "system": "Play.",
+        "kto_tag": True,
+    },
+    {
+        "input": {"messages": ASKED},
+        "preferred_output": SAID[:1],
+        "non_preferred_output": [{"from": "gpt", "value": "no"}],
+    },
+]
+TEXTS = [
+    {"prompt": "go", "chosen": "look", "rejected": "wait"},
+    {"instruction": "go", "input": "now", "output": "look", "history": [["a", "b"]]},
+    {"conversation": [{"human": "go", "assistant": "look"}]},
 ]
 
 
@@ -78,7 +100,7 @@ def inspected(rows):
             for row in read_rows(file):
                 encode(row, renderer)
         with answers("data.jsonl"):
-            for _, row in read_each(file):
+            for _, row in read_each(open_rows(file)):
                 if not isinstance(row, DataError):
                     encode(row, renderer)
 
@@ -95,6 +117,8 @@ test_inspected_pairs = inspected([PAIR])
 test_inspected_messages = inspected(TRL[:1])
 test_inspected_completions = inspected(TRL[1:2])
 test_inspected_preferences = inspected(TRL[2:])
+test_inspected_sharegpt = inspected(SHAREGPT)
+test_inspected_texts = inspected(TEXTS)
 
 COMPLETION = {
     "id": "c", "choices": [{"index": 0, "finish_reason": "stop", "message": {

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from peft import LoraConfig
 from torch.testing import assert_close
 
 from perturn import TurnTrainer
+from perturn.data.store import write_pairs
 from perturn.errors import ConfigError, DataError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import add_adapters, load_model
@@ -270,3 +272,31 @@ def test_what_nothing_reads_is_said_aloud(train, caplog):
 
     said = [record.message for record in caplog.records if "nothing reads" in record.message]
     assert said == ["train: keys that nothing reads: column plan (3 rows), mood (3 rows)"]
+
+
+def test_rows_come_from_a_source(train, tmp_path):
+    """A file of Parquet, and one of Perturn's own pairs, give the curve of the pairs; bad rows are named by line."""
+    Dataset.from_list([as_implicit(pair) for pair in PAIRS]).to_parquet(tmp_path / "rows")
+    same = [replace(one, rejected=replace(one.rejected, task=one.chosen.task)) for one in PAIRS]
+    write_pairs(tmp_path / "own", same)
+    (tmp_path / "bad").write_text(f"\n{json.dumps(as_implicit(PAIRS[0]))}\n7\n")
+    curves = []
+    for data in (PAIRS, str(tmp_path / "rows"), tmp_path / "own"):
+        trainer = train(data, loss="dpo")
+        trainer.train()
+        curves.append(history(trainer))
+
+    assert curves[0] == curves[1] == curves[2]
+    with pytest.raises(DataError, match=r"train \(.*bad\) line 3: row: expected a JSON object"):
+        train(tmp_path / "bad", loss="dpo")
+
+
+def test_labelled_rows_of_a_file_are_for_kto_alone(train, tmp_path):
+    rows = [{"prompt": f"q {n}", "completion": "a", "label": n % 2 == 0} for n in range(4)]
+    (tmp_path / "rows").write_text("\n".join(map(json.dumps, rows)))
+
+    trainer = train(tmp_path / "rows", loss="kto")
+
+    assert [example.weight[0].tolist() for example in trainer.train_dataset.rows] == [[1.0], [-1.0]] * 2
+    with pytest.raises(DataError, match="label: unpaired preferences are read by the loss kto alone"):
+        train(tmp_path / "rows", loss="sft")

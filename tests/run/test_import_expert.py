@@ -76,6 +76,23 @@ def test_the_expert_plays_the_tasks_that_nobody_brought(run, tmp_path):
     assert sorted(policies) == ["expert"] * 7 + ["person"]
 
 
+@pytest.mark.parametrize("shape", ["array", "ShareGPT", "text", "Alpaca"])
+def test_conversations_of_every_shape_are_brought(run, tmp_path, shape):
+    """The content of the file says which it is."""
+    turns = [{"from": "human", "value": "Guess."}, {"from": "gpt", "value": "1"}]
+    row = {
+        "array": [said("1")],
+        "ShareGPT": {"conversations": turns},
+        "text": {"prompt": "Guess.", "completion": "1"},
+        "Alpaca": {"instruction": "Guess.", "input": "", "output": "1"},
+    }
+
+    assert import_expert(run, lines(tmp_path / "rows", row[shape])) == {"imported": 1, "before": 0}
+
+    (stored,) = read_trajectories(run.paths.trajectories("expert"))
+    assert (stored.turns[0].action.text, stored.success) == ("1", True)
+
+
 def test_conversations_are_taught_beside_the_episodes(run, tmp_path):
     """Three conversations as successes, after the four episodes of SFT's panel."""
     assert import_expert(run, lines(tmp_path / "rows", *map(said, "123"))) == {"imported": 3, "before": 0}
@@ -111,15 +128,11 @@ def test_conversations_that_nothing_teaches_are_refused(recipe, tmp_path, words)
 
 
 REFUSED = {
-    "a pair": ([said("1"), pair()], DataError, r"rows\.jsonl: row 2: expected one conversation, got a pair"),
-    "no row": ([], DataError, r"rows\.jsonl holds no row; give JSON lines"),
-    "rows of nobody": (
-        [{"text": "a"}],
-        ConfigError,
-        "environment guess-number-1.0 reads no episodes of others",
-    ),
+    "a pair": ([said("1"), pair()], DataError, r"rows\.jsonl:2: expected one conversation, got a pair"),
+    "no row": ([], DataError, r"rows\.jsonl holds no row; give rows with"),
+    "rows of nobody": ([{"said": "a"}], DataError, r"rows\.jsonl:1: expected one of the forms messages"),
     "a broken row": ([said("1"), {"messages": []}], DataError, r"rows\.jsonl:2: "),
-    "an array": ([[said("1")]], DataError, r"rows\.jsonl:1: expected a JSON object"),
+    "lists": ([said("1")["messages"]] * 2, DataError, r"rows\.jsonl:1: expected a JSON object, got a list"),
 }
 
 

@@ -121,11 +121,11 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
 @pytest.mark.parametrize(
     ("sections", "row", "says"),
     [
-        ("pair", {"messages": SAY + answer("go")}, "row 1: expected chosen and rejected"),
+        ("pair", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
         (
             "expert",
             {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")},
-            "row 1: expected one conv",
+            "rows.jsonl:1: expected one conv",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(sta
     file = lines(tmp_path / "rows.jsonl", *rows)
 
     with pytest.raises(
-        DataError, match=r"rows.jsonl: row 2, 4: .*'It is dark\.'\), which the chat template does"
+        DataError, match=r"rows.jsonl: line 2, 4: .*'It is dark\.'\), which the chat template does"
     ):
         start({"sft": {"loss": {"name": "sft"}}, "expert": {"file": file}})
     pair = {"prompt": SAY, "chosen": thinks, "rejected": answer("wait")}
@@ -160,12 +160,12 @@ def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, st
     """Else the stage is done with nothing, and rows that come later are never read."""
     file = {section: {"file": lines(tmp_path / "rows.jsonl")}}
 
-    with pytest.raises(DataError, match=r"rows.jsonl holds no row; give JSON lines"):
+    with pytest.raises(DataError, match=r"rows.jsonl holds no row; give rows with"):
         start({stage: {"loss": {"name": loss}}, **file})
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl does not exist"):
+    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl cannot be read: there is no such file"):
         start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
     assert not (tmp_path / "runs").exists()

@@ -2,8 +2,8 @@
 
 from perturn.audit.check import audit
 from perturn.audit.print import print_audit
-from perturn.audit.rows import read_rows
 from perturn.audit.show import inspect, inspect_json
 from perturn.audit.view import drawn_by, model_of
+from perturn.data.rows import read_rows
 
 __all__ = ["audit", "drawn_by", "inspect", "inspect_json", "model_of", "print_audit", "read_rows"]

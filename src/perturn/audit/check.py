@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from perturn.audit.rows import Row, read_branches, read_each
+from perturn.audit.print import refused
 from perturn.audit.view import View, recipe_of, totals, view_of
+from perturn.data.jsons import Record
 from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
+from perturn.data.rows import Row, Tally, open_rows, read_branches, read_each, told
 from perturn.data.run_files import Confidences, read_sides
+from perturn.data.sources import Source
 from perturn.data.store import read_trajectories
 from perturn.data.trl import told_unread
 from perturn.episodes.calls.call import Tools
@@ -36,7 +39,8 @@ def audit(
     """Examine data as training would see it, without training.
 
     Args:
-        data: JSONL file, or a run folder: its expert trajectories and its pairs, recorded or as they would be made.
+        data: Rows from any source, or a run folder: its expert trajectories and its pairs, recorded or as they would be
+            made.
         model: Whose tokenizer, chat template and context length count.
         max_length: Length limit in tokens; None: the model's own.
         chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
@@ -69,6 +73,7 @@ def audit(
         "max_length": max_length,
         "context": context or None,
         "parts": {},
+        "usable": 0,
         "refused": [],
         "template": template,
     }
@@ -80,14 +85,16 @@ def audit(
     if view.branches:
         parts["branches"] = view.branches
     for name, file in parts.items():
-        part = _Part(name, view, view.max_length or context or None)
-        for number, row in (read_branches if name == "branches" else read_each)(file, part.unread):
-            part.add(number, row)
+        source = open_rows(file)
+        part = _Part(name, view, view.max_length or context or None, source)
+        for record, row in (read_branches if name == "branches" else read_each)(source, part.tally):
+            part.add(record, row)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
         template["control_tokens"] += part.control_tokens[:_EXAMPLES]
         template["texts_with_control_tokens"] += len(part.control_tokens)
         template["not_as_sampled"] += part.not_as_sampled
+    found["usable"] = sum(part["usable"] for part in found["parts"].values())
     return found | (_run_facts(run, recipe.pair) if recipe else {})
 
 
@@ -98,6 +105,7 @@ class _Part:
     name: str
     view: View
     limit: int | None
+    source: Source
     examples: list[Example] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -106,10 +114,11 @@ class _Part:
     failed: int = 0
     """Rows that training leaves out, since an episode in them FAILED."""
     silent_turns: int = 0
-    unread: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
 
-    def add(self, number: int, row: Row | DataError) -> None:
+    def add(self, record: Record, row: Row | DataError) -> None:
         """Take in one row, or note why training would refuse it."""
+        number = record.number
         try:
             if isinstance(row, DataError):
                 raise row
@@ -124,7 +133,7 @@ class _Part:
             self.numbers.append(number)
             self.silent_turns += sum(len(silent_turns(side)) for side in _sides(played))
         except (DataError, ModelError) as error:
-            self.refused.append({"part": self.name, "row": number, "reason": str(error)})
+            self.refused.append({"part": self.name, **refused(record, str(error))})
 
     def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
         """Look for control tokens in texts, and for actions that are not what was sampled."""
@@ -179,7 +188,11 @@ class _Part:
             },
             "duplicates": self._duplicates(),
             "silent_turns": self.silent_turns,
-            "unread": told_unread(self.unread),
+            "read_as": self.source.shape,
+            "unit": self.source.unit,
+            "shapes": dict(self.tally.shapes),
+            "unread": told_unread(self.tally.unread),
+            "notes": told(self.tally),
             "cut": {
                 "trajectories": sum(side.dropped_turns > 0 for side in sides),
                 "turns": sum(side.dropped_turns for side in sides),

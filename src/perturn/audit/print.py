@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from perturn.data.jsons import Record
+from perturn.data.rows import Tally, told
+from perturn.data.sources import Source
 from perturn.errors import by_reason
 
 _SHOWN = 10
@@ -69,8 +72,9 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         say(f"chat template: {problem}", style="red")
     for entry in template["control_tokens"]:
         turn = "" if entry["turn"] is None else f", turn {entry['turn']}"
+        unit = found["parts"][entry["part"]]["unit"]
         say(
-            f"control tokens: {entry['part']}, line {entry['row']}{turn}: {_TEXTS[entry['where']]} "
+            f"control tokens: {entry['part']}, {unit} {entry['row']}{turn}: {_TEXTS[entry['where']]} "
             f"{', '.join(entry['tokens'])}, read as plain text",
             style="yellow",
         )
@@ -86,41 +90,70 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
     say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
     groups = by_reason(refused, lambda row: f"{row['part']} {row['reason']}")
     for rows in groups[:_SHOWN]:
-        say(f"  {_lines(rows)}: {rows[0]['reason']}")
+        say(f"  {_lines(rows, found['parts'][rows[0]['part']]['unit'])}: {rows[0]['reason']}")
     if len(groups) > _SHOWN:
         more = sum(map(len, groups[_SHOWN:]))
         say(f"  and {more} more for other reasons (--json lists all)")
+    if found["parts"] and not found["usable"]:
+        say("no row is left to train on", style="red")
 
 
-def named(file: Path, refused: list[dict[str, Any]]) -> str:
-    """Where the refused rows of a file are and why, a line for each reason."""
+def say_shapes(source: Source, tally: Tally, console: Console) -> None:
+    """Print what a source and its rows were recognised as, and what else a user should know of them."""
+    say = partial(console.print, soft_wrap=True, markup=False)
+    say(f"{source.name}: read as {_shapes(source.shape, tally.shapes)}")
+    for note in told(tally):
+        say(f"  {note}", style="yellow")
+
+
+def _shapes(source: str, shapes: Mapping[str, int]) -> str:
+    found = "; ".join(f"{rows} × {shape}" for shape, rows in shapes.items())
+    return f"{source}: {found}" if found else source
+
+
+def refused(record: Record, reason: str) -> dict[str, Any]:
+    """Return what is told of a refused row: its number, its place where that is not its number, and the reason."""
+    label = {} if record.label == str(record.number) else {"place": record.label}
+    return {"row": record.number, **label, "reason": reason}
+
+
+def _location(row: dict[str, Any]) -> str:
+    return str(row.get("place", row["row"]))
+
+
+def named(source: Source, refused: list[dict[str, Any]]) -> str:
+    """Where the refused rows of a source are and why, a line for each reason."""
     groups = by_reason(refused, lambda row: f"{row.get('part', '')} {row['reason']}")
-    lines = [f"{file}:{_numbers(rows)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
+    at = f"{source.name}:" if source.by_line else f"{source.name}: row "
+    lines = [f"{at}{_numbers(rows, source.by_line)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
     if len(groups) > _SHOWN:
         lines.append(f"and {len(groups) - _SHOWN} more reasons (--check --json lists all rows)")
     return "\n".join(lines)
 
 
-def _numbers(rows: list[dict[str, Any]]) -> str:
-    """The line of the first row, and those of some more."""
-    first, *more = [str(row["row"]) for row in rows]
+def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
+    """The place of the first row, and those of some more."""
+    first, *more = [_location(row) for row in rows]
     if not more:
         return first
-    lines, tail = "line" if len(more) == 1 else "lines", " and more" if len(more) > _LINES else ""
-    return f"{first} (and {len(more)} more: {lines} {', '.join(more[:_LINES])}{tail})"
+    unit = f"{'line' if by_line else 'row'}{'s' if len(more) > 1 else ''}"
+    tail = " and more" if len(more) > _LINES else ""
+    return f"{first} (and {len(more)} more: {unit} {', '.join(more[:_LINES])}{tail})"
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    """Part and lines of rows, the first of them if they are many."""
-    part, first = rows[0]["part"], [str(row["row"]) for row in rows[:_LINES]]
+def _lines(rows: list[dict[str, Any]], unit: str) -> str:
+    """Part and places of rows, the first of them if they are many."""
+    part, first = rows[0]["part"], [_location(row) for row in rows[:_LINES]]
     if len(rows) == 1:
-        return f"{part}, line {first[0]}"
-    return f"{part}, {len(rows)} rows, lines {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
+        return f"{part}, {unit} {first[0]}"
+    units = "lines" if unit == "line" else "numbers"
+    return f"{part}, {len(rows)} rows, {units} {', '.join(first)}{' and more' if len(rows) > _LINES else ''}"
 
 
 def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     say = partial(console.print, soft_wrap=True, markup=False)
     share = part["loss_tokens"] / max(part["tokens"], 1)
+    say(f"{name}: read as {_shapes(part['read_as'], part['shapes'])}")
     say(
         f"{name}: {part['rows']} rows, {part['usable']} usable, {part['trajectories']} trajectories, {part['turns']} "
         f"turns; {part['tokens']} tokens, {part['loss_tokens']} carry loss ({share:.1%})",
@@ -137,7 +170,7 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
         table.add_row(f"  {says}", *(f"{value:.0f}" for value in part["lengths"][what].values()))
     console.print(table)
     cut, same = part["cut"], part["duplicates"]
-    where = f", such as in line {', '.join(map(str, cut['rows']))}" if cut["rows"] else ""
+    where = f", such as in {part['unit']} {', '.join(map(str, cut['rows']))}" if cut["rows"] else ""
     say(
         f"  cut at {cut['limit']} tokens: {cut['turns']} turns, from the end of {cut['trajectories']} "
         f"trajectories{where}"
@@ -148,5 +181,5 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")
     if part["silent_turns"]:
         say(f"  turns without loss, since they are empty or marked so: {part['silent_turns']}")
-    if part["unread"]:
-        say(f"  {part['unread']}", style="yellow")
+    for note in part["notes"]:
+        say(f"  {note}", style="yellow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from perturn.audit.print import named
-from perturn.audit.rows import Row, read_branches, read_each
+from perturn.audit.print import named, say_shapes
+from perturn.audit.print import refused as told_refused
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.groups import CreditRow, read_credits
+from perturn.data.jsons import Record
 from perturn.data.paths import RunPaths
+from perturn.data.rows import Row, Tally, open_rows, read_branches, read_each
+from perturn.data.sources import Source
 from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -49,23 +53,28 @@ def inspect_json(
     """
     _check_limit(limit)
     view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+    source = open_rows(_file(data))
     refused: list[dict[str, Any]] = []
-    for number, found in islice(_encoded(data, view), limit):
+    is_empty = limit != 0
+    for record, found in islice(_encoded(source, data, view), limit):
+        is_empty = False
         if isinstance(found, PerturnError):
-            refused.append({"row": number, "reason": str(found)})
+            refused.append(told_refused(record, str(found)))
             yield json.dumps(refused[-1])
             continue
         sides = {"chosen": found.chosen, "rejected": found.rejected}
         yield json.dumps(
             {name: _tokens(side, view.tokenizer) if side else [] for name, side in sides.items()}
         )
-    _name(data, refused)
+    _refuse(source, refused, empty=is_empty)
 
 
-def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnError]]:
-    """Each row's line, and the row as tokens with the weights it has, or why training would refuse it."""
+def _encoded(
+    source: Source, data: Path, view: View, tally: Tally | None = None
+) -> Iterator[tuple[Record, Example | PerturnError]]:
+    """Each row's place, and the row as tokens with the weights it has, or why training would refuse it."""
     given = _given(data, view)
-    for number, row in _numbered(data, view):
+    for record, row in _numbered(source, view, tally):
         try:
             if isinstance(row, DataError):
                 raise row
@@ -78,34 +87,36 @@ def _encoded(data: Path, view: View) -> Iterator[tuple[int, Example | PerturnErr
                 row, view.renderer, view.max_length, view.shared_prefix, own_turns=view.own_turns
             )
             yield (
-                number,
+                record,
                 locate("perturn.policy.sampled:with_weight")(example, own.weight, own.clip)
                 if own
                 else example,
             )
         except (DataError, ModelError) as error:
-            yield number, error
+            yield record, error
 
 
-def _numbered(data: Path, view: View) -> Iterator[tuple[int, Row | DataError]]:
-    """Rows with their lines; those of branches, where they are trained on too, are counted on."""
+def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple[Record, Row | DataError]]:
+    """Rows with their places; those of branches, where they are trained on too, are counted on."""
     number = 0
-    for number, row in read_each(_file(data)):
-        yield number, row
+    for record, row in read_each(source, tally):
+        number = record.number
+        yield record, row
     if file := view.branches:
-        for line, row in read_branches(file):
-            named_row = DataError(f"{file.name}:{line}: {row}") if isinstance(row, DataError) else row
-            yield number + line, named_row
+        for record, row in read_branches(open_rows(file)):
+            at = number + record.number
+            named_row = DataError(f"{file.name}:{record.label}: {row}") if isinstance(row, DataError) else row
+            yield replace(record, number=at, label=str(at)), named_row
 
 
 def _file(data: Path) -> Path:
     """The rows that are shown: of a run those that its newest alignment learns from."""
-    if not data.is_dir():
-        return data
     paths, recipe = RunPaths(data), recipe_of(data)
-    if recipe is not None and recipe.groups is not None:
+    if recipe is None:
+        return data
+    if recipe.groups is not None:
         return paths.trajectories(f"explore{paths.mark}")
-    if recipe is not None and recipe.outcomes is not None:
+    if recipe.outcomes is not None:
         return paths.outcomes(paths.mark)
     return paths.pairs(paths.mark)
 
@@ -122,9 +133,16 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
     return {row.key: row for row in read_credits(file)}
 
 
-def _name(data: Path, refused: list[dict[str, Any]]) -> None:
+def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
+    """Refuse a source with bad rows, or without any.
+
+    Raises:
+        DataError: Naming them.
+    """
     if refused:
-        raise DataError(named(_file(data), refused))
+        raise DataError(named(source, refused))
+    if empty:
+        raise DataError(f"{source.name} holds no row ({source.shape}); give rows to train on.")
 
 
 def _check_limit(limit: int | None) -> None:
@@ -159,7 +177,7 @@ def inspect(
     """Print rows in colour, each turn with its confidence and weight, and totals.
 
     Args:
-        data: JSONL file or run folder.
+        data: Rows from any source, or a run folder.
         model_name: Reference policy and tokenizer.
         loss_name: Loss whose turn weights are shown; None: the run's own, else tlm-dre.
         console: Where to print.
@@ -175,23 +193,25 @@ def inspect(
     view = view_of(data, model_name, loss_name, max_length, chat_template)
     given = _given(data, view)
     credit = None if given else locate("perturn.policy.credits:credit_of")(view.loss, view.credit)
-    rows = list(_encoded(data, view))
-    examples = {number: row for number, row in rows if isinstance(row, Example)}
-    refused = [{"row": number, "reason": str(row)} for number, row in rows if isinstance(row, PerturnError)]
-    if examples or not refused:
+    source, tally = open_rows(_file(data)), Tally()
+    rows = list(_encoded(source, data, view, tally))
+    examples = {record.label: row for record, row in rows if isinstance(row, Example)}
+    refused = [told_refused(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
+    if examples:
+        say_shapes(source, tally, console)
         weighed = locate("perturn.policy.reference:turn_weights")(
             model_name, list(examples.values())[:limit], credit
         )
-        for (number, example), weights in zip(examples.items(), weighed, strict=False):
+        for (label, example), weights in zip(examples.items(), weighed, strict=False):
             clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
             sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
             for name, side, of_turns, clip in sides:
-                console.rule(f"line {number} {name}")
+                console.rule(f"{source.unit} {label} {name}")
                 factors = dict(zip(of_turns, clip, strict=False))  # empty: there are none
                 console.print(_coloured(side, of_turns, factors, view.tokenizer))
         _legend(console)
         _totals(console, list(examples.values()))
-    _name(data, refused)
+    _refuse(source, refused, empty=not rows)
 
 
 def _coloured(

@@ -25,14 +25,16 @@ from perturn.tables import LISTED, describe, methods
     "data.jsonl --model smollm2-135m --json --limit 1",
     "runs/demo-scienceworld --drawn sft --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
-    codes="0 shown; 1 --check found rows that training would refuse; 2 a mistake, or without --check malformed rows, "
-    "which are named after the good ones.",
+    codes="0 shown; 1 --check found rows that training would refuse, or no row to train on; 2 a mistake, or without "
+    "--check malformed rows, which are named after the good ones.",
     panel="Look",
 )
 def inspect(
     data: Annotated[
         Path,
-        typer.Argument(callback=existing, help="JSONL of trajectories, pairs or TRL rows; or a run."),
+        typer.Argument(
+            callback=existing, help="Rows: a file, a folder, or owner/name:split of the Hub; or a run."
+        ),
     ],
     model: Annotated[
         str | None, typer.Option("--model", help="Hub id, local folder, or smollm2-135m; a run has its own.")
@@ -81,7 +83,7 @@ def inspect(
             say_json(found)
         else:
             print_audit(found, results)
-        raise typer.Exit(1 if found["refused"] or found["template"]["problems"] else 0)
+        raise typer.Exit(1 if found["refused"] or found["template"]["problems"] or not found["usable"] else 0)
     if as_json:
         for line in inspect_json(data, name, max_length, limit, chat_template):
             typer.echo(line)

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from perturn.data.shapes import listed, translate
+from perturn.data.texts import ADDS, ANSWERS, ASKS, is_transcript
 from perturn.errors import DataError
 from perturn.io.plain import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-_COLUMNS = (*_CONVERSATIONS, "tools", "label", "chat_template_kwargs")
+_COLUMNS = (*_CONVERSATIONS, "tools", "label", "kto_tag", "chat_template_kwargs")
 _OTHERS = (
-    *("functions", "system", "rejected_messages", "rejected_response"),
-    *("input", "preferred_output", "non_preferred_output"),
+    *(
+        "functions",
+        "system",
+        "conversation",
+        "rejected_messages",
+        "rejected_response",
+        "text",
+        "history",
+        "kto_tag",
+    ),
+    *("preferred_output", "non_preferred_output", *ASKS, *ADDS, *ANSWERS),
 )
 """Columns of other trainers' forms."""
 _MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
@@ -35,7 +46,15 @@ _METADATA = re.compile(
 """Names of columns that say where a row is from; they are ignored without a word."""
 
 
-def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> dict[str, Any]:
+class Columns(NamedTuple):
+    """The columns of a row that are read, under TRL's names."""
+
+    read: dict[str, Any]
+    shape: str
+    """The form that the row was recognised as, in words."""
+
+
+def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> Columns:
     """The columns of a row that are read, as plain data, under TRL's names.
 
     Args:
@@ -45,28 +64,55 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         unread: Grows by the columns that nothing reads and that hold more than a default.
 
     Raises:
-        DataError: If a column holds no plain data, or says what no training here can do.
+        DataError: If a column holds no plain data, says what no training here can do, or the row has several meanings.
     """
     given = {str(key): value for key, value in row.items() if value is not None}
     read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}
-    others = {name: plain_column(given[name], f"{where}: {name}") for name in _OTHERS if name in given}
-    if isinstance(others.get("input"), Mapping):  # OpenAI's preferences
-        posed = others.pop("input")
-        read |= {"prompt": posed.get("messages", [])} | {
-            key: posed[key] for key in ("tools",) if key in posed
-        }
-        for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
-            if theirs in others:
-                read[ours] = others.pop(theirs)
+    others = {
+        name: plain_column(given[name], f"{where}: {name}") for name in _OTHERS if _may_be(given.get(name))
+    }
+    unread |= {f"column {name}" for name in _OTHERS if name in given and name not in others}
+    openai = _take_openai(read, others, unread)
     for name, value in _rest(given, where).items():
         if not _METADATA.fullmatch(name) and _holds(value):
             unread.add(f"column {name}")
     if _is_filled([*read.values(), *others.values()], filled):
         read, others = _without_nulls(read), _without_nulls(others)
-    _translate(read, others, where)
+    written = {name: value for name in _CONVERSATIONS if isinstance(value := read.get(name), str)}
+    read |= {
+        name: listed(read[name], may_be_one=name not in ("messages", "conversations"))
+        for name in _CONVERSATIONS
+        if name in read
+    }
+    shape = translate(read, others, where)
+    if any(is_transcript(text) for text in written.values()):
+        shape += ", transcripts of Human and Assistant"
+    unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
     form = _form_of(read)
     unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
-    return read
+    return Columns(read, openai or shape)
+
+
+def _may_be(value: Any) -> bool:
+    """Whether a column of another trainer may be of its form; a number or a date is not."""
+    return isinstance(value, str | list | tuple | Mapping | bool) or hasattr(value, "tolist")
+
+
+def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str]) -> str | None:
+    """Bring OpenAI's preferences into TRL's columns; returns the name of the form, if the row is of it."""
+    posed = others.get("input")
+    if not isinstance(posed, Mapping):
+        return None
+    del others["input"]
+    read["prompt"] = posed.get("messages", [])
+    if "tools" in posed:
+        read["tools"] = posed["tools"]
+    known = ("messages", "tools", "parallel_tool_calls")
+    unread |= {f"column input.{key}" for key, value in posed.items() if key not in known and _holds(value)}
+    for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
+        if theirs in others:
+            read[ours] = others.pop(theirs)
+    return "input, preferred_output and non_preferred_output, as OpenAI's preferences"
 
 
 def plain_column(value: Any, where: str) -> Any:
@@ -91,41 +137,6 @@ def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             "WeightedTrajectory."
         )
     return {name: value for name, value in rest.items() if name not in (*_MEDIA, *_WEIGHTS)}
-
-
-def _translate(read: dict[str, Any], others: Mapping[str, Any], where: str) -> None:
-    """Bring what other trainers write under other names into TRL's columns."""
-    if others.get("functions") and not read.get("tools") and isinstance(others["functions"], list):
-        read["tools"] = [{"type": "function", "function": each} for each in others["functions"]]
-    if "messages" not in read and "conversations" in read:  # ShareGPT
-        read["messages"] = read.pop("conversations")
-    messages = read.get("messages")
-    if isinstance(messages, list):
-        if others.get("rejected_messages"):  # ms-swift
-            read |= {"chosen": messages, "rejected": others["rejected_messages"]}
-        elif isinstance(others.get("rejected_response"), str):
-            answer = {"role": "assistant", "content": others["rejected_response"]}
-            read |= {"chosen": messages, "rejected": [*messages[:-1], answer]}
-        elif all(isinstance(read.get(side), Mapping) for side in ("chosen", "rejected")):  # LLaMA-Factory
-            read |= {"prompt": messages} | {side: [read[side]] for side in ("chosen", "rejected")}
-        if any(read.get(name) is messages for name in ("prompt", "chosen")):
-            del read["messages"]
-    if isinstance(others.get("system"), str) and others["system"]:
-        _put_system(read, others["system"], where)
-
-
-def _put_system(read: dict[str, Any], text: str, where: str) -> None:
-    """Put the system text of a column before the messages."""
-    starts = [name for name in ("prompt", "messages") if read.get(name)][:1] or ["chosen", "rejected"]
-    for name in starts:
-        messages = read.get(name)
-        if not isinstance(messages, list):
-            continue
-        first = messages[0] if messages and isinstance(messages[0], Mapping) else {}
-        if first.get("role", first.get("from")) != "system":
-            read[name] = [{"role": "system", "content": text}, *messages]
-        elif first.get("content", first.get("value")) != text:
-            raise DataError(f"{where}: system: {name} begins with another system text. Keep one of them.")
 
 
 def _form_of(read: Mapping[str, Any]) -> set[str]:

@@ -9,6 +9,7 @@ text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,11 +27,14 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 _ALIASES = {
     **dict.fromkeys(("human",), "user"),
-    **dict.fromkeys(("gpt", "model"), "assistant"),
-    **dict.fromkeys(("function", "ipython", "observation", "tool_response"), "tool"),
+    **dict.fromkeys(("gpt", "model", "chatgpt", "bing", "bard", "bot"), "assistant"),
+    **dict.fromkeys(("function", "function_response", "ipython", "observation", "tool_response"), "tool"),
 }
 _CALLS = ("function_call", "tool_call")
 """Roles of LLaMA-Factory and ms-swift whose content is the JSON text of calls."""
+
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+"""A thought before the JSON text of calls."""
 
 _MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale")
 """Keys that say whether a message carries loss: OpenAI's, axolotl's, ms-swift's and others'."""
@@ -67,7 +71,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
     """
     if isinstance(value, str):
         raise DataError(
-            f"{where}: expected messages, got text, which is TRL's standard format. "
+            f"{where}: expected messages, got text. "
             'Wrap it: [{"role": "user", "content": ...}], or role assistant for what carries loss.'
         )
     if not isinstance(value, list):
@@ -106,7 +110,8 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
             given[ours] = given.pop(theirs)
     if "role" not in given:
         _fail(where, "a message with a role", message)
-    role = _ALIASES.get(str(given["role"]), given["role"])
+    said = str(given["role"]).strip().lower().replace("-", "_")
+    role = _ALIASES.get(said, said if said in (*_ROLES, *_CALLS) else given["role"])
     if role not in (*_ROLES, *_CALLS):
         raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
     for key in (each for each in _MEDIA if given.get(each)):
@@ -131,8 +136,11 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
     trained = _trained(given, where)
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in _CALLS:
-        calls = _calls_of_text(given.get("content"), f"{where}.content", unread)
-        return Read(Action("", tool_calls=tuple(calls)).message(), trained, is_call=True)
+        content, thought = given.get("content"), ""
+        if isinstance(content, str) and (found := _THOUGHT.match(content)):
+            content, thought = content[found.end() :], found[1].strip()
+        calls = _calls_of_text(content, f"{where}.content", unread)
+        return Read(Action("", tool_calls=tuple(calls), reasoning=thought).message(), trained, is_call=True)
     said = _said(given, where)
     calls = _calls(given, where, unread=unread)
     action = Action(said.text, tool_calls=tuple(calls), reasoning=_reasoning(given, said, where))
@@ -273,7 +281,9 @@ def _joined(before: Read, call: Read, where: str) -> Read:
             f"{where}: the call and the message before it are one turn, and only one of them carries loss. Mark both."
         )
     calls = [*before.message.get("tool_calls", ()), *call.message["tool_calls"]]
-    return Read({**before.message, "tool_calls": calls}, before.trained, is_call=True)
+    thoughts = list(filter(None, (each.message.get("reasoning_content") for each in (before, call))))
+    thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return Read({**before.message, **thought, "tool_calls": calls}, before.trained, is_call=True)
 
 
 def _unknown(given: Mapping[str, Any], known: Set[str]) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from perturn.data.forms import columns_of, plain_column
 from perturn.data.messages import Read, read_messages
+from perturn.data.unreadable import keys_of, what_wrapper
 from perturn.errors import DataError
 from perturn.io.plain import mismatch
 from perturn.io.reading import parse_json
@@ -21,7 +22,17 @@ from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Tur
 TRAILING = "trailing_messages"
 """Under which messages after the last answer are counted."""
 _SYSTEM = ("developer", "system")
-_FORMS = "messages; prompt and completion; prompt, chosen and rejected; chosen and rejected (implicit prompt)"
+LABELS = ("label", "kto_tag")
+"""Columns that say whether the answer of a row is desirable."""
+ONLY_KTO = (
+    "label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of chosen and "
+    "rejected."
+)
+"""Why a row with a label is refused where no loss reads it."""
+_FORMS = (
+    "messages (or conversations); prompt and completion; prompt, chosen and rejected; chosen and rejected; text; "
+    "instruction and output"
+)
 
 
 def from_trl(
@@ -30,6 +41,7 @@ def from_trl(
     task_id: str,
     index: int | None = None,
     counts: Counter[str] | None = None,
+    shapes: Counter[str] | None = None,
     filled: bool = False,
 ) -> Trajectory | PreferencePair:
     """A conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
@@ -51,6 +63,7 @@ def from_trl(
         index: Number of the row, for error messages.
         counts: Grows by `trailing_messages` (how many came after the last assistant message and were dropped), and by
             one for each key of the row or its messages that nothing reads.
+        shapes: Grows by one for the form that the row was recognised as, in words.
         filled: Whether the row is of a data set that Arrow holds; a row whose messages all have the same keys, some
             with None, is taken for such a row anyway.
     """
@@ -58,8 +71,8 @@ def from_trl(
     if not isinstance(row, Mapping):
         _fail(where, "a mapping of columns", row)
     unread: set[str] = set()
-    columns = columns_of(row, where, filled, unread)
-    prompt, sides = _form(columns, where, unread)
+    columns, shape = columns_of(row, where, filled, unread)
+    prompt, sides = _form(columns, row, where, unread)
     known: dict[str, Any] = {
         "tools": _tools(columns.get("tools", []), f"{where}: tools"),
         "template_kwargs": _kwargs(columns.get("chat_template_kwargs", {}), f"{where}: chat_template_kwargs"),
@@ -76,7 +89,16 @@ def from_trl(
     if counts is not None:
         counts.update(unread)
         counts[TRAILING] += trailing
+    if shapes is not None:
+        shapes[shape] += 1
     return trajectories[0] if len(sides) == 1 else PreferencePair(*trajectories)
+
+
+def label_of(row: Mapping[str, Any]) -> bool | None:
+    """Return whether a row is desirable, as TRL's `label` and LLaMA-Factory's `kto_tag` say; None: it does not say."""
+    found: list[Any] = [row.get(name) for name in LABELS]
+    plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
+    return next((each for each in plain if isinstance(each, bool)), None)
 
 
 def told_unread(counts: Counter[str]) -> str:
@@ -136,7 +158,9 @@ def _beside(trajectory: Trajectory) -> dict[str, Any]:
     return found | ({"chat_template_kwargs": variables} if variables else {})
 
 
-def _form(columns: dict[str, Any], where: str, unread: set[str]) -> tuple[list[Read], dict[str, list[Read]]]:
+def _form(
+    columns: dict[str, Any], row: Mapping[str, Any], where: str, unread: set[str]
+) -> tuple[list[Read], dict[str, list[Read]]]:
     """The messages of the prompt, and those of each side."""
 
     def read(column: str) -> list[Read]:
@@ -151,19 +175,30 @@ def _form(columns: dict[str, Any], where: str, unread: set[str]) -> tuple[list[R
         chosen, rejected = read("chosen"), read("rejected")
         shared = _shared(chosen, rejected)
         return chosen[:shared], {"chosen": chosen[shared:], "rejected": rejected[shared:]}
-    if isinstance(columns.get("label"), bool) and {"completion", "messages"} & columns.keys():
-        raise DataError(
-            f"{where}: label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of "
-            "chosen and rejected."
-        )
+    if label_of(columns) is not None and {"completion", "messages"} & columns.keys():
+        raise DataError(f"{where}: {ONLY_KTO}")
     if "prompt" in columns and "completion" in columns:
         prompt, sides = read("prompt"), {"completion": read("completion")}
         _refuse_repeated(prompt, sides, where)
         return prompt, sides
     if "messages" in columns:
         return [], {"messages": read("messages")}
-    got = ", ".join(columns) or "none of these columns"
-    raise DataError(f"{where}: expected one of the forms {_FORMS}; got {got}.")
+    raise DataError(f"{where}: expected one of the forms {_FORMS}; got {keys_of(row)}.{_hint(columns, row)}")
+
+
+def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Return what to do with a row of no known form."""
+    if "completions" in row and "labels" in row:
+        return (
+            " Stepwise supervision has no loss here. Give a WeightedTrajectory with a weight for each turn."
+        )
+    if "prompt" in columns and not columns.keys() & {"chosen", "rejected"}:
+        return (
+            " A prompt alone has no answer to learn from. Tasks that a policy plays come from an environment."
+        )
+    if columns.keys() & {"prompt", "completion", "chosen", "rejected"}:
+        return " Add the columns that are missing of a form."
+    return f" {wrapped[0].upper()}{wrapped[1:]}" if (wrapped := what_wrapper(row)) else " Rename the columns."
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
@@ -230,7 +265,13 @@ def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         _fail(where, "a list of schemas or its JSON text", value)
-    return tuple(_without_nulls(tool) for tool in value)
+    return tuple(_wrapped(_without_nulls(tool)) for tool in value)
+
+
+def _wrapped(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema in the form of chat templates; rows of LLaMA-Factory have the schema of the function alone."""
+    is_bare = isinstance(schema.get("name"), str) and not {"function", "type"} & schema.keys()
+    return {"type": "function", "function": schema} if is_bare else schema
 
 
 def _without_nulls(schema: Any) -> Any:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from perturn.bounds import CODE, MAYBE_PATH, PATH
+from perturn.bounds import CODE, MAYBE_PATH, ROWS
 from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
 from perturn.envs.outside import as_number
-from perturn.envs.rows import read_rows
+from perturn.envs.rows import numbered_rows
 from perturn.episodes.tool_calls import ToolCall, read_action
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
@@ -44,7 +44,7 @@ class TrlFactory:
     def __init__(
         self,
         make: Annotated[str, CODE],
-        rows: Annotated[Mapping[str, str], PATH],
+        rows: Annotated[Mapping[str, str], ROWS],
         settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
         ask_reward: str = "each",
         success_reward: float = 1.0,
@@ -54,8 +54,8 @@ class TrlFactory:
 
         Args:
             make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
-            rows: JSON-lines file of rows for each split. A row has `prompt`, a text or one user message, and what
-                `reset` takes.
+            rows: File or folder of rows for each split, or a data set of the Hub. A row has `prompt`, a text or one
+                user message, and what `reset` takes.
             settings: Keyword arguments of the callable.
             ask_reward: `each`: after each action; `end`: once, when the policy has answered.
             success_reward: Reward from which an episode counts as solved.
@@ -167,10 +167,8 @@ def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read_rows(file: Path, split: str) -> list[Task]:
-    """Rows of a file as tasks, named by their line."""
-    return [
-        Task(f"{split}/{where.rpartition(':')[2]}", split=split, data=row) for where, row in read_rows(file)
-    ]
+    """Rows of a source as tasks, named by their number."""
+    return [Task(f"{split}/{number}", split=split, data=row) for number, _, row in numbered_rows(file)]
 
 
 def _prompt_text(prompt: Any) -> str:

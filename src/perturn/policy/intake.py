@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from perturn.data.trl import told_unread
+from perturn.data.rows import Row, Tally, open_rows, own_row, told
+from perturn.data.sources import Location
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.policy.examples import Example, check_lengths, warn_of_changes
-from perturn.policy.sampled import Row, as_row, unbroken
+from perturn.policy.sampled import as_row, unbroken
 
 _logger = logging.getLogger(__name__)
 
 
 def take_rows(
-    rows: Iterable[Any],
+    rows: Iterable[Any] | Location,
     name: str,
     loss: Any,
     encode: Callable[[Row], Example],
@@ -26,7 +27,7 @@ def take_rows(
     """Read and tokenize rows.
 
     Args:
-        rows: Rows in any of the forms that training takes.
+        rows: Rows in any of the forms that training takes; or a file or folder of them, or a data set of the Hub.
         name: Name of the data set, for messages.
         loss: What the rows are for.
         encode: A row as tokens.
@@ -47,27 +48,51 @@ def take_rows(
     encoded: list[Example] = []
     names: list[str] = []
     taken: list[Row] = []
-    refused: list[tuple[int, str]] = []
-    counts, filled = Counter[str](), _comes_from_arrow(rows)
-    for index, row in unbroken(rows, name, loss):
+    refused: list[tuple[str, str]] = []
+    located, filled, unit = _located(rows)
+    if isinstance(rows, str | os.PathLike):
+        name = f"{name} ({os.fspath(rows)})"
+    tally = Tally()
+    for (index, label), row in unbroken(located, name, loss):
         try:
-            parsed = as_row(row, index, loss, counts, filled=filled)
+            parsed = as_row(row, index, loss, tally, filled=filled)
             encoded.append(encode(parsed))
             taken.append(parsed)
-            names.append(f"{name} row {index}")
+            names.append(f"{name} {unit} {label}")
         except (DataError, ModelError) as error:  # a template may refuse a row
-            refused.append((index, str(error)))
+            refused.append((label, str(error)))
             if len(refused) == MOST_REFUSED:
                 break
     if refused:
-        raise DataError(refusal(name, refused))
+        raise DataError(refusal(name, refused, unit))
     if not encoded:
         raise DataError(f"the {name} dataset is empty; give at least one row.")
     check_lengths(encoded, context, names)
-    if unread := told_unread(counts):
-        _logger.warning("%s: %s", name, unread)
+    for said in told(tally):
+        _logger.warning("%s: %s", name, said)
     warn_of_changes(name, encoded, max_length)
     return encoded, taken
+
+
+def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
+    """Rows with their number and place, whether Arrow holds them, and the unit of a place.
+
+    Rows of Perturn's own form are read.
+    """
+    if isinstance(rows, str | os.PathLike):
+        source = open_rows(rows)
+        found = (((each.number, each.label), each.value) for each in source.read())
+        return ((where, _own(row)) for where, row in found), source.filled, source.unit
+    given = (((index, str(index)), row) for index, row in enumerate(rows))
+    return ((where, _own(row)) for where, row in given), _comes_from_arrow(rows), "row"
+
+
+def _own(row: Any) -> Any:
+    """A row of Perturn's own, read, or what is wrong with it; any other as it is."""
+    try:
+        return own_row(row) or row
+    except DataError as error:
+        return error
 
 
 def _comes_from_arrow(rows: object) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.data.groups import counts
-from perturn.data.trl import from_trl
+from perturn.data.rows import Row, Tally, read_row
+from perturn.data.trl import ONLY_KTO, label_of
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
 from perturn.policy.credits import carries_own_turns, reads_clip
@@ -24,23 +25,20 @@ from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
 _logger = logging.getLogger(__name__)
 
-Row = Trajectory | WeightedTrajectory | PreferencePair
-"""A row that training takes."""
+P = TypeVar("P")
 
 Needed = Mapping[str, Sequence[Any]]
 """Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
 
 
-def as_row(
-    row: Any, index: int, loss: Any, counts: Counter[str] | None = None, *, filled: bool = False
-) -> Row:
+def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, filled: bool = False) -> Row:
     """A row in any of the forms that training takes; a pair becomes its chosen side where the loss reads one side.
 
     Args:
-        row: The row.
+        row: The row, or what is wrong with it.
         index: Its number.
         loss: What it is for.
-        counts: Grows by what nothing reads; see `from_trl`.
+        tally: Grows by what was found in it beside the row.
         filled: Whether the row is of a data set that Arrow holds.
 
     Raises:
@@ -51,10 +49,14 @@ def as_row(
             "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
             "ppo-clip, or leave clip out."
         )
-    if getattr(loss, "needs_mismatched", False):
-        return _labelled(row, index, counts, filled)
+    if isinstance(row, DataError):
+        raise row
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
-    parsed: Row = row if known else from_trl(row, task_id=f"row-{index}", counts=counts, filled=filled)
+    parsed: Row = row if known else read_row(row, index, tally, filled=filled)
+    if getattr(loss, "needs_mismatched", False):
+        return _labelled(parsed, row)
+    if isinstance(parsed, WeightedTrajectory) and not known:  # its weights are of a label
+        raise DataError(f"row: {ONLY_KTO}")
     if isinstance(parsed, PreferencePair):
         if getattr(loss, "needs_behavior", False):
             raise DataError(
@@ -67,28 +69,23 @@ def as_row(
     return parsed
 
 
-def _labelled(row: Any, index: int, counts: Counter[str] | None, filled: bool) -> WeightedTrajectory:
+def _labelled(row: Row, given: Any) -> WeightedTrajectory:
     """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
-    if isinstance(row, WeightedTrajectory):
-        turns = zip(row.trajectory.turns, row.weight, strict=True)
-        weights = [weight for turn, weight in turns if turn.carries_loss]
-        if not (all(one > 0 for one in weights) or all(one < 0 for one in weights)):
-            raise DataError(
-                f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
-                f"and all < 0 where it is not, except those of turns without loss, got {row.weight!r:.200}."
-            )
-        return row
-    label = row.get("label") if isinstance(row, Mapping) else None
-    if not isinstance(label, bool):
+    if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
+        raise DataError("the row is a pair, and has a label; leave one of the two out.")
+    if not isinstance(row, WeightedTrajectory):
         raise DataError(
             "the loss learns from single trajectories that are desirable or not, and the row does not say; give a "
             "WeightedTrajectory with weights of 1 or -1, or prompt, completion and label."
         )
-    plain = {key: value for key, value in row.items() if key != "label"}
-    parsed = from_trl(plain, task_id=f"row-{index}", counts=counts, filled=filled)
-    if isinstance(parsed, PreferencePair):
-        raise DataError("the row is a pair, and has a label; leave one of the two out.")
-    return WeightedTrajectory(parsed, (1.0 if label else -1.0,) * len(parsed.turns))
+    turns = zip(row.trajectory.turns, row.weight, strict=True)
+    weights = [weight for turn, weight in turns if turn.carries_loss]
+    if not (all(one > 0 for one in weights) or all(one < 0 for one in weights)):
+        raise DataError(
+            f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
+            f"and all < 0 where it is not, except those of turns without loss, got {row.weight!r:.200}."
+        )
+    return row
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
@@ -141,14 +138,14 @@ def with_weight(
     return replace(example, weight=(weights,), clip=tuple(clips), has_spread=has_spread is not False)
 
 
-def unbroken(rows: Iterable[Any], name: str, loss: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a dataset with their numbers, without those that a FAILED episode is in.
+def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tuple[P, Any]]:
+    """Yield the rows of a dataset with their places, without those that a FAILED episode is in.
 
     Nothing is learned from an episode that the environment or the engine broke off. A warning says how many are left
     out. Of a pair the rejected side counts where the loss reads it.
 
     Args:
-        rows: In any form that training takes.
+        rows: In any form that training takes, each with its place.
         name: Of the dataset.
         loss: What learns.
 
@@ -156,11 +153,12 @@ def unbroken(rows: Iterable[Any], name: str, loss: Any) -> Iterator[tuple[int, A
         DataError: If there are rows, and a FAILED episode is in each.
     """
     number = left = 0
-    for number, row in enumerate(rows, start=1):
+    for where, row in rows:
+        number += 1
         if any(map(failed, _read_sides(row, loss))):
             left += 1
         else:
-            yield number - 1, row
+            yield where, row
     if left and left == number:
         raise DataError(
             f"the {name} dataset has {number} rows, and the episode of each FAILED in the environment or the engine: "

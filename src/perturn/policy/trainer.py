@@ -21,6 +21,8 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from perturn.data.rows import Row
+from perturn.data.sources import Location
 from perturn.io.writing import writing
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
@@ -67,7 +69,7 @@ from perturn.policy.packing import (
     mismatched_packs,
 )
 from perturn.policy.reference import weigh_all
-from perturn.policy.sampled import Row, behavior_logprobs, weigh_rows, with_weight
+from perturn.policy.sampled import behavior_logprobs, weigh_rows, with_weight
 from perturn.policy.tokens import Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -79,8 +81,8 @@ class TurnTrainer(EvaluatingTrainer):
         self,
         model: Any,
         args: TurnConfig | None = None,
-        train_dataset: Iterable[Any] | None = None,
-        eval_dataset: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
+        train_dataset: Iterable[Any] | Location | None = None,
+        eval_dataset: Iterable[Any] | Location | Mapping[str, Iterable[Any] | Location] | None = None,
         processing_class: Any = None,
         *,
         ref_model: Any = None,
@@ -94,8 +96,9 @@ class TurnTrainer(EvaluatingTrainer):
             model: A causal language model, or its name or folder. The adapters of a folder, or of a `peft.PeftModel`,
                 are trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
             args: Settings.
-            train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in TRL's conversational
-                formats. Where a credit needs groups, the rows of one task and one policy are a group.
+            train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in a public form; or a file
+                or folder of rows, or a data set of the Hub (`owner/name:split`). Where a credit needs groups, the rows
+                of one task and one policy are a group.
             eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
             processing_class: The tokenizer; None: the model's own.
             ref_model: The reference policy, or the name of one; None: the model as it is now.
@@ -226,7 +229,7 @@ class TurnTrainer(EvaluatingTrainer):
         """Whether the loss reads rows whose actions are another's."""
         return bool(getattr(self.loss, "needs_mismatched", False))
 
-    def _encode(self, rows: Iterable[Any], name: str) -> Examples:
+    def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
         """Rows -> checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)

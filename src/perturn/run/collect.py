@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.audit.rows import rows_of
 from perturn.data.outcomes import outcomes
+from perturn.data.rows import rows_of
 from perturn.data.run_folder import Run
+from perturn.data.sources import open_source
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.envs.load import make_environment
-from perturn.envs.rows import read_rows as read_objects
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
@@ -28,8 +28,8 @@ from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
 from perturn.settings.stages import Stage, mark
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
-_OURS = {"turns", "messages", "completion", "chosen", "conversations"}
-"""Keys of which a row of ours or of TRL's has one."""
+_OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
+"""Keys of which a row of ours, of TRL's or of ShareGPT's has one."""
 AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
 
@@ -68,7 +68,7 @@ def show_expert(session: Session, stage: Stage) -> None:
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
-    """Take the expert episodes of the user's file: trajectories of ours as they are, TRL's messages as successes.
+    """Take the expert episodes of the user's rows: trajectories of ours as they are, conversations as successes.
 
     Raises:
         DataError: If a row is malformed, or a pair, or there is none.
@@ -127,7 +127,8 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         )
     with closing_world(make_environment(recipe.environment or {})) as env:
         tasks = look_up(recipe, env).expert
-        found = list(_ours(run, file, env.name, tasks) if _is_ours(file) else _theirs(run, file, env, tasks))
+        reads_own = hasattr(env, "read_experts") and not _is_ours(file)
+        found = list(_theirs(run, file, env, tasks) if reads_own else _ours(run, file, env.name, tasks))
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
@@ -137,11 +138,10 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file holds our trajectories or rows of TRL's, by the keys of its first object."""
-    first = next(read_objects(file), None)
-    if first is None:
-        raise DataError(f"{file} holds no row; give JSON lines of trajectories, or of TRL's messages.")
-    return not _OURS.isdisjoint(first[1])
+    """Whether a source holds our trajectories or rows of the public forms, by the keys of its first object."""
+    rows = (record.value for record in open_source(file).read())
+    first = next((row for row in rows if isinstance(row, dict)), None)
+    return first is None or not _OURS.isdisjoint(first)
 
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
@@ -160,11 +160,6 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
 
 def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
     """Episodes that the environment reads, under the prompt of the run's protocol."""
-    if not hasattr(env, "read_experts"):
-        raise ConfigError(
-            f"{file}: expected rows with {', '.join(sorted(_OURS))}; the environment {env.name} reads no episodes of "
-            "others."
-        )
     protocol = make_protocol(run.recipe.protocol)
     rules: dict[str, Any] = {
         "protocol": f"{protocol.name}-{protocol.format}",

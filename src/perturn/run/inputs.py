@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from perturn.data.hub import HubName, hub_name, hub_rows
 from perturn.data.inputs import Change, Files, Inputs, compare, files_below, gather, record, recorded_files
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run, run_folder
 from perturn.data.seals import read_manifest, without_removed
 from perturn.envs.load import files_beside, load_object, module_files
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, DataError, RunError
 from perturn.policy.names import BUNDLED, CONVERTED, PACKAGED
 from perturn.policy.templates import TEMPLATES
 from perturn.run.progress import console
@@ -199,9 +200,20 @@ def _expand(text: str, kind: str) -> Files:
         return gather(*module_files(text)) if ":" in text else gather(path, [])
     if kind == "template" and (text in TEMPLATES or "{{" in text or "{%" in text):
         return gather(path, [])
+    if kind == "rows" and not path.exists() and (named := hub_name(text)) is not None:
+        return gather(None, _cached(named))
     if text and os.path.isfile(path):
         return gather(path.parent, [path])
     return gather(path, files_below(path) if text and os.path.isdir(path) else [])
+
+
+def _cached(named: HubName) -> Iterable[Path]:
+    """The files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
+    try:
+        return [file for file in hub_rows(named)[1] if file.is_file()]
+    except DataError as error:
+        console.print(str(error), style="yellow", markup=False, soft_wrap=True)
+        return ()
 
 
 def _is_of_model(file: Path) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from perturn.audit.rows import rows_of
 from perturn.data.paths import RunPaths, checkpoint_of
+from perturn.data.rows import open_rows, rows_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, read_manifest, refuse_damage
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.errors import ConfigError, DataError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.memory import release_memory
@@ -205,9 +205,11 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)
-        if file and not user_path(file, f"{section}.file").is_file():
-            raise ConfigError(f"{section}.file: {file} does not exist; give a file of JSON lines.")
         if file:
+            try:
+                open_rows(file)
+            except DataError as error:
+                raise ConfigError(f"{section}.file: {error}") from error
             can_be_written = None if renderer is None else partial(_check_row, renderer)
             deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
     if recipe.environment is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perturn.audit.rows import rows_of
 from perturn.data.pairs import (
     pair_with_corrected,
     pair_with_expert,
     pair_within_branches,
     pair_within_groups,
 )
+from perturn.data.rows import rows_of
 from perturn.data.steps import pair_with_expert_steps
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.data.tree import pair_within_trees

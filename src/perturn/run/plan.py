@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from perturn.audit.rows import read_rows
 from perturn.data.paths import RunPaths
+from perturn.data.rows import read_rows
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.io.reading import user_path
@@ -261,8 +261,9 @@ def _training_cost(
         made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
         file = user_path(own, "pair.file") if own else made
         assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
-        rows = sum(1 for _ in read_rows(file)) if file.is_file() else assumed
-        what = "pairs" if file.is_file() else "pairs (assumed)"
+        is_there = bool(own) or file.is_file()
+        rows = sum(1 for _ in read_rows(file)) if is_there else assumed
+        what = "pairs" if is_there else "pairs (assumed)"
     tokens = trained_tokens(found, rows, on_pairs)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     return work, training_seconds(machine, settings, tokens, on_pairs), training_gb(machine, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from perturn.bounds import MODEL, PATH, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
+from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
 from perturn.settings.signals import Signals
 from perturn.types import Message, Sampling
 
@@ -101,8 +101,9 @@ class ProtocolSettings:
 class Expert:
     """Episodes to learn from: the environment's expert plays the tasks that are taught or explored."""
 
-    file: Annotated[str | None, PATH] = None
-    """Episodes of your own instead: JSON lines of trajectories, or of TRL's `messages`. None: the expert plays."""
+    file: Annotated[str | None, ROWS] = None
+    """Episodes of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories
+    or conversations (docs: Your data). None: the expert plays."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ class Explore:
 class Pair:
     """Make preference pairs: expert or correction over the policy's failure, or own best over own worst."""
 
-    file: Annotated[str | None, PATH] = None
-    """Pairs of your own instead: JSON lines of pairs, or of TRL's `chosen` and `rejected`. None: they are made."""
+    file: Annotated[str | None, ROWS] = None
+    """Pairs of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are pairs or have
+    `chosen` and `rejected` (docs: Your data). None: they are made."""
     within: Literal["expert", "step", "group", "branch", "tree", "correction"] = "expert"
     """Whose trajectory is chosen: the expert's over the explored one, and with `step` also over the policy's own turns
     from where his step is worth more; the best of the policy's own of the same task, or of those that share their

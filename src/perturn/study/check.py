@@ -6,8 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 
-from perturn.audit.rows import read_rows
 from perturn.data.paths import RunPaths
+from perturn.data.rows import read_rows
 from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path

@@ -64,7 +64,7 @@ def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
     return [
         each.setting
         for each in named
-        if each.kind == "path" or (each.kind == "model" and is_local(each.text))
+        if each.kind in ("path", "rows") or (each.kind == "model" and is_local(each.text))
     ]
 
 

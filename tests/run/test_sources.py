@@ -1,0 +1,98 @@
+"""Sources of rows in a recipe: read by check and stages, and kept as inputs with digests."""
+
+import json
+import shutil
+from pathlib import Path
+
+import datasets
+import pytest
+
+from perturn.data import hub
+from perturn.data.seals import read_manifest
+from perturn.data.store import read_pairs
+from perturn.errors import ConfigError, DataError, RunError
+from perturn.run.inputs import changes
+from perturn.run.loop import check, open_run, run_stages
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe
+
+PAIRS = [
+    {
+        "conversations": [{"from": "human", "value": "a"}],
+        "chosen": {"from": "gpt", "value": f"ok {n}"},
+        "rejected": {"from": "gpt", "value": "no"},
+    }
+    for n in range(3)
+]
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch, tiny_folder):
+    """The working directory, with a model and pairs of three kinds."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder, "base")
+    Path("array.json").write_text(json.dumps(PAIRS, indent=2))
+    datasets.Dataset.from_list(PAIRS).to_parquet("rows.parquet")
+    datasets.Dataset.from_list(PAIRS).save_to_disk("saved", num_shards=2)
+    return tmp_path
+
+
+def recipe_of(file):
+    """An alignment on pairs of the user's."""
+    data = {"name": "aligned", "model": {"name": "base"}, "align": {"loss": {"name": "dpo"}}}
+    return parse(Recipe, data | {"pair": {"file": file}})
+
+
+def paired(file):
+    """The run, after its pairs are made."""
+    with open_run(recipe_of(file), [], "pair") as run:
+        run_stages(run, "pair")
+    return run.folder
+
+
+@pytest.mark.parametrize("file", ["array.json", "rows.parquet", "saved"])
+def test_pairs_come_from_every_source_and_have_digests(beside, file):
+    """A run on a source that has changed since is refused."""
+    folder = paired(file)
+
+    assert [pair.chosen.turns[0].action.text for pair in read_pairs(folder / "pairs.jsonl")] == [
+        "ok 0",
+        "ok 1",
+        "ok 2",
+    ]
+    noted = read_manifest(folder)["inputs"]["pair.file"]
+    assert len(noted["files"]) == (4 if file == "saved" else 1)
+    assert noted["kind"] == "rows"
+    changed = Path(file) / "data-00001-of-00002.arrow" if file == "saved" else Path(file)
+    changed.write_bytes(changed.read_bytes() + b" ")
+    with pytest.raises(RunError, match=f"pair.file: {changed.name} changed since this run was made"):
+        open_run(folder, [], "train")
+
+
+def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkeypatch):
+    """They are gone where the cache is cleared, which matters to no stage that has read them."""
+    held = datasets.load_from_disk("saved")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict({"train": held}))
+    hub.hub_rows.cache_clear()
+    folder = paired("owner/name:train")
+    noted = read_manifest(folder)["inputs"]
+
+    assert sorted(noted["pair.file"]["files"]) == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    assert changes(noted) == []
+    shutil.rmtree("saved")
+    assert [(each.setting, each.gone) for each in changes(noted)] == [("pair.file", True)]
+    hub.hub_rows.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "says"),
+    [
+        ("base", ConfigError, "pair.file: base: this is the folder of a model"),
+        ("none.jsonl", ConfigError, "pair.file: none.jsonl cannot be read: there is no such file or folder"),
+        ("base/model.safetensors", ConfigError, "pair.file: .*this is a file of safetensors"),
+        ("base/tokenizer.json", DataError, "tokenizer.json:1: this is a tokenizer's file"),
+    ],
+)
+def test_what_holds_no_rows_is_refused_before_work(beside, file, error, says):
+    with pytest.raises(error, match=says):
+        check(recipe_of(file))
