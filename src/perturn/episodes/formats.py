@@ -30,7 +30,7 @@ def _parse_tools(text: str) -> str | None:
 
 
 def _write_tools(thought: str, action: str) -> str:
-    return write_text(read_action(action) or ToolAction(action))
+    return write_text(read_action(action) or parse_text(action) or ToolAction(action))
 
 
 def _parse_react(text: str) -> str | None:

@@ -18,7 +18,7 @@ from perturn.envs.load import environment_maker
 from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.writing import write_whole
-from perturn.run.score import EVALUATION_SPLITS
+from perturn.run.own_rules import EVALUATION_SPLITS
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Lora

@@ -55,7 +55,7 @@ class Recipe:
     environment: Annotated[Section | None, EntryOf("environments")] = None
     """`name` of an environment and its settings; None where nothing is played."""
     protocol: ProtocolSettings | None = None
-    """The rules of an episode; None where nothing is played."""
+    """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
     base: Base | None = None
@@ -140,10 +140,6 @@ class Recipe:
         self._complete_base()
         if self.environment is None:
             self._check_unplayed(paired)
-        else:
-            require(
-                self.protocol is not None, "protocol is missing and has no default; set it in the recipe."
-            )
 
     def _check_groups(self) -> None:
         """Refuse more steps than an iteration has episodes, and groups of another policy than the one that learns."""
