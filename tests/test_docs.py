@@ -157,7 +157,7 @@ def test_shell_lines_are_run_or_parsed(page, line, tiny_folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (tmp_path / "own_environment.py").symlink_to(ROOT / "docs/examples/own_environment.py")
+    (tmp_path / "own_environment.py").symlink_to(ROOT / "examples/own_environment.py")
     words = shlex.split(line)
 
     if words[0] == "perturn":
@@ -230,7 +230,7 @@ def test_the_walk_through_shows_the_example_environment_as_it_is():
     """The block is the file that the tests check."""
     shown = blocks("docs/environments.md", "python", "## Your own")[0]
 
-    assert shown.rstrip() == (ROOT / "docs/examples/own_environment.py").read_text().rstrip()
+    assert shown.rstrip() == (ROOT / "examples/own_environment.py").read_text().rstrip()
 
 
 def rows(page, heading):
@@ -319,7 +319,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     page, section = "docs/environments.md", "## Your own"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
-    shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
+    shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
     recipe = blocks(page, "yaml", section)[0]
     (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
     commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]

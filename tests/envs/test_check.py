@@ -12,7 +12,7 @@ import pytest
 from perturn.envs.check import check_environment
 from perturn.types import Observation, Task
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_environment.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_environment.py"
 
 
 def example_class():

@@ -17,7 +17,7 @@ from perturn.run.progress import console as notices
     "init",
     "my.yaml --environment scienceworld --model smollm2-135m",
     'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
-    "my.yaml --environment docs/examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
+    "my.yaml --environment examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
     "--list",
     "my.yaml --from demo",
     panel="Prepare",
@@ -59,7 +59,7 @@ def init(
 
 @command(
     "check-env",
-    "docs/examples/own_environment.py:GuessNumber",
+    "examples/own_environment.py:GuessNumber",
     "my_package.my_env:MyEnvironment --split test --json",
     codes="0 it keeps the contract; 1 it does not; 2 it cannot be loaded.",
     panel="Prepare",
@@ -71,11 +71,13 @@ def check_env(
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
-    """Check whether an environment keeps the contract."""
+    """Check whether an environment keeps the contract, and say by which rules it would be played."""
     from perturn.envs.check import check_environment
     from perturn.envs.load import load_object
+    from perturn.run.own_rules import check_rules
 
     problems = check_environment(load_object(environment), split=split)
+    problems += [] if problems else check_rules(environment)
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:

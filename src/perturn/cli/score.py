@@ -132,7 +132,7 @@ def compare(
 @command(
     "play",
     "scienceworld",
-    "docs/examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
+    "examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
     panel="Look",
 )
 def play(

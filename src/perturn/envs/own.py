@@ -53,16 +53,11 @@ class OwnWorld:
         Args:
             world: An object of the user's class.
             label: Name of the game where its class has none.
-
-        Raises:
-            ConfigError: If a method is missing, naming all of them.
         """
-        if problems := lacking(world, label):
-            raise ConfigError(" ".join(problems))
         self.played = world
         self.name: Any = getattr(world, "name", label)
-        self._takes_split = _takes(world.tasks, 1, "split")
-        self._takes_seed = _takes(world.reset, 2, "seed")
+        self._takes_split = _takes(getattr(world, "tasks", None), 1, "split")
+        self._takes_seed = _takes(getattr(world, "reset", None), 2, "seed")
         self._offers = False
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +127,11 @@ def at_border(made: Any, label: str) -> Environment:
         ConfigError: If a method is missing, naming all of them.
     """
     world = awaited(made)
-    return world if isinstance(world, OwnWorld) else OwnWorld(world, label)
+    if isinstance(world, OwnWorld):
+        return world
+    if problems := lacking(world, label):
+        raise ConfigError(" ".join(problems))
+    return OwnWorld(world, label)
 
 
 def lacking(world: Any, label: str) -> list[str]:
@@ -152,11 +151,11 @@ def lacking(world: Any, label: str) -> list[str]:
     return [f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}." for name in missing]
 
 
-def _takes(method: Callable[..., Any], position: int, name: str) -> str | int | None:
+def _takes(method: Any, position: int, name: str) -> str | int | None:
     """How a method takes an argument: by its name, by its position, or not at all (None)."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):  # a method of C, whose signature is not known
+    except (TypeError, ValueError):  # a method of C, whose signature is not known, or none
         return position
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(each.name == name and each.kind in by_name for each in parameters):

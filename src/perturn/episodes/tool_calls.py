@@ -129,6 +129,11 @@ def write_text(action: ToolAction, form: str = "hermes") -> str:
     return "\n".join(filter(None, (action.text, write_calls(action.calls, form))))
 
 
+def expert_action(said: str) -> ToolAction:
+    """The action that an expert wrote as JSON, as a model writes calls, or as a message to the user."""
+    return read_action(said) or parse_text(said) or ToolAction(said)
+
+
 def chat_call(call: ToolCall) -> dict[str, Any]:
     """The call in the form of chat templates."""
     return {"type": "function", "function": _plain(call)}

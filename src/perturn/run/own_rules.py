@@ -13,7 +13,7 @@ from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.envs.protocols import PROTOCOLS
 from perturn.envs.remote import RemoteWorld
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, PerturnError, did_you_mean
 from perturn.faults import closing_world
 from perturn.run.panels import choose_tasks
 from perturn.run.progress import console
@@ -122,6 +122,20 @@ def say_rules(rules: Rules, name: str) -> None:
     """Print what was chosen, if anything."""
     for line in rules.lines(name):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_rules(name: str) -> list[str]:
+    """Print the rules that an environment declares or is played by; return what is wrong with them.
+
+    Args:
+        name: As in `environment.name`.
+    """
+    try:
+        with closing_world(environment_maker({"name": name})()) as env:
+            say_rules(rules_for(None, env, lambda: some_task(env)), env.name)
+    except PerturnError as error:
+        return [str(error)]
+    return []
 
 
 def some_task(env: Environment) -> Task:

@@ -1,6 +1,6 @@
 """An environment of your own, whole: guess a number by hearing 'higher' or 'lower'.
 
-perturn check-env docs/examples/own_environment.py:GuessNumber
+perturn check-env examples/own_environment.py:GuessNumber
 """
 
 from collections.abc import Sequence
