@@ -11,7 +11,7 @@ with all that the contract offers.
 
 
 class Guess:
-    """Guess a whole number from 1 to 12. Answer with the number alone."""
+    """Guess a whole number from 1 to 12. An action is a number alone, such as 7."""
 
     max_turns = 6
 

@@ -25,6 +25,7 @@ from perturn.types import Action, EpisodeProtocol, Sampling, Status
 trl = pytest.importorskip("trl")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/trl_environment.py"
+ROWS = [json.loads(line) for line in EXAMPLE.with_name("trl_rows.jsonl").read_text().splitlines()]
 PROTOCOL = EpisodeProtocol("safe", "tools", max_turns=6)
 
 
@@ -280,7 +281,7 @@ def test_one_class_trains_in_perturn_and_in_trl(
             use_cpu=True,
             bf16=False,
         ),
-        train_dataset=Dataset.from_list(example.ROWS[:1]),
+        train_dataset=Dataset.from_list(ROWS[:1]),
         processing_class=tokenizer,
         environment_factory=example.Safe,
     )

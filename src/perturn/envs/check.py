@@ -247,9 +247,7 @@ def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> 
     solved = 0
     for task in tasks:
         what = f"expert({task.id!r})"
-        actions = found.attempt(
-            what, lambda task=task: list(environment.expert(task)), "return a list of actions"
-        )
+        actions = found.attempt(what, partial(_expert_actions, environment, task), "return a list of actions")
         if actions is _RAISED:
             return
         strange = [each for each in actions if not isinstance(each, str)]
@@ -277,6 +275,10 @@ def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> 
             f"the actions of expert() solve none of {len(tasks)} tasks",
             "let the last of them return success=True, or a positive reward with done=True",
         )
+
+
+def _expert_actions(environment: Any, task: Task) -> list[Any]:
+    return list(environment.expert(task))
 
 
 def _words(text: str) -> list[str]:

@@ -82,7 +82,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     """
     admissible = admissible_of(info)
     success, valid = (info.get(name) for name in ("success", "valid"))
-    earned = isinstance(reward, Real) and not isinstance(reward, bool) and bool(reward > 0)  # type: ignore[operator]
+    earned = isinstance(reward, Real) and bool(reward > 0)  # type: ignore[operator]
     return Observation(
         text,
         reward=reward,

@@ -77,7 +77,9 @@ class OwnWorld:
         else:
             listed = _called(self.played.tasks, (), self._takes_split, split)
         if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
-            return listed  # type: ignore[no-any-return]  # whoever reads it says what is wrong
+            raise EnvironmentFailure(
+                f"tasks({split!r}) returned {listed!r:.60}, not a list. Remedy: return a list."
+            )
         return [_task(value, split, index) for index, value in enumerate(listed)]
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -92,7 +94,8 @@ class OwnWorld:
             answer = (answer[0], 0.0, False, answer[1])  # as Gymnasium's
         seen = _observation(answer, 0)
         if not isinstance(seen, Observation):
-            return seen
+            wrong: Observation = seen  # whoever reads it says what is wrong
+            return wrong
         seen = _with_tools(seen, seen.tools or getattr(self.played, "tools", ()))
         self._offers = bool(seen.tools)
         return seen
@@ -100,7 +103,8 @@ class OwnWorld:
     def step(self, action: str) -> Observation:
         """Take one action."""
         said = read_action(action) if self._offers else None
-        return _observation(self.played.step(action), len(said.calls) if said else 0)
+        seen: Observation = _observation(self.played.step(action), len(said.calls) if said else 0)
+        return seen
 
     def close(self) -> None:
         """Release what the game holds, if it says how."""
@@ -215,9 +219,10 @@ def _observation(answer: Any, calls: int) -> Any:
     whole = (answer, 0.0, False) if isinstance(answer, str | list) else answer
     if not isinstance(whole, tuple):
         return answer
+    info: Mapping[Any, Any] = {}
     match whole:
         case (said, reward, done):
-            terminated, truncated, info = done, False, {}
+            terminated, truncated = done, False
         case (said, reward, done, Mapping() as info):
             terminated, truncated = done, False
         case (said, reward, terminated, truncated, Mapping() as info):
@@ -238,7 +243,8 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
         tools = tools()
     listed = tools.values() if isinstance(tools, Mapping) else tools
     if isinstance(listed, str) or not isinstance(listed, Iterable):
-        return replace(posed, tools=listed)
+        wrong: Any = listed
+        return replace(posed, tools=wrong)
     return replace(posed, tools=tuple(map(_schema, listed)))
 
 
@@ -246,7 +252,7 @@ def _schema(tool: Any) -> Any:
     """The schema of a function, or one that stands alone in the form of chat templates; anything else as it is."""
     if callable(tool):
         return schema_of(tool)
-    if isinstance(tool, Mapping) and "function" not in tool and isinstance(tool.get("name"), str):
+    if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():
         return {"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}}
     return tool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -83,8 +83,8 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
             chosen["format"] = (
                 ("tools", "it offers tools") if _offers_tools(env, task) else ("action", "default")
             )
-    order = [key for key in ("name", "format", "max_turns", "system") if key in chosen]
-    order += [key for key in chosen if key not in order]
+    first: Sequence[str] = ("name", "format", "max_turns", "system")
+    order = [*(key for key in first if key in chosen), *(key for key in chosen if key not in first)]
     settings = {key: chosen[key][0] for key in order}
     try:
         parse(ProtocolSettings, settings, "protocol")

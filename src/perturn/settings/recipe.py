@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
 from perturn.errors import ConfigError, did_you_mean
@@ -35,6 +36,7 @@ from perturn.settings.sections import (
 )
 from perturn.settings.shipped import shipped, shipped_recipe
 
+_CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
 _BRANCHED = {
@@ -354,6 +356,19 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
+    data = _code_beside(data, path.parent)
     apply_overrides(data, overrides)
     refuse_secrets(data)
     return parse(Recipe, data)
+
+
+def _code_beside(value: Any, folder: Path) -> Any:
+    """A recipe's mapping in which `file.py:Class` names a file beside the recipe if the current folder has none."""
+    if isinstance(value, dict):
+        return {key: _code_beside(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_code_beside(each, folder) for each in value]
+    found = _CODE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or Path(found[1]).is_file() or not (folder / found[1]).is_file():
+        return value
+    return f"{os.path.relpath(folder / found[1])}:{found[2]}"
