@@ -243,8 +243,7 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
         tools = tools()
     listed = tools.values() if isinstance(tools, Mapping) else tools
     if isinstance(listed, str) or not isinstance(listed, Iterable):
-        wrong: Any = listed
-        return replace(posed, tools=wrong)
+        return replace(posed, tools=tools)
     return replace(posed, tools=tuple(map(_schema, listed)))
 
 
