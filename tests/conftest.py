@@ -42,7 +42,7 @@ align:
   loss: {{name: tlm-dre}}
 worlds: {{processes: 0}}
 """
-_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "own_environment.py"
+_EXAMPLE = Path(__file__).parents[1] / "examples" / "own_environment.py"
 
 
 @pytest.fixture(scope="module", autouse=True)

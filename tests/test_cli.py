@@ -194,7 +194,7 @@ def test_a_report_of_a_run_that_was_never_begun_makes_no_folder(perturn, recipe,
 def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_path, word, says):
     """A process of its own: exit code, no traceback; a Hub id offline is given up at once, in well under 30 s."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    example = Path(__file__).parents[1] / "docs" / "examples"
+    example = Path(__file__).parents[1] / "examples"
 
     began = time.monotonic()
     result = subprocess.run(

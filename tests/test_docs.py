@@ -157,7 +157,8 @@ def test_shell_lines_are_run_or_parsed(page, line, tiny_folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (tmp_path / "own_environment.py").symlink_to(ROOT / "docs/examples/own_environment.py")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "own_environment.py").symlink_to(ROOT / "examples/own_environment.py")
     words = shlex.split(line)
 
     if words[0] == "perturn":
@@ -227,10 +228,11 @@ def test_the_exit_codes_on_the_page_are_those_of_the_help():
 
 
 def test_the_walk_through_shows_the_example_environment_as_it_is():
-    """The block is the file that the tests check."""
-    shown = blocks("docs/environments.md", "python", "## Your own")[0]
+    """The blocks are the files that the tests check, the first without its header."""
+    short, whole, *_ = (block.rstrip() for block in blocks("docs/environments.md", "python", "## Your own"))
 
-    assert shown.rstrip() == (ROOT / "docs/examples/own_environment.py").read_text().rstrip()
+    assert (ROOT / "examples/text_game.py").read_text().rstrip().endswith(f"\n\n{short}")
+    assert whole == (ROOT / "examples/own_environment.py").read_text().rstrip()
 
 
 def rows(page, heading):
@@ -315,11 +317,12 @@ def test_recipes_say_how_to_run_them():
 
 
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
-    """Its check and its run, with a tiny model in the place of the pretrained one, beside the example alone."""
+    """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
     page, section = "docs/environments.md", "## Your own"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
-    shutil.copy(ROOT / "docs/examples/own_environment.py", tmp_path)
+    shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     recipe = blocks(page, "yaml", section)[0]
     (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
     commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]
@@ -327,10 +330,10 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
 
     for command in commands:
         words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
-        result = CliRunner().invoke(app, words)
+        result = CliRunner().invoke(app, words, input="9\n10\n11\n12\n")
         assert result.exit_code == 0, (command, result.output)
 
-    assert [command.split()[1] for command in commands] == ["check-env", "run", "inspect"]
+    assert [each.split()[1] for each in commands] == ["evaluate", "play", "check-env", "run", "inspect"]
     assert (tmp_path / "runs/guess/report.html").is_file()
 
 

@@ -34,14 +34,16 @@ UNAWAITED = (
 def plain_observation(answer: object) -> Any:
     """Return an observation whose scalars of numpy, and of the like, are Python's; anything else as it is.
 
-    So are texts of a class of their own, such as `numpy.str_`. Records then stay JSON.
+    So are texts of a class of their own, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
     """
     if not isinstance(answer, Observation):
         return answer
     plain: dict[str, Any] = {name: _plain(getattr(answer, name)) for name in _SCALARS}
     for name in ("admissible", "results"):
         texts: object = getattr(answer, name)
-        plain[name] = tuple(map(_plain, texts)) if isinstance(texts, tuple) else texts
+        plain[name] = tuple(map(_plain, texts)) if isinstance(texts, tuple | list) else texts
+    tools: object = answer.tools
+    plain["tools"] = tuple(tools) if isinstance(tools, list) else tools
     return replace(answer, **plain)
 
 
@@ -61,7 +63,7 @@ def observation_faults(answer: object) -> list[str]:
         return [UNAWAITED]
     if not isinstance(answer, Observation):
         return [
-            f"{answer!r:.60}, not an Observation. Remedy: return "
+            f"{answer!r:.60}, not an Observation. Remedy: return a text, (text, reward, done), or "
             "perturn.types.Observation(text, reward, terminated, success, valid)."
         ]
     found = []
@@ -81,7 +83,7 @@ def observation_faults(answer: object) -> list[str]:
         items: object = getattr(answer, name)
         if not isinstance(items, tuple) or not all(isinstance(each, kind) for each in items):
             what = "str" if kind is str else "tool schemas"
-            found.append(f"{name}={items!r:.60}. Remedy: return a tuple of {what}, or leave it out.")
+            found.append(f"{name}={items!r:.60}. Remedy: return a list of {what}, or leave it out.")
     for flag in ("terminated", "success", "valid"):
         if not isinstance(getattr(answer, flag), bool):
             found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")

@@ -25,7 +25,7 @@ pytestmark = WARNINGS
 PERTURN = Path(sys.executable).with_name("perturn")
 
 
-EXAMPLE = Path(__file__).parents[2] / "docs/examples/own_environment.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/own_environment.py"
 
 
 def collect(section, cluster, store, jobs=JOBS):

@@ -12,7 +12,7 @@ from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Sampling, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))
-EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'docs/examples/own_environment.py'}:GuessNumber"}
+EXAMPLE = {"name": f"{Path(__file__).parents[2] / 'examples/own_environment.py'}:GuessNumber"}
 LIMITS = Worlds(start_seconds=60, step_seconds=60, episode_seconds=180)
 IMPATIENT = Worlds(start_seconds=60, step_seconds=2, episode_seconds=180)
 

@@ -34,7 +34,7 @@ def deep(levels):
 
 GARBAGE = {
     "none": None,
-    "text": "just a text",
+    "text": 7,
     "nan": Observation("fine", reward=float("nan")),
     "bytes": Observation(b"fine"),
     "flag": Observation("fine", terminated="no"),

@@ -15,7 +15,7 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Task
 
-EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/gymnasium_environment.py") + ":Maze"
+EXAMPLE = str(Path(__file__).parents[2] / "examples/gymnasium_environment.py") + ":Maze"
 
 
 class Odd:

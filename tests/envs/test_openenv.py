@@ -22,7 +22,7 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.types import Action, EpisodeProtocol, Sampling
 
-EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FIELDS = {"action_field": "message", "text_field": "reply"}
 PYTHON = os.environ.get("PERTURN_OPENENV_PYTHON") or (sys.executable if find_spec("openenv") else None)
 PROTOCOL = EpisodeProtocol("guess", "action", max_turns=12)

@@ -34,7 +34,7 @@ def world():
         ("raise", "EnvironmentFailure: Foreign: ('not', 'unpicklable') (at "),
         ("quit", "EnvironmentFailure: SystemExit: enough (at "),
         ("none", "EnvironmentFailure: step returned None, not an Observation."),
-        ("text", "EnvironmentFailure: step returned 'just a text', not an Observation."),
+        ("text", "EnvironmentFailure: step returned 7, not an Observation."),
         ("nan", "EnvironmentFailure: step returned the reward nan, which is not finite."),
         ("bytes", "EnvironmentFailure: step returned a text of type bytes."),
         ("flag", "EnvironmentFailure: step returned terminated='no'."),

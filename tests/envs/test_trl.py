@@ -24,7 +24,8 @@ from perturn.types import Action, EpisodeProtocol, Sampling, Status
 
 trl = pytest.importorskip("trl")
 
-EXAMPLE = Path(__file__).parents[2] / "docs/examples/trl_environment.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/trl_environment.py"
+ROWS = [json.loads(line) for line in EXAMPLE.with_name("trl_rows.jsonl").read_text().splitlines()]
 PROTOCOL = EpisodeProtocol("safe", "tools", max_turns=6)
 
 
@@ -38,11 +39,9 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory, example):
-    """The example's rows as a file."""
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in example.ROWS))
-    return str(file)
+def rows():
+    """The file of the example's rows."""
+    return str(EXAMPLE.with_name("trl_rows.jsonl"))
 
 
 @pytest.fixture
@@ -282,7 +281,7 @@ def test_one_class_trains_in_perturn_and_in_trl(
             use_cpu=True,
             bf16=False,
         ),
-        train_dataset=Dataset.from_list(example.ROWS[:1]),
+        train_dataset=Dataset.from_list(ROWS[:1]),
         processing_class=tokenizer,
         environment_factory=example.Safe,
     )

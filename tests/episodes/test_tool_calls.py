@@ -254,8 +254,8 @@ def test_a_malformed_call_is_an_invalid_turn_with_a_reminder():
             "offers tools, which format 'react' cannot call; set protocol.format=tools",
         ),
         (Adder(tools=()), PROTOCOL, "offers no tools; set protocol.format to react"),
-        (Adder(tools=["add"]), PROTOCOL, "tools=['add']. Remedy: return a tuple of tool schemas"),
-        (Adder(lose=True), PROTOCOL, "returned 0 results for 2 calls. Remedy: return one text a call"),
+        (Adder(tools=["add"]), PROTOCOL, "tools=('add',). Remedy: return a list of tool schemas"),
+        (Adder(lose=True), PROTOCOL, "returned 0 results for 2 calls. Remedy: return a list of texts"),
     ],
 )
 def test_a_world_that_does_not_fit_the_format_is_told(world, protocol, says):

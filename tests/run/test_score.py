@@ -50,12 +50,14 @@ def test_an_environments_own_rules_are_taken():
 
 
 def test_an_environment_without_rules_gets_plain_ones(own_environment):
-    """A thought and an action; its split `test` has four tasks, fewer than fifty."""
+    """An action, twenty turns and the docstring; its split `test` has four tasks, fewer than fifty."""
     recipe = scoring_recipe("m", OWN)
 
-    assert (recipe.protocol.name, recipe.protocol.format, recipe.protocol.max_turns) == ("plain", "react", 30)
+    rules = recipe.protocol
+    assert (rules.name, rules.format, rules.max_turns) == ("default", "action", 20)
+    assert rules.system == own_environment.GuessNumber.__doc__
     assert (recipe.evaluate.tasks.split, recipe.evaluate.tasks.n) == ("test", 4)
-    assert recipe.evaluate.sampling.max_new_tokens == 128
+    assert recipe.evaluate.sampling.max_new_tokens == 32
 
 
 def test_a_world_with_tools_is_played_with_them():

@@ -1,4 +1,4 @@
-"""`perturn init`: a recipe that is read back as it was meant, with a comment at every setting."""
+"""`perturn init`: a recipe that is read back as it was meant, short or with a comment at every setting."""
 
 import dataclasses
 import re
@@ -47,7 +47,7 @@ def test_it_is_read_back_as_a_recipe_that_checks_out(file, tiny_folder):
 @pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each.needs_rejected])
 def test_what_is_commented_out_is_the_default(file, loss, lora):
     """With every # taken away it is the same recipe, but for sections that were None; so the comments do not lie."""
-    write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora)
+    write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora, full=True)
     recipe = read_recipe(file)
 
     data = yaml.safe_load(uncommented(file.read_text()))
@@ -89,7 +89,7 @@ def settings(kind):
 
 def test_every_setting_is_there(file):
     """Active or commented out, but for what makes a model where there is none."""
-    write_recipe(file, environment=GUESS, model="some/model")
+    write_recipe(file, environment=GUESS, model="some/model", full=True)
 
     found = set(re.findall(r"^ *#?(\w+):", file.read_text(), re.MULTILINE))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from perturn.run.progress import console as notices
     "init",
     "my.yaml --environment scienceworld --model smollm2-135m",
     'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
-    "my.yaml --environment docs/examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
+    "my.yaml --environment examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
     "--list",
     "my.yaml --from demo",
     panel="Prepare",
@@ -30,15 +30,19 @@ def init(
         str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
-    loss: Annotated[str, typer.Option(help="Loss of the alignment.")] = "tlm-dre",
+    loss: Annotated[
+        str | None,
+        typer.Option(help="Loss of the alignment, on pairs; else tlm-dre, or ppo-clip without an expert."),
+    ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
     recipe: Annotated[
         str | None, typer.Option("--from", help="Copy one that comes with the package instead, as it is.")
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List those that come with the package.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Write a recipe with a comment at every setting, for an environment and a model."""
+    """Write a short recipe for an environment and a model; with --full, every setting with its meaning."""
     from perturn.run.starter import copy_recipe, write_recipe
 
     if listed:
@@ -53,13 +57,20 @@ def init(
     if environment is None or model is None:
         raise ConfigError("init needs --environment and --model; or --from, to copy a recipe that is there.")
 
-    write_recipe(file, environment=environment, model=model, loss=loss, lora=lora, overrides=overrides or [])
+    chosen: dict[str, Any] = {
+        "environment": environment,
+        "model": model,
+        "loss": loss,
+        "lora": lora,
+        "full": full,
+    }
+    write_recipe(file, **chosen, overrides=overrides or [])
     results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
 
 
 @command(
     "check-env",
-    "docs/examples/own_environment.py:GuessNumber",
+    "examples/own_environment.py:GuessNumber",
     "my_package.my_env:MyEnvironment --split test --json",
     codes="0 it keeps the contract; 1 it does not; 2 it cannot be loaded.",
     panel="Prepare",
@@ -71,11 +82,13 @@ def check_env(
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
-    """Check whether an environment keeps the contract."""
+    """Check whether an environment keeps the contract, and say by which rules it would be played."""
     from perturn.envs.check import check_environment
     from perturn.envs.load import load_object
+    from perturn.run.own_rules import check_rules
 
     problems = check_environment(load_object(environment), split=split)
+    problems += [] if problems else check_rules(environment)
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:

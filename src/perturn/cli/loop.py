@@ -171,6 +171,7 @@ def report(
     from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
     from perturn.report import write_report
     from perturn.run.inputs import refuse_changed, tell_changed
+    from perturn.run.own_rules import ruled
     from perturn.study.page import write_study_page
 
     overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
@@ -188,7 +189,7 @@ def report(
             tell_changed(path)
             folders.append(path)
             continue
-        recipe = resolve_recipe(path, overrides)
+        recipe = ruled(resolve_recipe(path, overrides))
         refuse_other(recipe)
         refuse_changed(recipe, "report")
         folders.append(run_folder(recipe))

@@ -132,7 +132,7 @@ def compare(
 @command(
     "play",
     "scienceworld",
-    "docs/examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
+    "examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
     codes="0 played, or left with Ctrl-D; 2 a mistake; 130 left with Ctrl-C.",
     panel="Look",
 )

@@ -11,6 +11,7 @@ import inspect
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from functools import wraps
 from typing import Any, cast
 
 from perturn.engines.event_loop import EventLoop
@@ -101,16 +102,24 @@ class AwaitedWorld:
         found = getattr(self._world, name)
         return self._waiting(found) if callable(found) else found
 
+    @property
+    def played(self) -> Any:
+        """The world with its `async def` methods."""
+        return self._world
+
     def close(self) -> None:
-        """Close the world, and then end its loop."""
+        """Close the world, if it can be closed, and then end its loop."""
+        close = getattr(self._world, "close", None)
         try:
-            self._loop.result(self._world.close())
+            if close is not None:
+                self._loop.result(close())
         finally:
             self._loop.close()
 
     def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method that returns what its result comes to."""
 
+        @wraps(method)
         def call(*arguments: Any, **named: Any) -> Any:
             return self._loop.result(method(*arguments, **named))
 

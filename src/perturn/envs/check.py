@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from perturn.envs.awaiting import awaited
+from perturn.envs.own import OwnWorld, lacking
 from perturn.envs.remote import survives_json
-from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
+from perturn.episodes.tool_calls import ToolAction, ToolCall, expert_action, write_action
+from perturn.errors import by_reason
 from perturn.faults import observation_faults, plain_observation
 from perturn.types import Environment, Observation, Task
 
-_METHODS = ("tasks", "reset", "step", "close")
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
 _SHOWN = 60
 _RAISED = object()
 
 
-def check_environment(make: Callable[[], Environment], split: str = "train", episodes: int = 2) -> list[str]:
+def check_environment(make: Callable[[], Any], split: str = "train", episodes: int = 2) -> list[str]:
     """Play scripted episodes against an environment and return its problems; an empty list is a pass.
+
+    A problem stops only what cannot go on without it, so one call finds all that it can. Problems that differ in the
+    task or in the action alone are told once.
 
     Args:
         make: Makes the environment, such as its class.
@@ -32,62 +38,86 @@ def check_environment(make: Callable[[], Environment], split: str = "train", epi
         One text a problem, with its likely cause and remedy.
     """
     found = _Problems()
-    environment = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
-    if environment is not _RAISED:
-        _check_parts(found, environment)
-    if not found.told:
-        for task in _check_tasks(found, environment, split)[:episodes]:
-            _check_episode(found, environment, task)
-        found.attempt("close()", environment.close, "make it release what it holds without raising")
-    return list(found.told)
+    made = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
+    if made is _RAISED:
+        return found.told()
+    label = getattr(make, "__name__", type(made).__name__)
+    found.say(lacking(made, label))
+    environment = made if isinstance(made, OwnWorld) else OwnWorld(made, label)
+    name: object = environment.name
+    if not isinstance(name, str) or not name:
+        found.add(
+            f"name must be a text such as 'game-1.0', got {name!r}", "set it in the class, or leave it out"
+        )
+    if _has(made, "tasks"):
+        tasks = _check_tasks(found, environment, split)[:episodes]
+        if _has(made, "reset") and _has(made, "step"):
+            for task in tasks:
+                _check_episode(found, environment, task)
+            if tasks and hasattr(environment, "expert"):
+                _check_expert(found, environment, tasks)
+    found.attempt("close()", environment.close, "make it release what it holds without raising")
+    return found.told()
+
+
+def _has(made: Any, method: str) -> bool:
+    return callable(getattr(made, method, None))
 
 
 class _Problems:
-    """The problems that were found, each once."""
+    """The problems that were found, those that differ in numbers and names alone together."""
 
     def __init__(self) -> None:
-        self.told: dict[str, None] = {}
+        self._found: dict[str, None] = {}
+
+    def told(self) -> list[str]:
+        """One text a problem."""
+        groups = by_reason(self._found, str)
+        return [
+            each[0] if len(each) == 1 else f"{each[0]} ({len(each) - 1} more of this kind.)"
+            for each in groups
+        ]
+
+    def say(self, problems: Iterable[str]) -> None:
+        """Add problems that name their remedy."""
+        self._found |= dict.fromkeys(problems)
 
     def add(self, problem: str, remedy: str) -> None:
-        self.told[f"{problem}. Remedy: {remedy}."] = None
+        self.say([f"{problem}. Remedy: {remedy}."])
 
     def attempt(self, what: str, call: Callable[[], object], remedy: str) -> Any:
         """Result of a call into the user's code, or `_RAISED` and a problem if it raises."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - the code of others begins here
-            self.add(f"{what} raised {type(error).__name__}: {error}", remedy)
+            frames = traceback.extract_tb(error.__traceback__)
+            where = (
+                f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if len(frames) > 1 else ""
+            )
+            self.add(f"{what} raised {type(error).__name__}: {error}{where}", remedy)
             return _RAISED
 
     def observe(self, what: str, call: Callable[[], object], remedy: str) -> Observation | None:
         """The observation that a call returns, if its values are of the right kinds."""
         answer = self.attempt(what, call, remedy)
         faults = [] if answer is _RAISED else observation_faults(answer)
-        self.told |= dict.fromkeys(f"{what} returned {fault}" for fault in faults)
+        self.say(f"{what} returned {fault}" for fault in faults)
         return None if faults or answer is _RAISED else plain_observation(answer)
-
-
-def _check_parts(found: _Problems, environment: Environment) -> None:
-    """The attributes that the contract names."""
-    for method in _METHODS:
-        if not callable(getattr(environment, method, None)):
-            found.add(f"Method {method}() is missing", "define it as in perturn.types.Environment")
-    name: object = getattr(environment, "name", None)
-    if not isinstance(name, str) or not name:
-        found.add(f"name must be a text such as 'game-1.0', got {name!r}", "set it in the class")
 
 
 def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
     """The tasks of the split, after noting what is wrong with them."""
     what = f"tasks({split!r})"
-    tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list of Task")
+    tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
     if tasks is _RAISED:
         return []
     if not tasks:
         found.add(f"{what} is empty: nothing can be played", "check the split's name and data")
     for task in tasks:
         if not isinstance(task, Task):
-            found.add(f"{what} holds {_show(task)}", "return perturn.types.Task objects")
+            found.add(
+                f"{what} holds {_show(task)}", "return a list of values or of perturn.types.Task objects"
+            )
             return []
     again = found.attempt(f"{what} again", lambda: list(environment.tasks(split)), "keep no state in it")
     if again is not _RAISED and again != tasks:
@@ -111,11 +141,16 @@ def _check_episode(found: _Problems, environment: Environment, task: Task) -> No
     first = _check_reset(found, environment, task)
     if first is None:
         return
-    remedy = "answer an action that makes no sense with Observation(text, valid=False)"
-    for action in _SCRIPT:
+    remedy = "answer an action that makes no sense with a text, or with Observation(text, valid=False)"
+    for said in _SCRIPT:
+        if first.tools and not said:
+            continue  # an empty answer is no action, and never reaches the world
+        action = write_action(ToolAction(said)) if first.tools else said
         what = f"step({_show(action)}) of task {task.id!r}"
         seen = found.observe(what, partial(environment.step, action), remedy)
-        if seen is None or seen.terminated:
+        if (seen is None or seen.terminated) and _check_reset(
+            found, environment, task, " after an episode"
+        ) is None:
             break
     if first.admissible:
         _check_admissible(found, environment, task)
@@ -136,9 +171,13 @@ def _check_reset(
     """The first observation of an episode if it can be played on."""
     what = f"reset({task.id!r}, seed=0){when}"
     remedy = "let it start an episode at any time, also after an ended or an unfinished one"
-    posed = found.observe(what, partial(environment.reset, task, 0), remedy)
-    if posed is None:
+    answer = found.attempt(what, partial(environment.reset, task, 0), remedy)
+    if answer is _RAISED:
         return None
+    if faults := observation_faults(answer):
+        found.say(f"{what} returned {fault}" for fault in faults)
+        return Observation("")  # its steps can be checked all the same
+    posed: Observation = plain_observation(answer)
     if not posed.text.strip():
         found.add(f"{what} returned no text: the policy never sees the task", "pose it in the text")
     if posed.reward != 0:
@@ -201,6 +240,45 @@ def _check_tools(found: _Problems, environment: Environment, task: Task, first: 
                 "read the action with perturn.episodes.tool_calls.read_action and return one text a call, in their "
                 "order",
             )
+
+
+def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> None:
+    """Whether the expert's actions are texts that solve at least one of the tasks."""
+    solved = 0
+    for task in tasks:
+        what = f"expert({task.id!r})"
+        actions = found.attempt(what, partial(_expert_actions, environment, task), "return a list of actions")
+        if actions is _RAISED:
+            return
+        strange = [each for each in actions if not isinstance(each, str)]
+        if strange:
+            found.add(
+                f"{what} returned {_show(strange[0])} among its actions", "return texts, as step() gets them"
+            )
+            return
+        posed: Any = found.attempt(
+            f"reset({task.id!r}, seed=0)", partial(environment.reset, task, 0), "see above"
+        )
+        if posed is _RAISED or observation_faults(posed):
+            return
+        seen: Observation | None = None
+        for said in actions:
+            action = write_action(expert_action(said)) if posed.tools else said
+            seen = found.observe(
+                f"step({_show(action)}) of {what}", partial(environment.step, action), "see above"
+            )
+            if seen is None or seen.terminated:
+                break
+        solved += seen is not None and bool(seen.success)
+    if not solved:
+        found.add(
+            f"the actions of expert() solve none of {len(tasks)} tasks",
+            "let the last of them return success=True, or a positive reward with done=True",
+        )
+
+
+def _expert_actions(environment: Any, task: Task) -> list[Any]:
+    return list(environment.expert(task))
 
 
 def _words(text: str) -> list[str]:

@@ -12,7 +12,15 @@ from typing import Annotated, Any
 from perturn.bounds import CODE, MAYBE_PATH
 from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
-from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
+from perturn.envs.outside import (
+    admissible_of,
+    as_number,
+    as_text,
+    check_seeds,
+    outcome_of,
+    seed_tasks,
+    task_seed,
+)
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation, Task
 
@@ -44,7 +52,10 @@ class Gymnasium:
         self._seeds = check_seeds(seeds)
         given = dict(settings or {})
         self._loop = WorldLoop()
-        self._env = self._loop.result(load_object(make)(**given))
+        maker = load_object(make)
+        self._env = self._loop.result(maker(**given))
+        self.played = self._env if isinstance(maker, type) else None
+        """The user's object, whose class may declare rules; None where wrappers of others stand around it."""
         label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])
         self.name = f"{label}-{version}" if version else label
 
@@ -61,7 +72,7 @@ class Gymnasium:
                 "return both; older environments need a compatibility wrapper."
             )
         text, info = answer
-        return Observation(as_text(text, "the observation"), admissible=_admissible(info))
+        return Observation(as_text(text, "the observation"), admissible=admissible_of(info))
 
     def step(self, action: str) -> Observation:
         """Take one action."""
@@ -72,16 +83,8 @@ class Gymnasium:
                 "Remedy: return these five; four values are the interface before Gymnasium."
             )
         text, paid, terminated, truncated, info = answer
-        reward = as_number(paid, "the reward")
-        success, valid = (info.get(name) for name in ("success", "valid"))
-        return Observation(
-            as_text(text, "the observation"),
-            reward=reward,
-            terminated=bool(terminated) or bool(truncated),
-            success=bool(terminated) and reward > 0 if success is None else bool(success),
-            valid=valid is None or bool(valid),
-            admissible=_admissible(info),
-        )
+        said, reward = as_text(text, "the observation"), as_number(paid, "the reward")
+        return outcome_of(said, reward, bool(terminated), bool(truncated), info)
 
     def close(self) -> None:
         """Close the environment, if it can be closed."""
@@ -91,16 +94,3 @@ class Gymnasium:
                 self._loop.result(close())
         finally:
             self._loop.close()
-
-
-def _admissible(info: Any) -> tuple[str, ...]:
-    if not isinstance(info, Mapping):
-        raise EnvironmentFailure(
-            f"info is {info!r:.60}, not a dict. Remedy: return {{}} if there is nothing to say."
-        )
-    commands = info.get("admissible_commands")
-    if isinstance(commands, str):
-        raise EnvironmentFailure(
-            f"info['admissible_commands'] is {commands!r:.60}, a text. Remedy: return a list of commands."
-        )
-    return () if commands is None else tuple(map(str, commands))  # an array has no truth value

@@ -10,20 +10,24 @@ import reprlib
 import site
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from perturn.data.inputs import files_below
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.awaiting import awaited
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError
+from perturn.envs.own import at_border
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, did_you_mean
 from perturn.faults import close_world
 from perturn.io.plain import fault, told
 from perturn.settings.parsing import build
 from perturn.settings.sections import Section
+from perturn.table import package_of
 from perturn.types import Environment
 
 _PERTURN = Path(__file__).parents[1]
@@ -34,21 +38,72 @@ _LONGEST_NAME = 200
 def load_object(name: str) -> Any:
     """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
 
+    A file is loaded by its path, so two files of one name, or a file named like an installed package, are told apart.
+
     Raises:
         ConfigError: If the module or the attribute is not there.
     """
     module, _, attribute = name.partition(":")
-    folder, file = os.path.split(module)
-    if module.endswith(".py"):
-        module = file.removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    if not attribute:
+        raise ConfigError(f"{name!r} names no class; write it as {module}:CLASS.{_classes_of(module)}")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = _module_of_file(module) if module.endswith(".py") else _module_of_name(module)
+        if not hasattr(found, attribute):
+            raise AttributeError(f"the module has no {attribute!r}")
+        return getattr(found, attribute)
     except Exception as error:  # a module is code of others
+        known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
         raise ConfigError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}; write it as module:Class or file.py:Class."
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}{_at(error, module)}; write it as module:Class "
+            f"or file.py:Class.{known}"
         ) from error
+
+
+def _module_of_name(module: str) -> ModuleType:
+    """A module by its dotted name, the current folder included."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
+
+
+def _module_of_file(file: str) -> ModuleType:
+    """A module by its file, whose folder is searched for what it imports."""
+    path = Path(os.path.abspath(file))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    for name in (path.stem, f"{path.stem}@{path.parent}"):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            break
+        if (own := getattr(loaded, "__file__", None)) and os.path.exists(own) and path.samefile(own):
+            return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return made
+
+
+def _classes_of(module: str, wanted: str = "") -> str:
+    """A sentence on the classes of a local module, which is not run for that; empty where it has none."""
+    _, files = module_files(f"{module}:")
+    body = _parsed(files[0]).body if files else []
+    names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
+    return did_you_mean(wanted, names) if names else ""
+
+
+def _at(error: Exception, module: str) -> str:
+    """The line of a local module at which its import failed."""
+    file = os.path.abspath(module)
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    return f" (at {module}:{lines[-1]})" if lines else ""
 
 
 def module_files(name: str) -> tuple[Path, list[Path]]:
@@ -190,7 +245,7 @@ def _modules(folder: Path, name: str) -> Iterator[Path]:
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS or is `module:Class`.
+    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS, `module:Class` or `file.py:Class`.
 
     Raises:
         ConfigError: If there is no such environment or a setting is wrong.
@@ -202,9 +257,16 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
 def make_environment(section: Section) -> Environment:
     """Section `environment` -> one world."""
     name = str(section["name"])
-    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else ENVIRONMENTS
+    own = ":" in name or (name not in ENVIRONMENTS and name.endswith(".py"))
+    table: Mapping[str, Any] = {name: load_object(name)} if own else ENVIRONMENTS
+    if own and not callable(table[name]):
+        raise ConfigError(
+            f"{name!r} is {reprlib.repr(table[name])}, not a class; name the class, or a function that makes the world."
+        )
     try:
         world = awaited(build(table, section, "environment"))
+        if own or package_of("perturn.environments", name) is not None:
+            world = at_border(world, name.rpartition(":")[2])
         world_name: object = getattr(world, "name", None)
     except (PerturnError, KeyboardInterrupt):
         raise

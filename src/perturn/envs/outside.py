@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
 
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
-from perturn.types import Task
+from perturn.types import Observation, Task
 
 
 def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
@@ -67,3 +69,61 @@ def as_number(value: object, whose: str) -> float:
         raise EnvironmentFailure(
             f"{whose} is {value!r:.60}, which is no number. Remedy: return a float."
         ) from None
+
+
+def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Observation:
+    """Return the observation of Gymnasium's five values.
+
+    Without a `success` in `info`, an episode that ends on its own with a positive reward in its last step counts as
+    solved. Values of the wrong types are kept, so that whoever reads the observation can say what is wrong.
+
+    Raises:
+        EnvironmentFailure: If `info` is no mapping, or its commands are one text.
+    """
+    admissible = admissible_of(info)
+    success, valid = (info.get(name) for name in ("success", "valid"))
+    earned = isinstance(reward, Real) and bool(reward > 0)  # type: ignore[operator]
+    return Observation(
+        text,
+        reward=reward,
+        terminated=terminated or truncated,
+        success=bool(terminated) and earned if success is None else bool(success),
+        valid=valid is None or bool(valid),
+        admissible=admissible,
+    )
+
+
+def admissible_of(info: Any) -> tuple[str, ...]:
+    """Return the commands that an `info` lists.
+
+    Raises:
+        EnvironmentFailure: If it is no mapping, or they are one text.
+    """
+    if not isinstance(info, Mapping):
+        raise EnvironmentFailure(
+            f"info is {info!r:.60}, not a dict. Remedy: return {{}} if there is nothing to say."
+        )
+    commands = info.get("admissible_commands")
+    if isinstance(commands, str):
+        raise EnvironmentFailure(
+            f"info['admissible_commands'] is {commands!r:.60}, a text. Remedy: return a list of commands."
+        )
+    return () if commands is None else tuple(map(str, commands))  # an array has no truth value
+
+
+def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
+    """Return the schema that transformers makes of a function.
+
+    Raises:
+        ConfigError: If it can make none, saying what the function lacks.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    name = getattr(tool, "__name__", repr(tool))
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except Exception as error:  # docstrings are code of others here
+        raise ConfigError(
+            f"no schema can be made of tool {name}(): {error} Write type hints and a docstring with `Args:`."
+        ) from error
+    return schema

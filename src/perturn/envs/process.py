@@ -167,10 +167,12 @@ class _Process:
             self._closer()
 
 
-def _in_words(method: str, argument: Any, *_: Any) -> str:
+def _in_words(method: str, argument: Any = None, *_: Any) -> str:
     """A call in words."""
     if method == "open":
         return "its start"
+    if method == "declared":
+        return "saying its rules"
     if method in ("tasks", "step"):
         return f"{method}({argument!r:.80})"
     return f"{method} of task {argument['id']!r}"

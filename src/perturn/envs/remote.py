@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from perturn.envs.declared import Declared, declared_rules
 from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain
@@ -73,6 +74,11 @@ class RemoteWorld:
         """Take one action."""
         return _observation(self._link.call("step", action))
 
+    def declared(self) -> Declared:
+        """The rules that the world declares, as `declared_rules` returns them."""
+        said: dict[str, list[Any]] = self._link.call("declared")
+        return {key: (value, source) for key, (value, source) in said.items()}
+
     def close(self) -> None:
         """End the world. It may be used again."""
         self._link.close()
@@ -124,6 +130,10 @@ class PlainWorld:
         if not all(len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in said):
             raise EnvironmentFailure(f"demonstration must return (thought, action) texts, got {said!r:.200}.")
         return said
+
+    def declared(self) -> dict[str, list[Any]]:
+        """The rules that the world declares."""
+        return {key: list(each) for key, each in declared_rules(self._env).items()}
 
     def close(self) -> None:
         """Release what the world holds."""

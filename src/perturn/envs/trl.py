@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from perturn.bounds import CODE, MAYBE_PATH, ROWS
 from perturn.envs.awaiting import WorldLoop
 from perturn.envs.load import load_object
-from perturn.envs.outside import as_number
+from perturn.envs.outside import as_number, schema_of
 from perturn.envs.rows import numbered_rows
 from perturn.episodes.tool_calls import ToolCall, read_action
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
@@ -41,6 +41,10 @@ class TrlFactory:
     `ask_reward: end`, and an episode that is cut off gets 0.
     """
 
+    format: ClassVar[str] = "tools"
+    system: ClassVar[str] = ""
+    """As in TRL, which adds no system text."""
+
     def __init__(
         self,
         make: Annotated[str, CODE],
@@ -64,12 +68,12 @@ class TrlFactory:
         if ask_reward not in ("each", "end"):
             raise ConfigError(f"ask_reward must be each or end, got {ask_reward!r}.")
         self._loop = WorldLoop()
-        self._env = self._loop.result(load_object(make)(**dict(settings or {})))
+        self._env = self.played = self._loop.result(load_object(make)(**dict(settings or {})))
         label = type(self._env).__name__
         self.name = f"{label}-{version}" if version else label
         self._each, self._success_reward = ask_reward == "each", success_reward
         self._tools = _tools(self._env)
-        self._schemas = tuple(_schema(tool) for tool in self._tools.values())
+        self._schemas = tuple(map(schema_of, self._tools.values()))
         self._rows = {
             split: _read_rows(user_path(file, f"environment.rows.{split}"), split)
             for split, file in rows.items()
@@ -152,18 +156,6 @@ def _tools(env: Any) -> dict[str, Callable[..., Any]]:
             f"{label} has no public method besides reset and get_reward, so no tool. Define one."
         )
     return tools
-
-
-def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
-    from transformers.utils.chat_template_utils import get_json_schema
-
-    try:
-        schema: dict[str, Any] = get_json_schema(tool)
-    except Exception as error:  # docstrings are code of others here
-        raise ConfigError(
-            f"no schema can be made of tool {tool.__name__}(): {error} Write type hints and a docstring with `Args:`."
-        ) from error
-    return schema
 
 
 def _read_rows(file: Path, split: str) -> list[Task]:

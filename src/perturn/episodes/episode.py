@@ -240,7 +240,7 @@ def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Obse
     seen = sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:
         raise EnvironmentFailure(
-            f"{what} returned {len(seen.results)} results for {len(calls)} calls. Remedy: return one text a call in "
-            "Observation.results."
+            f"{what} returned {len(seen.results)} results for {len(calls)} calls. Remedy: return a list of texts, "
+            "one for each call, or put them into Observation.results."
         )
     return seen

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perturn.episodes.tool_calls import ToolAction, parse_text, read_action, write_action, write_text
+from perturn.episodes.tool_calls import expert_action, parse_text, write_action, write_text
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def _parse_tools(text: str) -> str | None:
 
 
 def _write_tools(thought: str, action: str) -> str:
-    return write_text(read_action(action) or ToolAction(action))
+    return write_text(expert_action(action))
 
 
 def _parse_react(text: str) -> str | None:

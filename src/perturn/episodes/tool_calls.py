@@ -40,15 +40,38 @@ def write_action(action: ToolAction) -> str:
 
 
 def read_action(action: str) -> ToolAction | None:
-    """The action that `write_action` wrote as this text; None for any other text."""
+    """The action that `write_action` wrote as this text; None for text that is no such JSON.
+
+    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as chat templates have
+    it. So an expert may write a call as short as that.
+    """
     try:
         data = json.loads(action)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(data, dict) or data.keys() != {"text", "calls"} or not isinstance(data["text"], str):
+    return read_said(data)
+
+
+def read_said(data: Any) -> ToolAction | None:
+    """The action that the JSON of `read_action` holds; None for anything else."""
+    if isinstance(data, list):
+        data = {"calls": data} if data and all(map(_is_call, data)) else None
+    elif _is_call(data):
+        data = {"calls": [data]}
+    if not isinstance(data, Mapping) or not {"calls"} <= data.keys() <= {"text", "calls"}:
         return None
+    text = data.get("text", "")
     calls = _calls(data["calls"] if isinstance(data["calls"], list) else [None])
-    return None if calls is None else ToolAction(data["text"], calls)
+    return None if calls is None or not isinstance(text, str) else ToolAction(text, calls)
+
+
+def _is_call(data: Any) -> bool:
+    """Whether an object is a call and nothing else: it names arguments, or is in the form of chat templates."""
+    if not isinstance(data, Mapping):
+        return False
+    return isinstance(data.get("function"), Mapping) or (
+        "name" in data and not data.keys().isdisjoint(ARGUMENTS)
+    )
 
 
 def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | None]:
@@ -104,6 +127,11 @@ def write_text(action: ToolAction, form: str = "hermes") -> str:
         DataError: If the format cannot write the calls.
     """
     return "\n".join(filter(None, (action.text, write_calls(action.calls, form))))
+
+
+def expert_action(said: str) -> ToolAction:
+    """The action that an expert wrote as JSON, as a model writes calls, or as a message to the user."""
+    return read_action(said) or parse_text(said) or ToolAction(said)
 
 
 def chat_call(call: ToolCall) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from perturn.run.lessons import check_teacher
 from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
 from perturn.run.outcomes import check_outcomes
+from perturn.run.own_rules import ruled
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import console
 from perturn.run.rerank import check_rerank
@@ -65,7 +66,7 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
         PerturnError: The first mistake that can be found without working.
     """
     with leader_first():
-        return _open(resolve_recipe(source, overrides), command)
+        return _open(ruled(resolve_recipe(source, overrides)), command)
 
 
 def _open(recipe: Recipe, command: str | None) -> Run:

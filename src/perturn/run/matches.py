@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, read_action, understand
+from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
 from perturn.faults import closing_world
 from perturn.io.plain import told
@@ -62,14 +62,14 @@ def gold_calls(env: Any, task: Task) -> list[ToolCall]:
         EnvironmentFailure: If the expert fails.
     """
     try:
-        said = [read_action(action) for action in env.expert(task)]
+        said = [expert_action(action) for action in env.expert(task)]
     except PerturnError:
         raise
     except Exception as error:  # environments are code of others
         raise EnvironmentFailure(
             f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {told(error)}"
         ) from error
-    found = [call for action in said if action is not None for call in action.calls]
+    found = [call for action in said for call in action.calls]
     if not found:
         raise DataError(
             f"task {task.id!r:.80} has no gold calls, for the expert of {env.name} calls no tool in it; leave the task "

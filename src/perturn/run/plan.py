@@ -21,6 +21,7 @@ from perturn.io.reading import user_path
 from perturn.rules import TurnControl
 from perturn.run.lengths import Episodes, look_at_episodes, renderer_of
 from perturn.run.loop import check, refuse_early
+from perturn.run.own_rules import ruled
 from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
@@ -91,7 +92,7 @@ def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | No
     Raises:
         PerturnError: Whatever the command itself would refuse before it starts.
     """
-    recipe = resolve_recipe(source, overrides)
+    recipe = ruled(resolve_recipe(source, overrides))
     refuse_early(recipe, command)
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {}

@@ -10,22 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
-from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.policy.names import PACKAGED
 from perturn.run.maker import made_by
+from perturn.run.own_rules import Rules, first_split, rules_for, say_rules
 from perturn.run.panels import choose_tasks
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Tasks
 from perturn.settings.shipped import shipped_recipe
-from perturn.types import Environment, Task
+from perturn.types import Environment
 
-EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
-"""Names under which environments keep tasks to be scored on, the first that one has being taken."""
 TASKS = 50
 """Tasks of a score, where nobody says how many."""
 TURN_TOKENS = 128
@@ -51,7 +48,7 @@ def scoring_recipe(
         split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
         protocol: Name of the rules; None: those that the policy was trained under, if a run trained it in this
-            environment, else the environment's own, else a plain instruction and 30 turns.
+            environment, else those of the environment, else defaults.
         overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
 
     Raises:
@@ -61,14 +58,19 @@ def scoring_recipe(
     apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
     with closing_world(environment_maker(data["environment"])()) as env:
         panel = scored_panel(env, split, n)
-        first = choose_tasks(env, Tasks(panel.split))[0]
         learned = None if protocol else learned_rules(model, environment)
-        data["protocol"] = learned or rules_for(protocol, environment, env, first)
+        rules = learned or rules_for(protocol, env, lambda: choose_tasks(env, Tasks(panel.split))[0])
+        name = env.name
     data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
-    apply_overrides(data, [word for word in overrides if word.startswith("protocol.")])
+    data["protocol"] = dict(rules.settings)
+    own = [word for word in overrides if word.startswith("protocol.")]
+    apply_overrides(data, own)
     if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
         data["evaluate"]["sampling"] = {"max_new_tokens": turn_tokens(data["protocol"].get("format"))}
     apply_overrides(data, overrides)
+    said = {word.partition("=")[0].removeprefix("protocol.") for word in own}
+    sources = {key: each for key, each in rules.sources.items() if key not in said}
+    say_rules(replace(rules, sources=sources), name)
     recipe = parse(Recipe, {**data, "name": data["name"] or "score"})
     return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
 
@@ -79,19 +81,13 @@ def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
     Raises:
         ConfigError: If there is no such split.
     """
-    for name in EVALUATION_SPLITS if split is None else (split,):
-        try:
-            there = len(choose_tasks(env, Tasks(name)))
-        except ConfigError:
-            if split is not None:
-                raise
-        else:
-            return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
-    raise ConfigError(f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own.")
+    name = first_split(env) if split is None else split
+    there = len(choose_tasks(env, Tasks(name)))
+    return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
 
 
-def learned_rules(model: str, environment: str) -> dict[str, Any] | None:
-    """Return the section `protocol` of the recipe that trained a policy in an environment; None: none is known.
+def learned_rules(model: str, environment: str) -> Rules | None:
+    """Return the rules of the recipe that trained a policy in an environment; None: none is known.
 
     Args:
         model: A policy that comes with the package, or the folder of one among the checkpoints of a run.
@@ -105,29 +101,12 @@ def learned_rules(model: str, environment: str) -> dict[str, Any] | None:
     else:
         maker = made_by(model)
         recipe = maker.recipe if maker else None
-    if recipe is None or recipe.protocol is None or (recipe.environment or {}).get("name") != environment:
+    if recipe is None or (recipe.environment or {}).get("name") != environment:
         return None
-    return {key: value for key, value in asdict(recipe.protocol).items() if value is not None}
-
-
-def rules_for(protocol: str | None, environment: str, env: Environment, task: Task) -> dict[str, Any]:
-    """The section `protocol` of a score.
-
-    Args:
-        protocol: A name; None: the environment's own rules, else a thought and an action, or tools if it has some.
-        environment: Its name in a recipe.
-        env: A world of it.
-        task: One that it can pose.
-    """
-    named = protocol or getattr(ENVIRONMENTS.get(environment), "protocol", None)
-    if named:
-        return {"name": named}
-    return {
-        "name": "plain",
-        "format": "tools" if env.reset(task, 0).tools else "react",
-        "system": "Solve the task, turn by turn.",
-        "max_turns": 30,
-    }
+    if recipe.protocol is None or recipe.protocol.name is None:
+        return None
+    settings = {key: value for key, value in asdict(recipe.protocol).items() if value is not None}
+    return Rules(settings, dict.fromkeys(settings, "as the policy was trained"))
 
 
 def turn_tokens(form: str | None) -> int:

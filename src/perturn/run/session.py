@@ -84,8 +84,9 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
     Raises:
         ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
     """
-    if settings is None:
-        raise ConfigError("protocol is missing, and this stage plays by one; set it in the recipe.")
+    if settings is None or settings.name is None:
+        missing = "protocol" if settings is None else "protocol.name"
+        raise ConfigError(f"{missing} is missing, and this stage plays by one; set it in the recipe.")
     if settings.format not in (None, *FORMATS):
         raise ConfigError(
             f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"

@@ -1,4 +1,4 @@
-"""Write a recipe to start from: every setting there is, with its own documentation as the comment."""
+"""Write a recipe to start from: what everybody should look at, or every setting there is with its documentation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from perturn.bounds import texts
-from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import environment_maker
+from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
 from perturn.faults import closing_world
+from perturn.io.scalars import value_of
 from perturn.io.writing import write_whole
-from perturn.run.score import EVALUATION_SPLITS
+from perturn.run.own_rules import EVALUATION_SPLITS, rules_for, some_task
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Lora
 from perturn.settings.shipped import shipped, shipped_recipe
 from perturn.tables import table
 
@@ -31,6 +31,17 @@ _MOST_TASKS = 10
 _LEFT_OUT = {(Recipe, "base")}
 """Sections that a recipe for a model that is there has no use for."""
 _WIDTH = 110
+_DOES = {
+    "protocol": "the rules of an episode",
+    "sft": "learn the expert's episodes",
+    "explore": "the policy plays",
+    "pair": "prefer one episode to another",
+    "groups": "compare the episodes of a task",
+    "credit": "one number for each turn",
+    "align": "learn from that number",
+    "evaluate": "score every policy on held-out tasks",
+}
+"""What the sections of a short recipe do."""
 
 
 def write_recipe(
@@ -38,8 +49,9 @@ def write_recipe(
     *,
     environment: str,
     model: str,
-    loss: str = "tlm-dre",
+    loss: str | None = None,
     lora: bool = False,
+    full: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
     """Write a recipe that runs as it is, to be changed.
@@ -48,8 +60,9 @@ def write_recipe(
         file: Where to; it must not exist.
         environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
         model: Hub id, local folder, or a bundled name.
-        loss: Of the alignment.
+        loss: Of the alignment, on pairs; None: tlm-dre, and ppo-clip on groups where the environment has no expert.
         lora: Train adapters instead of all weights.
+        full: Write every setting there is, instead of those that differ from their defaults.
         overrides: `key=value` words that replace what would be chosen.
 
     Raises:
@@ -58,16 +71,28 @@ def write_recipe(
     if file.exists():
         raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
     losses = table("losses")
-    if loss not in losses or not losses[loss].needs_rejected:
+    if loss is not None and (loss not in losses or not losses[loss].needs_rejected):
         fitting = [name for name, each in losses.items() if each.needs_rejected]
         raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
     chosen = _chosen(file.stem, world["environment"], model, loss, lora)
     apply_overrides(chosen, overrides)
-    settings = "\n".join(_fields(Recipe, parse(Recipe, chosen), chosen, ""))
-    write_whole(file, f"{_header(file, environment, model)}{settings}\n")
+    recipe = parse(Recipe, chosen)
+    settings = "\n".join(_fields(Recipe, recipe, chosen, "") if full else _short(chosen))
+    write_whole(file, f"{_header(file, environment, model, full)}{settings}\n")
     read_recipe(file)
+
+
+def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """The chosen settings alone, a line each, with what each section does."""
+    for name, value in chosen.items():
+        does = f"  # {_DOES[name]}" if name in _DOES else ""
+        if isinstance(value, Mapping) and len(value) > 1:
+            yield f"{name}:{does}"
+            yield from (f"  {key}: {_yaml(value_of(each))}" for key, each in value.items())
+        else:
+            yield f"{name}: {_yaml(value_of(value))}{does}"
 
 
 def copy_recipe(file: Path, name: str) -> None:
@@ -84,32 +109,47 @@ def copy_recipe(file: Path, name: str) -> None:
     write_whole(file, found.read_text(encoding="utf-8"))
 
 
-def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora: bool) -> dict[str, Any]:
+def _chosen(
+    name: str, environment: dict[str, Any], model: str, loss: str | None, lora: bool
+) -> dict[str, Any]:
     """The settings that differ from the defaults, or that everybody should look at."""
-    taught, explored, evaluated = _panels(environment)
     small = model == "smollm2-135m"
-    most = 32 if small else 128
+    with closing_world(environment_maker(environment)()) as env:
+        taught, explored, evaluated = _panels(env)
+        protocol = _protocol(env, "action" if small else "react")
+        has_expert = hasattr(env, "expert")
+    most = 128 if protocol.get("format") in ("react", "tools") else 32
     training: dict[str, Any] = {"batch_size": 4}
     if small:
         training["token_budget"] = 1024  # for machines with little memory
     if lora:
-        training |= {"lora": dataclasses.asdict(Lora()), "gradient_checkpointing": True}
+        training |= {"lora": {}, "gradient_checkpointing": True}
+    sft = {
+        "loss": {"name": "sft"},
+        "tasks": taught,
+        "epochs": 2,
+        "learning_rate": 1e-4 if small or lora else 2e-5,
+        **training,
+    }
+    rows: dict[str, Any] = {"pair": {"threshold": 0.4}}
+    if not has_expert:
+        explored = {**explored, "skip": 0}
+        own = {"groups": {}, "credit": {"name": "rloo"}} if loss is None else {"pair": {"within": "group"}}
+        rows = {"iterations": 4, **own}
     return {
         "name": name,
         "model": {"name": model},
         "environment": dict(environment),
-        "protocol": _protocol(str(environment["name"]), "action" if small else "react"),
-        "sft": {
-            "loss": {"name": "sft"},
-            "tasks": taught,
-            "epochs": 2,
-            "learning_rate": 1e-4 if small or lora else 2e-5,
-            **training,
+        "protocol": protocol,
+        **({"sft": sft} if has_expert else {}),
+        "explore": {
+            "tasks": explored,
+            **({} if has_expert else {"samples": 8}),
+            "sampling": {"temperature": 1.0, "max_new_tokens": most},
         },
-        "explore": {"tasks": explored, "sampling": {"temperature": 1.0, "max_new_tokens": most}},
-        "pair": {"threshold": 0.4},
+        **rows,
         "align": {
-            "loss": {"name": loss},
+            "loss": {"name": loss or ("tlm-dre" if has_expert else "ppo-clip")},
             "epochs": 1,
             "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
             **training,
@@ -119,56 +159,70 @@ def _chosen(name: str, environment: dict[str, Any], model: str, loss: str, lora:
     }
 
 
-def _panels(environment: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Panels to teach, explore and evaluate that the environment has the tasks for."""
-    with closing_world(environment_maker(environment)()) as env:
-        half = min(_per_kind(env, "train") // 2, _MOST_TASKS)
-        split = next((each for each in EVALUATION_SPLITS if _per_kind(env, each)), "train")
-        evaluated = min(_per_kind(env, split), _MOST_TASKS)
+    key, count = "per_kind", _per_kind
+    if _per_kind(env, "train") < 2 <= _number(env, "train"):
+        key, count = "n", _number  # a kind of one task cannot be in two panels
+    half = min(count(env, "train") // 2, _MOST_TASKS)
+    split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
+    evaluated = min(count(env, split), _MOST_TASKS)
     if not half:
         raise ConfigError(
-            f"environment {environment['name']!r} has a kind with fewer than 2 tasks in split 'train', so that "
-            "none could be taught and another explored; restrict its kinds in a recipe of your own."
+            f"environment {env.name!r} has fewer than 2 tasks in split 'train', so that none could be taught and "
+            "another explored; let tasks('train') list more."
         )
     return (
-        {"split": "train", "per_kind": half},
-        {"split": "train", "per_kind": half, "skip": half},
-        {"split": split, "per_kind": evaluated},
+        {"split": "train", key: half},
+        {"split": "train", key: half, "skip": half},
+        {"split": split, key: evaluated},
     )
+
+
+def _number(env: Any, split: str) -> int:
+    """Tasks of a split; 0 if there is no such split."""
+    return sum(_kinds(env, split).values())
 
 
 def _per_kind(env: Any, split: str) -> int:
     """Tasks of the kind that has fewest; 0 if there is no such split."""
+    return min(_kinds(env, split).values(), default=0)
+
+
+def _kinds(env: Any, split: str) -> Counter[str]:
+    """Tasks of each kind; none if there is no such split."""
     try:
-        counts = Counter(task.kind for task in env.tasks(split))
+        return Counter(task.kind for task in env.tasks(split))
     except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
-        return 0
-    return min(counts.values(), default=0)
+        return Counter()
 
 
-def _protocol(environment: str, form: str) -> dict[str, Any]:
-    """The named protocol of an environment, or rules to fill in."""
-    named = getattr(ENVIRONMENTS.get(environment), "protocol", None)
-    if named:
-        return {"name": named, "format": form}
-    return {
-        "name": "own-rules",
-        "format": form,
-        "system": "Say here what the agent can do and how it acts.",
-        "max_turns": 30,
-    }
+def _protocol(env: Any, form: str) -> dict[str, Any]:
+    """The rules that an environment declares; else defaults, to be changed.
+
+    Args:
+        env: The environment.
+        form: Format under a named protocol, whose own may be too hard for a small model.
+    """
+    rules = dict(rules_for(None, env, lambda: some_task(env)).settings)
+    named = PROTOCOLS.get(str(rules["name"]))
+    return rules if named is None or named.format in ("tools", "plain") else {**rules, "format": form}
 
 
-def _header(file: Path, environment: str, model: str) -> str:
+def _header(file: Path, environment: str, model: str, full: bool) -> str:
+    says = (
+        "# Lines with a key right after # are defaults: take the # away, and that of their section, to change them.\n"
+        "# Learning rates and panels are places to start from, not results.\n"
+        if full
+        else "# Places to start from, not results. Every setting there is, with its meaning: perturn init --full\n\n"
+    )
     return (
         f"# {model} on {environment}.\n"
         f"# Command:  perturn run {file}   (first: perturn run {file} --dry-run)\n"
         "# Hardware: not measured yet\n"
         "# Time:     not measured yet\n"
         "# Result:   not measured yet\n"
-        "#\n"
-        "# Lines with a key right after # are defaults: take the # away, and that of their section, to change them.\n"
-        "# Learning rates and panels are places to start from, not results.\n"
+        f"{'#' + chr(10) if full else ''}{says}"
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
 from perturn.errors import ConfigError, did_you_mean
@@ -35,6 +36,7 @@ from perturn.settings.sections import (
 )
 from perturn.settings.shipped import shipped, shipped_recipe
 
+_CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
 _BRANCHED = {
@@ -55,7 +57,7 @@ class Recipe:
     environment: Annotated[Section | None, EntryOf("environments")] = None
     """`name` of an environment and its settings; None where nothing is played."""
     protocol: ProtocolSettings | None = None
-    """The rules of an episode; None where nothing is played."""
+    """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
     base: Base | None = None
@@ -143,10 +145,6 @@ class Recipe:
         self._complete_base()
         if self.environment is None:
             self._check_unplayed(paired)
-        else:
-            require(
-                self.protocol is not None, "protocol is missing and has no default; set it in the recipe."
-            )
 
     def _check_groups(self) -> None:
         """Refuse more steps than an iteration has episodes, and groups of another policy than the one that learns."""
@@ -361,6 +359,19 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
+    data = _code_beside(data, path.parent)
     apply_overrides(data, overrides)
     refuse_secrets(data)
     return parse(Recipe, data)
+
+
+def _code_beside(value: Any, folder: Path) -> Any:
+    """A recipe's mapping in which `file.py:Class` names a file beside the recipe if the current folder has none."""
+    if isinstance(value, dict):
+        return {key: _code_beside(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_code_beside(each, folder) for each in value]
+    found = _CODE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or Path(found[1]).is_file() or not (folder / found[1]).is_file():
+        return value
+    return f"{os.path.relpath(folder / found[1])}:{found[2]}"

@@ -79,8 +79,9 @@ class HeldOutTasks(Tasks):
 class ProtocolSettings:
     """The rules of an episode: a named protocol, or your own under a name of yours."""
 
-    name: str
-    """A named protocol, or any name for your own rules."""
+    name: str | None = None
+    """A named protocol, or any name for your own rules. None: each setting that is missing here is what the
+    environment declares, else a default; see `perturn check-env`."""
     format: str | None = None
     """How an action is written: react, action, plain or tools. None: the named protocol's, else react."""
     system: str | None = None

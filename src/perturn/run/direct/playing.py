@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
-from perturn.envs.awaiting import awaited
 from perturn.envs.load import environment_maker
+from perturn.envs.own import at_border
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
@@ -26,8 +26,9 @@ from perturn.policy.tokens import Renderer
 from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
+from perturn.run.own_rules import rules_for
 from perturn.run.panels import choose_tasks, make_jobs
-from perturn.run.score import rules_for, scored_panel, turn_tokens
+from perturn.run.score import scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse
 from perturn.settings.sections import Explore, ProtocolSettings, Section, Tasks, Worlds
@@ -66,7 +67,7 @@ def collect(
         n: Tasks, chosen the same way each time; None: all.
         skip: Tasks to leave out first.
         samples: Episodes of each task.
-        protocol: Rules, or the name of rules; None: the environment's own, else a plain instruction and 30 turns.
+        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
         sampling: How actions are decoded; None: at temperature 1.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
@@ -85,7 +86,7 @@ def collect(
         if policy == "expert" and not hasattr(env, "expert"):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
-        rules = _rules(protocol, environment, env, tasks[0])
+        rules = _rules(protocol, env, tasks[0])
     jobs = make_jobs(tasks, seed, samples)
     if policy == "expert":
         return _in_order(
@@ -145,7 +146,7 @@ def evaluate(
         environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world.
         split: Of the tasks; None: test, or what else the environment keeps for it.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Rules, or the name of rules; None: the environment's own, else a plain instruction and 30 turns.
+        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
         sampling: How actions are decoded; None: as the protocol says, else greedily.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
@@ -157,7 +158,7 @@ def evaluate(
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
-        rules = _rules(protocol, environment, env, tasks[0])
+        rules = _rules(protocol, env, tasks[0])
         name = env.name
     how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)
@@ -173,7 +174,7 @@ def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if section is None and callable(environment):
-        return lambda: awaited(environment())
+        return lambda: at_border(environment(), getattr(environment, "__name__", "environment"))
     if section is None or "name" not in section:
         raise ConfigError(
             "environment must be a name, a section with a name, or what makes a world, got "
@@ -190,13 +191,10 @@ def _section(environment: World) -> Section | None:
     return dict(environment) if isinstance(environment, Mapping) else None
 
 
-def _rules(
-    protocol: str | EpisodeProtocol | None, environment: World, env: Environment, task: Task
-) -> EpisodeProtocol:
+def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task) -> EpisodeProtocol:
     if isinstance(protocol, EpisodeProtocol):
         return protocol
-    section = _section(environment) or {"name": ""}
-    return make_protocol(ProtocolSettings(**rules_for(protocol, str(section["name"]), env, task)))
+    return make_protocol(ProtocolSettings(**rules_for(protocol, env, lambda: task).settings))
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:

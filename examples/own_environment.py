@@ -1,6 +1,6 @@
-"""An environment of your own, whole: guess a number by hearing 'higher' or 'lower'.
+"""An environment of your own with all of the contract: guess a number by hearing 'higher' or 'lower'.
 
-perturn check-env docs/examples/own_environment.py:GuessNumber
+perturn check-env examples/own_environment.py:GuessNumber
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ RANGES = {"train": range(1, 9), "test": range(9, 13)}
 
 
 class GuessNumber:
-    """One task a secret number from 1 to 12; the secret decides everything, so the seed is not needed."""
+    """You guess a whole number from 1 to 12 by hearing whether it is higher or lower. An action is a number."""
 
     name = "guess-number-1.0"
 
@@ -20,7 +20,7 @@ class GuessNumber:
         return [Task(id=f"guess/{n}", kind="guess", split=split, data={"secret": n}) for n in RANGES[split]]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Choose the secret and pose the task."""
+        """Choose the secret, which decides everything, so the seed is not needed, and pose the task."""
         self.secret = task.data["secret"]
         return Observation("I think of a whole number from 1 to 12. Guess it.")
 
@@ -37,4 +37,4 @@ class GuessNumber:
         return [str(task.data["secret"])]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held; optional."""

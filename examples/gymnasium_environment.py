@@ -1,6 +1,10 @@
 """A text environment with Gymnasium's interface: walk through a maze to its exit.
 
-environment: {name: gymnasium, make: "gymnasium_environment.py:Maze", seeds: {train: 50, test: 20}}
+    perturn evaluate --model smollm2-135m --environment gymnasium \
+        environment.make=examples/gymnasium_environment.py:Maze "environment.seeds={train: 50, test: 20}"
+
+A task is a seed, `step` returns five values, and texts are the observations and the actions. Of `info`, `success`,
+`valid` and `admissible_commands` are read.
 """
 
 import random
@@ -8,7 +12,7 @@ from typing import Any
 
 
 class Maze:
-    """A row of rooms; the exit is at one end, and the seed says at which."""
+    """You are in a row of rooms and look for the exit. Go east or west."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         """Stand in the middle; the text says where the exit is."""

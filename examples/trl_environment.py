@@ -1,11 +1,11 @@
 """A class for TRL's `environment_factory`: open a safe with the code that stands on a note.
 
-It trains in TRL, `GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...)`, and plays in Perturn:
-environment: {name: trl, make: "trl_environment.py:Safe", rows: {train: rows.jsonl}}
-"""
+    perturn evaluate --model Qwen/Qwen2.5-0.5B-Instruct --environment trl \
+        environment.make=examples/trl_environment.py:Safe "environment.rows={test: examples/trl_rows.jsonl}"
 
-ROWS = [{"prompt": [{"role": "user", "content": "Open the safe. "}], "code": code} for code in (12, 34)]
-"""Rows as in a dataset for TRL; the columns beside `prompt` are what `reset` takes."""
+The same class trains in TRL as GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...). A row has `prompt`, and
+its other columns are what `reset` takes. Public methods are the tools, and `get_reward` scores the episode.
+"""
 
 
 class Safe:

@@ -1,0 +1,183 @@
+"""Rules of an episode where a recipe or a command leaves them to the environment: declared ones, else defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from perturn.data.paths import RunPaths
+from perturn.data.run_folder import run_folder
+from perturn.envs.declared import Declared, declared_rules
+from perturn.envs.load import environment_maker
+from perturn.envs.process import ProcessWorlds, runs_here
+from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.remote import RemoteWorld
+from perturn.errors import ConfigError, PerturnError, did_you_mean
+from perturn.faults import closing_world
+from perturn.run.panels import choose_tasks
+from perturn.run.progress import console
+from perturn.settings.parsing import parse
+from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.sections import ProtocolSettings, Tasks
+from perturn.types import Environment, Task
+
+EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
+"""Names under which environments keep tasks to be scored on, the first that one has being taken."""
+MAX_TURNS = 20
+"""Turn limit where neither the environment nor the recipe says any."""
+_SYSTEM = "Solve the task, turn by turn."
+_SHOWN = 70
+"""Characters of a system text that are printed."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of a protocol, and where each comes from."""
+
+    settings: Mapping[str, Any]
+    sources: Mapping[str, str]
+    """Setting -> its source, of those that are declared or defaults."""
+
+    def lines(self, name: str) -> list[str]:
+        """Return the sentences that say what was chosen, for an environment of this name; none of a named protocol.
+
+        Args:
+            name: Of the environment.
+        """
+        if self.settings["name"] in PROTOCOLS:
+            return []
+        shown = [key for key in self.sources if key != "name"]
+        wide = max(map(len, shown), default=0)
+        return [
+            f"rules of {name}, each with its source; change one with protocol.KEY=VALUE, or in the class:",
+            *(f"  {key:{wide}}  {_short(self.settings[key])}  ({self.sources[key]})" for key in shown),
+        ]
+
+
+def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) -> Rules:
+    """Return the section `protocol` of a recipe that leaves it to the environment.
+
+    Args:
+        protocol: Name of the rules; None: what the environment declares, else defaults.
+        env: A world of it.
+        task: Finds a task that it can pose, which is posed where only that shows whether it offers tools.
+
+    Raises:
+        ConfigError: If the environment declares rules that are none.
+    """
+    if protocol is not None:
+        return Rules({"name": protocol}, {})
+    declared: Declared = env.declared() if isinstance(env, RemoteWorld) else declared_rules(env)
+    named, source = declared.get("name", ("default", ""))
+    if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
+        raise ConfigError(
+            f"{source} is {named!r}, which is no named protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
+            "these, or a dict of settings such as {'format': 'action', 'max_turns': 20, 'system': '...'}."
+        )
+    chosen = {"name": (named, source), **declared}
+    if named not in PROTOCOLS:
+        chosen.setdefault("max_turns", (MAX_TURNS, "default"))
+        chosen.setdefault("system", (_SYSTEM, "default"))
+        if "format" not in chosen:
+            chosen["format"] = (
+                ("tools", "it offers tools") if _offers_tools(env, task) else ("action", "default")
+            )
+    first: Sequence[str] = ("name", "format", "max_turns", "system")
+    order = [*(key for key in first if key in chosen), *(key for key in chosen if key not in first)]
+    settings = {key: chosen[key][0] for key in order}
+    try:
+        parse(ProtocolSettings, settings, "protocol")
+    except ConfigError as error:
+        raise ConfigError(f"{env.name} declares rules that are none: {error}") from error
+    return Rules(settings, {key: chosen[key][1] for key in order})
+
+
+def ruled(recipe: Recipe) -> Recipe:
+    """Return a recipe with its rules, and say where they come from if the recipe leaves them to the environment.
+
+    A run that has begun keeps the rules that it was begun with.
+
+    Raises:
+        PerturnError: If the environment cannot start, or declares rules that are none.
+    """
+    section, given = recipe.environment, recipe.protocol
+    if section is None or (given is not None and given.name is not None):
+        return recipe
+    own = {} if given is None else {key: value for key, value in asdict(given).items() if value is not None}
+    paths = RunPaths(run_folder(recipe))
+    recorded = read_recipe(paths.recipe).protocol if paths.is_run else None
+    if recorded is not None:
+        return replace(recipe, protocol=replace(recorded, **own))
+    here = runs_here(section, recipe.worlds)
+    make = environment_maker(section) if here else ProcessWorlds(section, recipe.worlds)
+    with closing_world(make()) as env:
+        rules = rules_for(None, env, lambda: some_task(env))
+        told = Rules(rules.settings, {key: each for key, each in rules.sources.items() if key not in own})
+        say_rules(told, env.name)
+    return replace(recipe, protocol=parse(ProtocolSettings, {**rules.settings, **own}, "protocol"))
+
+
+def say_rules(rules: Rules, name: str) -> None:
+    """Print what was chosen, if anything."""
+    for line in rules.lines(name):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_rules(name: str) -> list[str]:
+    """Print the rules that an environment declares or is played by; return what is wrong with them.
+
+    Args:
+        name: As in `environment.name`.
+    """
+    try:
+        with closing_world(environment_maker({"name": name})()) as env:
+            say_rules(rules_for(None, env, lambda: some_task(env)), env.name)
+    except PerturnError as error:
+        return [str(error)]
+    return []
+
+
+def some_task(env: Environment) -> Task:
+    """Return a task of the first split that there is.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    return choose_tasks(env, Tasks(first_split(env)))[0]
+
+
+def first_split(env: Environment) -> str:
+    """Return the first of `EVALUATION_SPLITS` that has tasks.
+
+    Raises:
+        ConfigError: If none has.
+    """
+    why: ConfigError | None = None
+    for name in EVALUATION_SPLITS:
+        try:
+            choose_tasks(env, Tasks(name))
+        except ConfigError as error:
+            why = error
+        else:
+            return name
+    raise ConfigError(
+        f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own. Of the last: {why}"
+    )
+
+
+def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
+    """Whether the world offers tools when it poses a task."""
+    try:
+        return bool(env.reset(task(), 0).tools)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of when it is played
+        return False
+
+
+def _short(value: Any) -> str:
+    """A value as it is printed."""
+    text = " ".join(str(value).split())
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return repr(shown) if isinstance(value, str) and " " in shown else shown
