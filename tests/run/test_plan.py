@@ -10,21 +10,18 @@ from rich.console import Console
 
 from perturn.cli import main
 from perturn.policy.models import empty_model
-from perturn.run.lengths import Episodes
-from perturn.run.loop import open_run, run_stages
-from perturn.run.machine import Machine, measure_machine
-from perturn.run.plan import (
+from perturn.run.costs import (
     KEPT_BY_ALLOCATOR,
-    Plan,
-    Planned,
     generation_seconds,
     judged_tokens,
-    make_plan,
-    print_plan,
     trained_tokens,
     training_gb,
     training_seconds,
 )
+from perturn.run.lengths import Episodes
+from perturn.run.loop import open_run, run_stages
+from perturn.run.machine import Machine, measure_machine
+from perturn.run.plan import Plan, Planned, make_plan, print_plan
 from perturn.settings.sections import Lora, Train
 
 SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]

@@ -10,6 +10,7 @@ import typer
 from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
 from perturn.cli.see import list_table
 from perturn.errors import ConfigError
+from perturn.run.progress import at_work
 from perturn.run.progress import console as notices
 
 
@@ -75,7 +76,8 @@ def check_env(
     from perturn.envs.check import check_environment
     from perturn.envs.load import load_object
 
-    problems = check_environment(load_object(environment), split=split)
+    with at_work(f"checking {environment}"):
+        problems = check_environment(load_object(environment), split=split)
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:
@@ -94,4 +96,6 @@ def convert(
     """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
     from perturn.policy.names import resolve_model
 
-    results.print(resolve_model(model, notices.print), soft_wrap=True)
+    with at_work(f"converting {model}"):
+        folder = resolve_model(model, notices.print)
+    results.print(folder, soft_wrap=True)
