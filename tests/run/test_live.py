@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.console import Console
 from perturn.data.run_folder import Run
 from perturn.run import live, progress
 from perturn.run.live import Iterations, doing, shows_iterations
+from perturn.run.pace import Pace
 from perturn.run.progress import Screen, Work
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
@@ -125,7 +127,8 @@ def test_the_time_left_is_known_after_the_first_iteration(tmp_path, printed):
     for stage in planned[:4]:
         play(run, stage)
     with iterations.doing(planned[4]), progress.screen.showing(Work("exploring", 10)) as work:
-        work._pace.note(work._began + 1.0, 1)
+        work._pace = Pace(time.monotonic() - 1.0)
+        work.advance()
         after = iterations._left_of_now(None)
 
     assert before == "iteration 1 of 3, time left of the run known after iteration 1"

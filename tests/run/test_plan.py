@@ -42,7 +42,8 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert work["sft"].startswith("4 episodes, 1 epochs")
     assert work["align"].startswith("6 pairs (assumed)")
     assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)
-    assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
+    assert plan.startup > 0
+    assert plan.seconds == pytest.approx(plan.startup + sum(step.seconds for step in plan.steps))
     assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
     assert not (tmp_path / "runs").exists()
 
