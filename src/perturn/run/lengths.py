@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.paths import RunPaths
-from perturn.data.run_folder import memory_in_use, run_folder
+from perturn.data.run_folder import run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
@@ -18,6 +18,7 @@ from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
+from perturn.memory import memory_in_use
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, own_episodes
 from perturn.run.lessons import lessons

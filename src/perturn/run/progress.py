@@ -23,7 +23,7 @@ console = Console(stderr=True)
 """Where progress and notices go, so that standard output stays for results."""
 EVERY = 15.0
 """Seconds between two lines about work that is under way, where there is no terminal."""
-_WIDTH = 30
+_WIDTH = 24
 """Columns of a bar."""
 
 
@@ -111,19 +111,19 @@ class Work:
         return f"{self.what}: {', '.join(parts)}"
 
     def picture(self) -> RenderableType:
-        """All of it as a line of a terminal, with a bar."""
+        """All of it for a terminal: a bar with the times, and the rates below it, so that 80 columns are enough."""
         self.look()
         row = Table.grid(padding=(0, 1))
         cells: list[RenderableType] = [self.what]
         if self.total is not None:
             cells.append(ProgressBar(max(self.total, 1), self.done, width=_WIDTH))
             cells.append(f"{self.done}/{self.total}")
-        cells.append(Text("  ".join([*self.rates(), self.note]).rstrip(), style="dim"))
         cells.append(clock(self.seconds))
         if (left := self.seconds_left) is not None:
             cells.append(f"left {clock(left)}")
         row.add_row(*cells)
-        return row
+        rates = "  ".join([*self.rates(), *([self.note] if self.note else [])])
+        return Group(row, Text(f"  {rates}", style="dim")) if rates else row
 
 
 class Overview(Protocol):

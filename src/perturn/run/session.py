@@ -360,6 +360,7 @@ class Session:
                 make = world_maker(self.recipe)
                 at_once = _capacity(self.recipe, make, concurrency)
                 with episode_bar(what, done, missing, protocol or self.protocol) as (shown, hear):
+                    self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
                         self.panels.refuse_other_world(trajectory.environment)
                         store.append(trajectory)

@@ -331,7 +331,8 @@ class _Progress(TrainerCallback):
         a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
         self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
         shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)
-        self._bar = self._open.enter_context(shown)
+        self._bar = opened = self._open.enter_context(shown)
+        self._run.follow(lambda: opened.seconds_left)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         assert self._bar is not None

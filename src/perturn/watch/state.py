@@ -192,6 +192,8 @@ class Watcher:
         if state == "running" and since and done is not None:
             rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
             left = (total - done) / rate if rate and total is not None else None
+        if state == "running" and "seconds_left" in progress:  # measured in turns or tokens by the run itself
+            left = max(0.0, progress["seconds_left"] - (time.time() - progress.get("measured", 0.0)))
         spent = time.time() - progress["began"] if state == "running" else None
         return Stage(
             progress["stage"], state, done, total, progress.get("unit", ""), rate or None, spent, left
