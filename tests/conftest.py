@@ -21,7 +21,7 @@ from perturn.policy.tokens import Renderer
 
 torch.set_num_threads(1)
 
-# A run of CI repeats; runs elsewhere look for new cases. No example has a deadline, which a busy machine would not keep.
+# A run of CI repeats; runs elsewhere look for new cases. Examples have no deadline: a busy machine would not keep it.
 hypothesis.settings.register_profile("new", deadline=None)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "new")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+
 _LEAST, _MOST = 2**28, 2**30
 """Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
 
@@ -70,3 +72,15 @@ def _held() -> int:
     """Bytes of memory that are this process's own; files that it maps are not."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+def memory_in_use() -> int:
+    """Resident memory of this process and its children, in bytes."""
+    total = 0
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return total

@@ -10,22 +10,22 @@ from rich.console import Console
 
 from perturn.cli import main
 from perturn.policy.models import empty_model
-from perturn.run.lengths import Episodes
-from perturn.run.loop import open_run, run_stages
-from perturn.run.machine import Machine, measure_machine
-from perturn.run.plan import (
+from perturn.run.costs import (
     KEPT_BY_ALLOCATOR,
-    Plan,
-    Planned,
+    fitting_seconds,
     generation_seconds,
     judged_tokens,
-    make_plan,
-    print_plan,
+    opening_seconds,
+    passing_seconds,
     trained_tokens,
     training_gb,
     training_seconds,
 )
-from perturn.settings.sections import Lora, Train
+from perturn.run.lengths import Episodes
+from perturn.run.loop import open_run, run_stages
+from perturn.run.machine import Machine, measure_machine, measure_passes
+from perturn.run.plan import Plan, Planned, make_plan, print_plan
+from perturn.settings.sections import Align, Lora, Train
 
 SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]
 
@@ -42,7 +42,8 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert work["sft"].startswith("4 episodes, 1 epochs")
     assert work["align"].startswith("6 pairs (assumed)")
     assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)
-    assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
+    assert plan.startup > 0
+    assert plan.seconds == pytest.approx(plan.startup + sum(step.seconds for step in plan.steps))
     assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
     assert not (tmp_path / "runs").exists()
 
@@ -316,6 +317,63 @@ def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_mod
     assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)
     assert machine.many > 0
     assert machine.few > 0
+
+
+def test_rows_of_groups_are_as_long_as_the_policys_episodes():
+    """A taught policy takes 4 turns: 100 + 3 * 20 + 4 * 10 = 200 tokens."""
+    assert trained_tokens(EPISODES, 2, on_pairs=False, own=True) == 2 * 200
+
+
+def test_a_measured_pass_takes_the_place_of_matrix_products():
+    """1000 tokens, 2 ms each to train on and 0.5 ms each to read: 2 epochs and a reference are 4.5 s."""
+    measured = replace(MACHINE, passed=0.0005, trained=0.002)
+    train = Train({"name": "dpo"}, epochs=2.0)
+
+    assert training_seconds(measured, train, 1000, True) == pytest.approx(4.5)
+    assert passing_seconds(measured, 2 * 1000) == pytest.approx(0.5)
+
+
+def test_opening_is_worked_by_hand():
+    """Half a second, 4 MB of weights at 1 GB/s, and 4 worlds of 3 s each, two at a time."""
+    found = replace(EPISODES, world_seconds=3.0)
+
+    assert opening_seconds(MACHINE, found, 4, 16, cores=2) == pytest.approx(0.5 + 0.004 + 6.0)
+    assert opening_seconds(None, found, 1, 16, cores=2) == pytest.approx(0.5 + 3.0)
+
+
+def test_a_training_has_steps_beside_its_passes():
+    """2 s, 4 MB of weights loaded and saved at 1 GB/s, and 30 ms for each of the steps: 2 epochs of 3, or of 5."""
+    sft = Train({"name": "sft"}, epochs=2.0, batch_size=4)
+    online = Align({"name": "ppo-clip"}, epochs=2.0, minibatches=5)
+
+    assert fitting_seconds(MACHINE, sft, 10) == pytest.approx(2.008 + 6 * 0.03)
+    assert fitting_seconds(MACHINE, online, 10) == pytest.approx(2.008 + 10 * 0.03)
+
+
+def test_a_pass_of_a_small_model_is_measured(tiny_folder):
+    """Forward and backward take longer than forward alone; a large model is not made."""
+    model = empty_model(str(tiny_folder))
+
+    measured = measure_passes(MACHINE, model, [20, 4, 10, 4], token_budget=64)
+
+    assert measured.passed is not None
+    assert measured.trained is not None
+    assert 0 < measured.passed < measured.trained
+    large = replace(MACHINE, parameters=10**9)
+    assert measure_passes(large, model, [20, 4, 10, 4], token_budget=64) == large
+
+
+def test_start_up_counts():
+    """It is a row of the table and a part of what is left to do."""
+    plan = Plan("runs/x", [Planned("sft", "to do", "4 episodes", 5.0, 1.0)], [], [], startup=7.0)
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_plan(plan, console)
+
+    assert plan.seconds == 12.0
+    assert plan.to_dict()["startup"] == 7.0
+    text = console.export_text()
+    assert "start-up" in text
+    assert "left to do: ~12 s" in text
 
 
 def test_iterations_are_shown_together():

@@ -382,3 +382,18 @@ def test_live_watching_ends_when_the_run_ends(worker, recipe, monkeypatch, capsy
 
     assert looks == [0.5]
     assert "died in expert" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_time_left_is_the_one_that_the_run_measures(run, monkeypatch):
+    """The run counts turns: 100 s are left. By episodes, of which none of 10 has ended, nothing could be said."""
+    monkeypatch.setattr("perturn.data.run_folder.HEARTBEAT_SECONDS", 0.0)
+    with run.stage("explore"):
+        run.expect(run.paths.trajectories("explore"), total=10)
+        run.follow(lambda: 100.0)
+        deadline = time.monotonic() + 20
+        left = None
+        while left is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = Watcher(run.folder).look().stages[-1].left
+
+    assert left == pytest.approx(100.0, abs=5.0)

@@ -10,6 +10,7 @@ import typer
 from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
 from perturn.cli.see import list_table
 from perturn.errors import ConfigError, did_you_mean
+from perturn.run.progress import at_work
 from perturn.run.progress import console as notices
 
 
@@ -87,8 +88,9 @@ def check_env(
     from perturn.envs.load import load_object
     from perturn.run.own_rules import check_rules
 
-    problems = check_environment(load_object(environment), split=split)
-    problems += [] if problems else check_rules(environment)
+    with at_work(f"checking {environment}"):
+        problems = check_environment(load_object(environment), split=split)
+        problems += [] if problems else check_rules(environment)
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:
@@ -109,4 +111,6 @@ def convert(
 
     if model not in BUNDLED:
         raise ConfigError(f"no bundled model is named {model!r}.{did_you_mean(model, BUNDLED)}")
-    results.print(resolve_model(model, notices.print), soft_wrap=True)
+    with at_work(f"converting {model}"):
+        folder = resolve_model(model, notices.print)
+    results.print(folder, soft_wrap=True)

@@ -13,6 +13,7 @@ from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, result
 from perturn.cli.loop import do_stages
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
+from perturn.run.progress import at_work
 from perturn.settings.parsing import apply_overrides, build
 from perturn.table import locate
 from perturn.tables import table
@@ -53,15 +54,16 @@ def credit(
             )
         do_stages("credit", source, overrides, dry_run, as_json)
         return
-    found = locate("perturn.run.credit:credit_run")(
-        source,
-        overrides,
-        against=against,
-        name=name,
-        reference=reference,
-        drop_equal_outcomes=drop_equal_outcomes,
-        writes=not dry_run,
-    )
+    with at_work("crediting"):
+        found = locate("perturn.run.credit:credit_run")(
+            source,
+            overrides,
+            against=against,
+            name=name,
+            reference=reference,
+            drop_equal_outcomes=drop_equal_outcomes,
+            writes=not dry_run,
+        )
     if as_json:
         say_json(found)
         return
@@ -148,7 +150,8 @@ def check_credit(
     as_json: AsJson = False,
 ) -> None:
     """Measure how biased and how noisy a credit is, exactly, on small decision processes."""
-    found = _measure(credit, overrides or [], discount)
+    with at_work(f"measuring {credit}"):
+        found = _measure(credit, overrides or [], discount)
     if as_json:
         say_json(found)
     else:

@@ -10,6 +10,7 @@ import typer
 from perturn.cli._base import command, existing, results
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import user_path
+from perturn.run.progress import at_work
 from perturn.run.progress import console as notices
 
 TRAINED_BY_TRL = (
@@ -52,12 +53,16 @@ def export(
         raise ConfigError("--policy, --repo and --private belong to --to hub.")
     folder = Path(f"{run.resolve().name}-{to}") if output is None else user_path(output, "output")
     if to != "hub":
-        counts = export_rows(run, to, folder)
+        with at_work("writing rows"):
+            counts = export_rows(run, to, folder)
         held = ", ".join(f"{count} {name}" for name, count in counts.items())
         results.print(f"{folder}: {held}", markup=False, soft_wrap=True)
         notices.print(TRAINED_BY_TRL, style="dim", soft_wrap=True)
         return
-    name = export_policy(run, folder, policy)
+    with at_work("writing the policy"):
+        name = export_policy(run, folder, policy)
     results.print(f"{folder}: policy {name}, its card, recipe and scores", markup=False, soft_wrap=True)
     if repo:
-        results.print(push(folder, repo, private), markup=False, soft_wrap=True)
+        with at_work(f"uploading to {repo}"):
+            where = push(folder, repo, private)
+        results.print(where, markup=False, soft_wrap=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import psutil
 import typer
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
 from perturn.cli._scores import print_summary
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+from perturn.run.progress import at_work
 
 if TYPE_CHECKING:
     from perturn.settings.recipe import Recipe
@@ -60,7 +63,8 @@ def run(
     for recipe in in_order(resolve_recipe(source, overrides or [])):
         with open_run(recipe) as opened:
             run_stages(opened)
-            report_file = write_report(opened.folder)
+            with at_work("writing the report"):
+                report_file = write_report(opened.folder)
         summary = opened.paths.summary.read_text(encoding="utf-8")
         if as_json:
             typer.echo(summary.rstrip())
@@ -102,14 +106,22 @@ for _name, _says in STAGES.items():
     _stage_command(_name, *_says)
 
 
+def _began() -> float:
+    """Moment at which this process began; one that is older than a minute was started for something else."""
+    return max(psutil.Process().create_time(), time.time() - 60)
+
+
 def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
     """Print what a recipe would do, and exit with 1 if it could not."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.run.following import planned
-    from perturn.run.plan import make_plan, print_plan
+    from perturn.run.plan import Plan, make_plan, print_plan
 
     recipe = resolve_recipe(source, overrides or [])
-    plans = [make_plan(each, [], name) for each in (planned(recipe) if name is None else [recipe])]
+    plans: list[Plan] = []
+    for each in planned(recipe) if name is None else [recipe]:
+        with at_work("estimating"):
+            plans.append(make_plan(each, [], name, None if plans else _began()))
     for plan in plans:
         if as_json:
             say_json(plan.to_dict())
@@ -140,7 +152,7 @@ def import_expert(
     from perturn.run.collect import import_expert as bring
     from perturn.run.loop import open_run
 
-    with open_run(source, overrides or [], "collect") as run:
+    with open_run(source, overrides or [], "collect") as run, at_work("importing episodes"):
         counts = bring(run, file)
     results.print(
         f"{run.paths.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
@@ -193,4 +205,6 @@ def report(
         refuse_other(recipe)
         refuse_changed(recipe, "report")
         folders.append(run_folder(recipe))
-    results.print(str(write_report(*folders, output=output)), soft_wrap=True)
+    with at_work("writing the report"):
+        page = write_report(*folders, output=output)
+    results.print(str(page), soft_wrap=True)

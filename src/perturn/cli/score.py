@@ -15,6 +15,7 @@ from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop import show_plan
 from perturn.errors import ConfigError
 from perturn.io.reading import user_path
+from perturn.run.progress import at_work
 
 if TYPE_CHECKING:
     from perturn.data.store import TrajectoryStore
@@ -73,7 +74,8 @@ def evaluate(
         words = [word for word in (source, *words) if word is not None]
         if environment is None:
             raise ConfigError("--model needs --environment; `perturn list environments` shows their names.")
-        chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
+        with at_work(f"looking at {environment}"):
+            chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
     if dry_run:
         show_plan(chosen, words, "evaluate", as_json)
         return
@@ -108,7 +110,8 @@ def compare(
     """Compare scores task by task: run against run, or the policies of one run with each other."""
     from perturn.report.versus import compare_runs
 
-    found = compare_runs([existing(run) or run for run in runs])
+    with at_work("comparing"):
+        found = compare_runs([existing(run) or run for run in runs])
     if as_json:
         say_json([asdict(each) for each in found])
     else:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.errors import ConfigError, did_you_mean
+from perturn.run.progress import at_work
 from perturn.settings.shipped import describe_shipped
 from perturn.tables import LISTED, describe, methods
 
@@ -78,7 +79,8 @@ def inspect(
         data = found_by.file
         max_length, chat_template = max_length or found_by.max_length, chat_template or found_by.chat_template
     if check:
-        found = audit(data, name, max_length, chat_template)
+        with at_work("checking rows"):
+            found = audit(data, name, max_length, chat_template)
         if as_json:
             say_json(found)
         else:
@@ -132,7 +134,8 @@ def verify(run: RunFolder, as_json: AsJson = False) -> None:
     from perturn.run.verify import print_verified
     from perturn.run.verify import verify as check
 
-    found = check(run)
+    with at_work("hashing files"):
+        found = check(run)
     if as_json:
         say_json(found.to_dict())
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from perturn.cli._base import command, existing, results
+from perturn.run.progress import at_work
 
 
 @command(
@@ -42,7 +43,8 @@ def study(
     from perturn.study.loop import open_study, run_study
     from perturn.study.show import cells_table, summary_line
 
-    board = open_study(file, overrides or [])
+    with at_work("opening the study"):
+        board = open_study(file, overrides or [])
     page = None if dry_run else run_study(board, workers)
     results.print(cells_table(board))
     results.print(summary_line(board), soft_wrap=True, markup=False)

@@ -105,6 +105,8 @@ class Progress(TypedDict):
     done_before: NotRequired[Count]
     unit: NotRequired[str]
     counting_since: NotRequired[Amount]
+    seconds_left: NotRequired[Amount]
+    measured: NotRequired[Amount]
     ended: NotRequired[Literal["done", "failed", "stopped"]]
     error: NotRequired[str]
 

@@ -10,7 +10,7 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from perturn.errors import RunError, StorageError
 from perturn.io.plain import told
 from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole, writing
+from perturn.memory import memory_in_use
 from perturn.ranks import leads
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
@@ -243,6 +244,11 @@ class Run:
         write_whole(self.paths.manifest, json.dumps(whole, indent=2) + "\n")
         self.manifest = whole
 
+    def follow(self, left: Callable[[], float | None]) -> None:
+        """Have the time left, which a function tells, written down with each sign of life of the running stage."""
+        if self._pulse:
+            self._pulse.left = left
+
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
         """Say what the running stage works towards: so many lines of a file, of which some are there already."""
         if self._pulse:
@@ -344,6 +350,8 @@ class _Pulse:
             "stage": stage,
             "began": time.time(),
         }
+        self.left: Callable[[], float | None] = lambda: None
+        self._lock = threading.Lock()
         self.note()
         self._peak = 0
         self._stop = threading.Event()
@@ -352,17 +360,22 @@ class _Pulse:
 
     def note(self, **facts: Any) -> None:
         """Add facts and write all of them."""
-        self._facts |= facts
-        write_whole(self._file, json.dumps(self._facts) + "\n")
-        self._last = time.monotonic()
+        with self._lock:
+            self._facts |= facts
+            write_whole(self._file, json.dumps(self._facts) + "\n")
+            self._last = time.monotonic()
 
     def _beat(self) -> None:
         while True:
             self._peak = max(self._peak, memory_in_use())
             if time.monotonic() - self._last > HEARTBEAT_SECONDS:
                 self._last = time.monotonic()
-                with suppress(OSError):  # removed, or on a disk that is away: no reason to stop a run
-                    os.utime(self._file)
+                left = self.left()
+                with suppress(OSError, StorageError):  # removed, or on a disk that is away: no reason to stop
+                    if left is None:
+                        os.utime(self._file)
+                    else:
+                        self.note(seconds_left=left, measured=time.time())
             if self._stop.wait(0.5):
                 return
 
@@ -371,18 +384,6 @@ class _Pulse:
         self._stop.set()
         self._thread.join()
         return self._peak / 1e9
-
-
-def memory_in_use() -> int:
-    """Resident memory of this process and its children, in bytes."""
-    total = 0
-    own = psutil.Process()
-    for process in [own, *own.children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:  # it ended meanwhile
-            continue
-    return total
 
 
 def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

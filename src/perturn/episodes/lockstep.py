@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.workers import Worker, Workers
+from perturn.episodes.workers import Hear, Worker, Workers, ignore
 from perturn.errors import EngineFailure
 from perturn.types import Action, Engine, Environment, EpisodeProtocol, Prompt, Sampling, Trajectory
 
@@ -24,6 +24,7 @@ def play_blocks(
     protocol: EpisodeProtocol,
     sampling: Sampling,
     retries: int = 1,
+    hear: Hear = ignore,
 ) -> Iterator[Trajectory]:
     """Play block after block, the episodes of each in lock-step; its trajectories are handed out as it ends, in order.
 
@@ -40,8 +41,10 @@ def play_blocks(
         sampling: How actions are decoded.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again. It is given the answers
             that it had, so that it catches up with the others before these go on.
+        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
     """
-    workers = Workers(partial(episode, protocol=protocol, policy=engine.name), make_environment, retries)
+    start = partial(episode, protocol=protocol, policy=engine.name)
+    workers = Workers(start, make_environment, retries, hear=hear)
     try:
         for block in blocks:
             yield from _Block(block, engine, sampling).play(workers)

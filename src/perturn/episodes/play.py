@@ -13,7 +13,7 @@ from statistics import median
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
-from perturn.episodes.workers import Worker, Workers
+from perturn.episodes.workers import Hear, Worker, Workers, ignore
 from perturn.errors import EngineFailure
 from perturn.types import (
     Action,
@@ -41,6 +41,7 @@ def play(
     sampling: Sampling,
     concurrency: int = 16,
     retries: int = 1,
+    hear: Hear = ignore,
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
@@ -59,10 +60,11 @@ def play(
         sampling: How actions are decoded.
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
+        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
     """
     coming = iter(jobs)
     start = partial(episode, protocol=protocol, policy=engine.name)
-    workers = Workers(start, make_environment, retries, coming)
+    workers = Workers(start, make_environment, retries, coming, hear)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
@@ -90,6 +92,7 @@ def play_alone(
     *,
     concurrency: int = 16,
     retries: int = 1,
+    hear: Hear = ignore,
 ) -> Iterator[Trajectory]:
     """Play many episodes that ask no engine, such as an expert's, at once; see `play`.
 
@@ -99,9 +102,10 @@ def play_alone(
         make_environment: Starts a world, in any thread.
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
+        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
     """
     coming = iter(jobs)
-    workers = Workers(start, make_environment, retries, coming)
+    workers = Workers(start, make_environment, retries, coming, hear)
     try:
         workers.begin(islice(coming, concurrency))
         for _, said in workers.listen(lambda _: None):

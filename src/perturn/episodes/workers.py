@@ -44,6 +44,12 @@ def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
 
 
 Said = tuple["Worker", "Prompt | Trajectory | BaseException"]
+Hear = Callable[["Prompt | Trajectory"], None]
+"""Told of each prompt as an episode asks it, and of each trajectory as its episode ends."""
+
+
+def ignore(said: Prompt | Trajectory) -> None:
+    """Take no note."""
 
 
 class Workers:
@@ -55,6 +61,7 @@ class Workers:
         make: Callable[[], Environment],
         retries: int,
         jobs: Iterator[Job] | None = None,
+        hear: Hear = ignore,
     ) -> None:
         """No worker yet.
 
@@ -63,8 +70,9 @@ class Workers:
             make: Starts a world, in any thread.
             retries: How often an episode whose world died or hung is played again.
             jobs: Given to those whose episode has ended; None: they wait for the next `begin`.
+            hear: Told all that is said, in the thread that listens.
         """
-        self.start, self.make, self.retries = start, make, retries
+        self.start, self.make, self.retries, self.hear = start, make, retries, hear
         self.said: SimpleQueue[Said] = SimpleQueue()
         self.busy = 0
         self._jobs: Iterator[Job] = iter(()) if jobs is None else jobs
@@ -95,6 +103,7 @@ class Workers:
                     self._give(worker, job)
                 if said.status is Status.FAILED:
                     _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
+            self.hear(said)
             yield worker, said
 
     def close(self) -> None:

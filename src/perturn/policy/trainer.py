@@ -137,7 +137,7 @@ class TurnTrainer(EvaluatingTrainer):
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
         self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
-        self._row_values = RowValues()
+        self._row_values, self.tokens_passed = RowValues(), 0  # trained on here, for those who show progress
 
     def _read_settings(self, trainer: Mapping[str, Any]) -> None:
         """Build the loss and the credit, and refuse settings that cannot work, before anything is loaded."""
@@ -303,8 +303,7 @@ class TurnTrainer(EvaluatingTrainer):
     ) -> Tensor:
         """Forward and backward of one pack after the other; gradients add up and are exchanged once."""
         state, total = self.accelerator.gradient_state, torch.zeros((), device=self.args.device)
-        exchange = state.sync_gradients
-        packs = self._as_many_as_others(inputs["packs"])
+        packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
         model.train()
         if train := getattr(self.optimizer, "train", None):  # of one without a schedule, moves the weights
             train()
@@ -315,6 +314,7 @@ class TurnTrainer(EvaluatingTrainer):
                 deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
                 with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
                     total += super().training_step(model, pack, num_items_in_batch)
+                self.tokens_passed += len(pack["ids"])
         return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:

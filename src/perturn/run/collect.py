@@ -19,6 +19,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
 from perturn.episodes.replay import play_script
+from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
@@ -54,9 +55,9 @@ def show_expert(session: Session, stage: Stage) -> None:
             "(docs: perturn.data.store.TrajectoryStore)."
         )
 
-    def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
         start = partial(shown, protocol=session.protocol)
-        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
+        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
 
     with run.stage(stage.name, file) as counts:
         if has_expert:

@@ -110,7 +110,9 @@ def _corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list
     """Episodes that the expert finishes after so many of their turns, where he has a way."""
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
-        found = [correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections")]
+        found = [
+            correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections", "episodes")
+        ]
     return [one for one in found if one is not None]
 
 

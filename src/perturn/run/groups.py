@@ -18,7 +18,7 @@ from perturn.policy.tokens import Renderer
 from perturn.run.credit import credit_groups, critics_in, explained
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
-from perturn.run.progress import console
+from perturn.run.progress import mention
 from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
 from perturn.run.signals import left_out
@@ -71,11 +71,11 @@ def credit(session: Session, stage: Stage) -> None:
         )
         counts |= counts_of(groups_of(episodes), rows, settings.failed)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
-        console.print("episodes:", ", ".join(said))
+        mention("episodes:", ", ".join(said))
         for key, number in explained(credit, comparable, needed).items():
             if number is not None:
                 counts[key] = round(number, 4)
-                console.print(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
+                mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
         critics = critics_in(needed)
         if critics is not None:
             write_critics(run.paths.critics(stage.mark), critics)

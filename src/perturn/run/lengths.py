@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.paths import RunPaths
-from perturn.data.run_folder import memory_in_use, run_folder
+from perturn.data.run_folder import run_folder
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
@@ -18,6 +18,7 @@ from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
+from perturn.memory import memory_in_use
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.run.collect import demonstrate, own_episodes
 from perturn.run.lessons import lessons
@@ -58,6 +59,8 @@ class Episodes:
     """Tokens of an action."""
     seconds: float = 0.0
     """Seconds of a turn in its world."""
+    world_seconds: float = 0.0
+    """Seconds in which a world starts."""
     memory_gb: float = 0.0
     """Memory of this process and one world."""
     source: str = "assumed, as no expert is to be seen"
@@ -95,16 +98,20 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     own = recipe.expert and recipe.expert.file
     if own and not shown:
         shown = list(own_episodes(user_path(own, "expert.file")))
-    source, seconds, played = "recorded expert episodes", 0.0, []
+    source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
     with closing_world(world_maker(recipe)()) as env:
         known = panels.expert or panels.tasks.get("base")
         if not shown and known and hasattr(env, "expert"):
-            shown, seconds = _play(env, known, protocol)
+            shown, seconds, first = _play(env, known, protocol)
+            starting = max(0.0, first - began - seconds * len(shown[0].turns))
             source, played = "expert episodes played now", shown
-        elif not shown:
+        elif shown:
+            starting = time.monotonic() - began
+        else:
             played = [
                 _try_out(env, next(task for tasks in panels.tasks.values() for task in tasks), protocol)
             ]
+            starting = time.monotonic() - began
         memory = memory_in_use() / 1e9
     limit = fmean(protocol.limit(task) for tasks in panels.tasks.values() for task in tasks)
     lengths: dict[str, Any] = {"turns": limit}
@@ -125,14 +132,17 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
         expert=len(panels.expert),
         limit=limit,
         seconds=seconds,
+        world_seconds=starting,
         memory_gb=memory,
         problems=_problems(played),
         **lengths,
     )
 
 
-def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[list[Trajectory], float]:
-    """A few expert episodes of tasks spread over the panel, failed ones too, and the seconds of a turn."""
+def _play(
+    env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol
+) -> tuple[list[Trajectory], float, float]:
+    """A few expert episodes of tasks spread over the panel, failed ones too; seconds of a turn; end of the first."""
     chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
     played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
     began = time.monotonic()  # the first one starts the world
@@ -140,7 +150,7 @@ def _play(env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol) -> tuple[l
         if time.monotonic() - began < _PATIENCE_SECONDS:
             played.append(demonstrate(env, Job(task, seed=0), protocol))
     turns = sum(len(one.turns) for one in played[1:])
-    return played, (time.monotonic() - began) / max(turns, 1)
+    return played, (time.monotonic() - began) / max(turns, 1), began
 
 
 def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:

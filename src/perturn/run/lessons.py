@@ -11,6 +11,7 @@ from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.replay import play_script
+from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.run.collect import AT_ONCE
@@ -30,8 +31,8 @@ def show_lessons(session: Session, stage: Stage) -> None:
     jobs = lessons(recipe.base, session.panels.tasks["base"])
     start = partial(_shown, settings=recipe.base, protocol=session.protocol)
 
-    def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
-        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries)
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
+        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
 
     with run.stage(stage.name, file) as counts:
         counts |= session.record(file, jobs, played, AT_ONCE, "lessons")

@@ -28,12 +28,13 @@ from perturn.run.following import planned
 from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
+from perturn.run.live import Iterations, doing, shows_iterations
 from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
 from perturn.run.outcomes import check_outcomes
 from perturn.run.own_rules import ruled
 from perturn.run.panels import Panels, look_up
-from perturn.run.progress import console
+from perturn.run.progress import at_work, console
 from perturn.run.rerank import check_rerank
 from perturn.run.session import (
     Session,
@@ -65,7 +66,7 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
     Raises:
         PerturnError: The first mistake that can be found without working.
     """
-    with leader_first():
+    with leader_first(), at_work("opening the run"):
         return _open(ruled(resolve_recipe(source, overrides)), command)
 
 
@@ -285,7 +286,8 @@ def run_stages(
     if trained is not None:  # or policies that it followed
         let_go(run, trained)
     run.planned = [stage.name for stage in planned]
-    with Session(run) as session:
+    iterations = Iterations(run, planned) if shows_iterations(run, planned) else None
+    with Session(run) as session, at_work(run.recipe.name):
         for stage in planned:
             waits, done = from_leader(
                 (
@@ -300,9 +302,9 @@ def run_stages(
             elif not run.is_done(stage.name) and take_over(stage):
                 console.print(f"{stage.name}: taken over", style="dim")
             else:
-                console.print(stage.name, style="bold")
-                locate(stage.does)(session, stage)
-                release_memory()
+                with doing(stage, iterations):
+                    locate(stage.does)(session, stage)
+                    release_memory()
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:

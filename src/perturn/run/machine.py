@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from perturn.policy.models import compute_dtype, device
+from perturn.policy.logprobs import action_logprobs, prepare
+from perturn.policy.models import compute_dtype, context_length, device
+from perturn.policy.packing import lay_out
+from perturn.policy.tokens import NO_TURN, Encoded
+
+_SMALL = 30_000_000
+"""Parameters of a model that is made and asked, at most."""
+_MEASURED = 8192
+"""Tokens of the pass that is timed, at most."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,10 @@ class Machine:
     """Bytes of weights a second where one token of each of 16 conversations passes."""
     base_gb: float
     """Memory of the process without a model."""
+    passed: float | None = None
+    """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
+    trained: float | None = None
+    """Seconds that a token takes in a forward and a backward pass, measured likewise."""
 
 
 def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
@@ -53,6 +66,45 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
         few=weight.nbytes / _seconds(lambda: few @ weight),
         base_gb=process_gb if where.type == "cpu" else 0.5,
     )
+
+
+def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_budget: int) -> Machine:
+    """Time a whole pass of a small model, forward and backward, for a few seconds at most.
+
+    What a small model takes is not the time of its matrix products, so it is made with other weights and asked.
+
+    Args:
+        machine: As it was measured.
+        model: Without weights.
+        turns: Tokens of an episode: before the first action, then by turns an action and what answers it.
+        token_budget: Tokens of a pass in training.
+    """
+    if machine.parameters > _SMALL:
+        return machine
+    where = device()
+    with torch.random.fork_rng():
+        made = type(model)(model.config).to(where)
+    prepare(made)
+    budget = min(token_budget, _MEASURED)
+    length = max(2, min(sum(turns), budget, context_length(made) or budget))
+    loss = [turn for at, count in enumerate(turns) for turn in [at // 2 if at % 2 else NO_TURN] * count]
+    loss = [NO_TURN, *loss[1 : length - 1], 0][:length]
+    one = Encoded(tuple(at % 64 for at in range(length)), tuple(loss), ("user",) * length)
+    batch = {
+        name: tensor.to(where)
+        for name, tensor in lay_out([one] * max(1, budget // length), share=False).items()
+    }
+    best = [math.inf, math.inf]
+    for _ in range(2):  # the first one warms up
+        began = time.perf_counter()
+        value = action_logprobs(made, batch).sum()
+        float(value.detach())
+        forward = time.perf_counter() - began
+        value.backward()
+        float(next(made.parameters()).grad.flatten()[0])
+        best = [min(best[0], forward), min(best[1], time.perf_counter() - began)]
+    passed, trained = (seconds / len(batch["ids"]) for seconds in best)
+    return replace(machine, passed=passed, trained=trained)
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:

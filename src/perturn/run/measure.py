@@ -57,7 +57,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]
     protocol = make_protocol(recipe.protocol)
     found: dict[int, Trajectory] = {}
     with closing_world(world_maker(recipe)()) as env:
-        for one in track(episodes, "remaining path"):
+        for one in track(episodes, "remaining path", "episodes"):
             if id(one) not in found:  # an expert's episode may be in several pairs
                 found[id(one)] = _measured(env, one, protocol, sense)
     return [found[id(one)] for one in episodes]

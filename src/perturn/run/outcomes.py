@@ -10,7 +10,7 @@ from perturn.data.store import read_records, read_trajectories, write_records
 from perturn.errors import ConfigError, RunError
 from perturn.run.correct import taken_over
 from perturn.run.labelled import ROWS, divide, lacking
-from perturn.run.progress import console
+from perturn.run.progress import mention
 from perturn.run.session import Session, engine_settings, make_protocol, make_renderer
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, mark
@@ -38,7 +38,7 @@ def make_rows(session: Session, stage: Stage) -> None:
             mended = taken_over(session.recipe, divided.failures, settings)
             counts["corrections"] = len(mended)
             divided = replace(divided, corrections=[*_earlier_corrections(session, stage), *mended])
-        console.print("episodes:", ", ".join(f"{name} {count}" for name, count in counts.items() if count))
+        mention("episodes:", ", ".join(f"{name} {count}" for name, count in counts.items() if count))
         lacks = lacking(divided, settings.way)
         if lacks and (settings.way.anew or session.recipe.iterations == 1):
             raise RunError(

@@ -21,7 +21,7 @@ from perturn.io.reading import user_path
 from perturn.run.branch import played_on, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs
-from perturn.run.progress import console
+from perturn.run.progress import mention
 from perturn.run.session import Session, engine_settings
 from perturn.run.signals import left_out
 from perturn.settings.sections import Pair
@@ -49,7 +49,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
             each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
             pairs = _that_part(session, pairs, reasons, played, each=each)
         counts |= reasons
-        console.print("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
+        mention("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         if not pairs and stage.iteration == session.recipe.iterations == 1:
             first = "lower pair.threshold" if settings.by != "progress" else "take more branch.samples"
             first += ", leave out fewer by pair.signals" if settings.signals else ""
@@ -70,9 +70,7 @@ def prefer(session: Session, stage: Stage) -> None:
         pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
         reasons["too_long"] = too_long
         counts |= reasons
-        console.print(
-            "in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
-        )
+        mention("in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         write_pairs(file, measured_pairs(session.recipe, pairs))
 
 

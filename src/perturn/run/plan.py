@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +21,19 @@ from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
 from perturn.io.reading import user_path
 from perturn.rules import TurnControl
+from perturn.run.collect import AT_ONCE
+from perturn.run.costs import (
+    KEPT_BY_ALLOCATOR,
+    REPORT_SECONDS,
+    fitting_seconds,
+    generation_seconds,
+    judged_tokens,
+    opening_seconds,
+    passing_seconds,
+    trained_tokens,
+    training_gb,
+    training_seconds,
+)
 from perturn.run.lengths import Episodes, look_at_episodes, renderer_of
 from perturn.run.loop import check, refuse_early
 from perturn.run.own_rules import ruled
@@ -27,8 +42,8 @@ from perturn.run.session import (
     evaluation_sampling,
 )
 from perturn.settings.branch import Branch
+from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Train
 from perturn.settings.stages import VALUE, Stage, chosen_by, stages
 from perturn.table import locate
 
@@ -37,14 +52,6 @@ if TYPE_CHECKING:
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
-EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
-"""Speed of a whole pass, forward or backward, over that of its matrix products, by device and bytes of a number."""
-CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
-"""Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
-KEPT_BY_ALLOCATOR = 1.4
-"""Memory held over memory needed."""
-LAYER_WIDTHS = 24
-"""Numbers that a layer keeps of a token for the backward pass, over the hidden size; 2 if checkpointed."""
 
 
 @dataclass(frozen=True)
@@ -70,39 +77,46 @@ class Plan:
     """How the estimates were made, a sentence each."""
     problems: list[str]
     """Failures of the episodes played to see how long they are, a sentence each."""
+    startup: float = 0.0
+    """Seconds before the first step and after the last one: imports, checks, and the report of a run."""
 
     @property
     def seconds(self) -> float:
-        """Of all that is left to do and was estimated."""
-        return sum(step.seconds or 0.0 for step in self.steps if step.state != "done")
+        """Of all that is left to do and was estimated, and of starting."""
+        return self.startup + sum(step.seconds or 0.0 for step in self.steps if step.state != "done")
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON data."""
         return asdict(self) | {"seconds": self.seconds}
 
 
-def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | None) -> Plan:
+def make_plan(
+    source: Path | Recipe, overrides: Sequence[str], command: str | None, began: float | None = None
+) -> Plan:
     """Check a recipe as a run would, and estimate what it costs; nothing is written.
 
     Args:
         source: The recipe, its file, or a run folder.
         overrides: `key=value` words.
         command: The one command that would be given; None: the whole loop.
+        began: Moment at which this process began, in seconds of the epoch, so that its imports count; None: now.
 
     Raises:
         PerturnError: Whatever the command itself would refuse before it starts.
     """
+    began = time.time() if began is None else began
     recipe = ruled(resolve_recipe(source, overrides))
     refuse_early(recipe, command)
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {}
     refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
     panels = check(recipe, command)
+    startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, machine = engine_settings(recipe), None
     found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
     if engine.serves_checkpoints:
         model = locate("perturn.run.trainable:empty_base")(recipe)
-        machine = locate("perturn.run.machine:measure_machine")(model, recipe.model.dtype, found.memory_gb)
+        machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:
         bound = getattr(engine, "bound", "unknown")
@@ -118,19 +132,45 @@ def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | No
             steps.append(
                 Planned(stage.name, "done" if before.get("done") else "to do", work, seconds, memory)
             )
-    return Plan(str(folder), steps, how, list(found.problems))
+    return Plan(str(folder), steps, how, list(found.problems), startup)
+
+
+def _import_stages(recipe: Recipe, command: str | None) -> float:
+    """Import what the stages import, as a run does; the moment after it, in seconds of the epoch."""
+    for stage in stages(recipe):
+        if command in (None, stage.command):
+            locate(stage.does)
+    if command in (None, "evaluate"):
+        locate("perturn.report:write_report")
+    return time.time()
+
+
+def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
+    """The machine, with the speed of whole passes if something trains or is read, and the model is small."""
+    machine: Machine = locate("perturn.run.machine:measure_machine")(
+        model, recipe.model.dtype, found.memory_gb
+    )
+    settings = next((part for part in (recipe.align, recipe.sft, recipe.base) if part), None)
+    if settings is None:
+        return machine
+    turns = [round(found.prompt)]
+    for _ in range(max(1, round(found.policy_turns(learned=True)))):
+        turns += [max(1, round(found.said)), round(found.heard)]
+    found_now: Machine = locate("perturn.run.machine:measure_passes")(
+        machine, model, turns[:-1], settings.token_budget
+    )
+    return found_now
 
 
 def _cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
     """Work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
-    if stage.name == "expert":
-        file = recipe.expert and recipe.expert.file
-        work = f"episodes of {file}" if file else f"{found.expert} episodes"
-        return work, found.expert * found.turns * found.seconds, found.memory_gb
-    if stage.name == "lessons":
-        return f"{found.lessons} episodes", found.lessons * found.turns * found.seconds, found.memory_gb
+    if stage.name in ("expert", "lessons"):
+        file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
+        work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"
+        opening = opening_seconds(None, found, episodes, AT_ONCE, _cores())
+        return work, opening + episodes * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return _credit_cost(recipe, found, machine)
     if stage.command == "pair" and recipe.outcomes:
@@ -173,17 +213,10 @@ def _cost(
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
+    seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
     if by_value:
-        seconds += _passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
+        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
     return work, seconds, memory
-
-
-def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
-    """Tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
-    turns = found.policy_turns(learned=True)
-    whole = found.prompt + (turns - 1) * found.heard + turns * found.said
-    up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
-    return found.explore * whole + episodes * (up_to_each if at_turns else whole)
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
@@ -199,9 +232,9 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     )
     if machine is None or not read:
         return work, 1.0, found.memory_gb
-    tokens = trained_tokens(found, members, on_pairs=False)
+    tokens = trained_tokens(found, members, on_pairs=False, own=True)
     passes = len(read) + ("critics" in read)  # Q and V each have one
-    seconds = 1.0 + _passing_seconds(machine, 2 * passes * tokens)
+    seconds = 1.0 + passing_seconds(machine, 2 * passes * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
@@ -265,9 +298,17 @@ def _training_cost(
         is_there = bool(own) or file.is_file()
         rows = sum(1 for _ in read_rows(file)) if is_there else assumed
         what = "pairs" if is_there else "pairs (assumed)"
-    tokens = trained_tokens(found, rows, on_pairs)
+    of_groups = once is None and not judges and recipe.groups is not None
+    tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
-    return work, training_seconds(machine, settings, tokens, on_pairs), training_gb(machine, settings)
+    loss = build(locate("perturn.losses:LOSSES"), settings.loss, "loss")
+    seconds = training_seconds(machine, settings, tokens, bool(loss.needs_reference))
+    return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pairs(recipe: Recipe, found: Episodes) -> int:
@@ -286,62 +327,6 @@ def _corrections(recipe: Recipe, found: Episodes) -> int:
     return round(KEPT * found.explore) * outcomes.takeovers if outcomes and outcomes.way.corrected else 0
 
 
-def generation_seconds(
-    machine: Machine,
-    found: Episodes,
-    episodes: int,
-    concurrency: int,
-    learned: bool,
-    most: int,
-    candidates: int = 1,
-) -> float:
-    """Reading the new tokens and writing one by one, or the worlds if they take longer.
-
-    Args:
-        machine: Model and machine.
-        found: Lengths of episodes.
-        episodes: Number of episodes.
-        concurrency: Played at the same time.
-        learned: Whether the policy was taught by the expert; it then writes no more than the expert.
-        most: Token limit of an action.
-        candidates: Actions that are sampled at each turn, at the same time.
-    """
-    turns = found.policy_turns(learned)
-    said = candidates * (min(found.said, most) if learned else most)
-    read = episodes * (found.prompt + turns * (found.heard + said))
-    together = candidates * max(1, min(concurrency, episodes))
-    step = machine.parameters * machine.bytes / machine.few
-    step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
-    playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step
-    return max(playing, episodes * turns * found.seconds)
-
-
-def trained_tokens(found: Episodes, rows: int, on_pairs: bool) -> float:
-    """Tokens that one epoch reads, before sharing of prefixes."""
-    sides = [found.turns, found.policy_turns(learned=True)] if on_pairs else [found.turns]
-    return rows * sum(found.prompt + (turns - 1) * found.heard + turns * found.said for turns in sides)
-
-
-def training_seconds(machine: Machine, settings: Train, tokens: float, on_pairs: bool) -> float:
-    """Forward and backward passes, and for pairs the reference's one forward pass."""
-    passes = (4 if settings.lora else 6) + (2 if settings.gradient_checkpointing else 0)
-    return _passing_seconds(machine, (passes * settings.epochs + 2 * on_pairs) * tokens)
-
-
-def _passing_seconds(machine: Machine, operations: float) -> float:
-    """So many operations a parameter, each token's, at the speed of whole passes."""
-    efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
-    return operations * machine.parameters / (machine.many * efficiency)
-
-
-def training_gb(machine: Machine, settings: Train) -> float:
-    """Weights, gradients and Adam's two moments in float32, and activations of one token budget."""
-    held = machine.parameters * (4 if settings.lora else 16)
-    widths = LAYER_WIDTHS + (machine.layers - 1) * (2 if settings.gradient_checkpointing else LAYER_WIDTHS)
-    activations = settings.token_budget * widths * machine.hidden * machine.bytes
-    return (machine.base_gb + (held + activations) / 1e9) * KEPT_BY_ALLOCATOR
-
-
 def _how(machine: Machine, found: Episodes) -> list[str]:
     return [
         f"Lengths: {found.source}: {found.turns:.1f} turns, {found.prompt:.0f} tokens before the first action, then "
@@ -358,6 +343,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("step", "", "work", "time", "memory"):
         table.add_column(name, justify="right" if name in ("time", "memory") else "left")
+    table.add_row("start-up", "", "imports, checks and the report", f"~{_duration(plan.startup)}", "")
     for step in _together(plan.steps):
         about = "" if step.state == "done" else "~"
         seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"

@@ -20,6 +20,7 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep import blocks_of, play_blocks
 from perturn.episodes.play import Job, play
+from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
 from perturn.memory import release_memory
@@ -29,7 +30,8 @@ from perturn.policy.tokens import Renderer
 from perturn.run.failures import Failures
 from perturn.run.maker import Maker
 from perturn.run.panels import Panels, look_up, read_panels
-from perturn.run.progress import bar, console
+from perturn.run.played import episode_bar
+from perturn.run.progress import console
 from perturn.run.strategies import PLAIN, Strategy, controlled
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
@@ -45,8 +47,8 @@ from perturn.types import (
 )
 
 WorldMaker = Callable[[], Environment]
-Player = Callable[[Sequence[Job], WorldMaker, int], Iterator[Trajectory]]
-"""Plays episodes in worlds that it makes, so many at a time."""
+Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
+"""Plays episodes in worlds that it makes, so many at a time, and tells what is said in them."""
 
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
 """Settings of a protocol that make it another one."""
@@ -291,18 +293,17 @@ class Session:
         protocol = controlled(self.rules(policy), strategy.turns)
         blocks = concurrency if self.recipe.deterministic else None
 
-        def played(missing: Sequence[Job], make: WorldMaker, at_once: int) -> Iterator[Trajectory]:
-            how: Any = {
-                "protocol": protocol,
-                "sampling": sampling,
-                "retries": self.recipe.worlds.retries,
-            }
+        def played(
+            missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear
+        ) -> Iterator[Trajectory]:
+            retries = self.recipe.worlds.retries
+            how: Any = {"protocol": protocol, "sampling": sampling, "retries": retries, "hear": hear}
             if blocks is None:
                 return play(missing, strategy.serve(self.engine(policy)), make, concurrency=at_once, **how)
             _require_worlds(what, min(blocks, len(missing)), at_once)
             return play_blocks(blocks_of(missing, blocks), strategy.serve(self.engine(policy)), make, **how)
 
-        counts = self.record(file, jobs, played, concurrency, what, blocks=blocks)
+        counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here
@@ -318,6 +319,7 @@ class Session:
         what: str,
         again: bool = False,
         blocks: int | None = None,
+        protocol: EpisodeProtocol | None = None,
     ) -> dict[str, int]:
         """Have the episodes played that a file lacks, and store each as it ends.
 
@@ -332,6 +334,7 @@ class Session:
             what: Name of the episodes, for the progress bar.
             again: Play failed episodes again even if they are few.
             blocks: Episodes in a block, where it is blocks that are played.
+            protocol: Rules of the episodes, if they are not those of the run.
 
         Returns:
             Counts of what the file holds.
@@ -356,11 +359,13 @@ class Session:
             self.run.expect(file, len(jobs) + others, done + others)
             if missing:
                 make = world_maker(self.recipe)
-                with bar(what, len(jobs), done) as shown:
-                    for trajectory in played(missing, make, _capacity(self.recipe, make, concurrency)):
+                at_once = _capacity(self.recipe, make, concurrency)
+                with episode_bar(what, done, missing, protocol or self.protocol) as (shown, hear):
+                    self.run.follow(lambda: shown.seconds_left)
+                    for trajectory in played(missing, make, at_once, hear):
                         self.panels.refuse_other_world(trajectory.environment)
                         store.append(trajectory)
-                        shown(advance=1)
+                        shown.advance()
                         failures.add([trajectory]).refuse(what)
             counts = outcomes(store.read())
         if filled := counts.get("filled_context"):

@@ -38,7 +38,8 @@ from perturn.run.iterate import go_on, move_average, stay
 from perturn.run.kept import goes_on, keeps_average, let_go
 from perturn.run.lessons import heard, taught
 from perturn.run.outcomes import expert_episodes, read_rows
-from perturn.run.progress import bar, console, track
+from perturn.run.pace import Tokens
+from perturn.run.progress import Work, bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import open_trackers
@@ -134,7 +135,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         processing_class=tokenizer,
         ref_model=None if stage.reference == stage.start else policy_path(run, stage.reference),
         peft_config=settings.lora and lora_config(settings.lora),
-        track=lambda work: track(work, "reference"),
+        track=lambda work: track(work, "reference", "packs"),
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
@@ -145,6 +146,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         )
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
+    progress.follow(trainer, sum(len(side.ids) for each in examples for side in each.sides))
     if trainer.needs_reference and recipe.pair and leads():
         _write_reference(run, stage, settings, trainer, examples)
         _note_agreement(run, stage, rows, examples)
@@ -302,7 +304,14 @@ class _Progress(TrainerCallback):
     def __init__(self, run: Run, stage: str, what: str) -> None:
         self._run, self._file, self._what = run, run.paths.metrics(stage), what
         self._open = ExitStack()
-        self._bar: Callable[..., None] | None = None
+        self._bar: Work | None = None
+        self._passed: Callable[[], int] = lambda: 0
+        self._an_epoch = 0.0
+        self._tokens: Tokens | None = None
+
+    def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
+        """Measure progress by the tokens that pass through a trainer, of which an epoch has about so many."""
+        self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
 
     def close(self) -> None:
         """Take the bar from the screen, also after an error."""
@@ -312,18 +321,24 @@ class _Progress(TrainerCallback):
         """Show a notice in the place of what is being trained."""
         self._what = notice
         if self._bar is not None:
-            self._bar(description=notice)
+            self._bar.what = notice
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # After a resume, entries past the checkpoint will be made again.
         if leads():
             write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
-        self._bar = self._open.enter_context(bar(self._what, total=state.max_steps, done=state.global_step))
+        a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
+        self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
+        shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)
+        self._bar = opened = self._open.enter_context(shown)
+        self._run.follow(lambda: opened.seconds_left)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         assert self._bar is not None
-        self._bar(completed=state.global_step)
+        assert self._tokens is not None
+        self._tokens.stepped()
+        self._bar.advance()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # `save_total_limit` doubts the file system where two checkpoints are less than a second apart.

@@ -17,6 +17,7 @@ from rich.text import Text
 from perturn.data.paths import RunPaths
 from perturn.data.run_files import Progress, read_note
 from perturn.errors import RunError
+from perturn.run.progress import EVERY
 from perturn.study.board import Board
 from perturn.study.cells import Cell, point_text
 from perturn.study.conduct import Conductor
@@ -25,11 +26,12 @@ _STATES = ("done", "failed", "to do")
 
 
 class Screen:
-    """Shows what a conductor is doing: a live table in a terminal, a line for each cell that ended elsewhere."""
+    """Shows what a conductor is doing: a live table in a terminal; elsewhere lines as cells end and time goes by."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
         self._told: set[tuple[str, str]] = set()
+        self._said = time.monotonic()
 
     @contextmanager
     def shown(self, board: Board) -> Iterator[None]:
@@ -37,7 +39,7 @@ class Screen:
         self._told = {
             (cell.label, panel) for cell, panel in board.cells() if board.state(cell, panel) != "to do"
         }
-        if not self._console.is_terminal:
+        if not self._console.is_interactive:
             yield
             return
         with self._live:
@@ -55,8 +57,23 @@ class Screen:
                 self._console.print(
                     f"{cell.label}, {panel}: {state}{error}", markup=False, soft_wrap=True, style=style
                 )
+                self._said = time.monotonic()
         if self._live.is_started:
             self._live.update(_picture(conductor), refresh=True)
+        elif not self._console.is_interactive and time.monotonic() - self._said >= EVERY:
+            self._say_running(conductor)
+
+    def _say_running(self, conductor: Conductor) -> None:
+        """Say in a line which cells are at work, and how much is left."""
+        self._said = time.monotonic()
+        working = ", ".join(
+            f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()
+        )
+        states = Counter(conductor.board.state(cell, panel) for cell, panel in conductor.board.cells())
+        left = seconds_left(conductor)
+        said = "" if left is None else f"; about {_minutes(left)} left"
+        done = f"{states['done']} of {states.total() + conductor.board.unknown} scores done"
+        self._console.print(f"{done}; at work: {working}{said}", markup=False, soft_wrap=True)
 
 
 def _picture(conductor: Conductor) -> RenderableType:

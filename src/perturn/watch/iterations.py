@@ -11,6 +11,7 @@ from typing import Any
 from perturn.data.iterations import STAGES, account_of, is_number, ledger_of, training_of
 from perturn.data.outcomes import Outcome
 from perturn.data.paths import RunPaths
+from perturn.stats import cluster_interval
 
 LAST = 6
 """Iterations at the end of a run whose episodes are read; of those before, what the manifest says is enough."""
@@ -23,6 +24,9 @@ class Iteration:
     number: int
     success_rate: float | None
     """Of its explored episodes that are over."""
+    success_interval: tuple[float, float] | None = None
+    """95 % interval of the success rate, which allows for the samples of one task being alike; of the last iterations
+    alone."""
     mean_score: float | None = None
     """Mean total reward of its explored episodes that are over; of the last iterations alone."""
     entropy: float | None = None
@@ -76,7 +80,7 @@ def _look(
     ledger = ledger_of(account_of(notes), explored if isinstance(explored, int) else 0)
     groups = ledger["groups"] if ledger else {}
     episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
-    scores = [one.score for one in episodes if not one.unfinished]
+    over = [one for one in episodes if not one.unfinished]
     logged = rows_of(paths.metrics(f"align{mark}"))
     trained = training_of(logged) if logged else {}
     surprises = [one.surprise for one in episodes if one.surprise is not None]
@@ -84,7 +88,8 @@ def _look(
     return Iteration(
         number=int(mark[1:]),
         success_rate=_share(played.get("success"), ended),
-        mean_score=fmean(scores) if scores else None,
+        success_interval=_interval(over) if over else None,
+        mean_score=fmean(one.score for one in over) if over else None,
         entropy=entropy if entropy is not None or not surprises else fmean(surprises),
         kl=trained.get("kl"),
         clip_share=trained.get("clip_share"),
@@ -96,6 +101,11 @@ def _look(
         else None,
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
+
+
+def _interval(episodes: Sequence[Outcome]) -> tuple[float, float]:
+    found = cluster_interval([float(one.success) for one in episodes], [one.task for one in episodes])
+    return found.low, found.high
 
 
 def _share(part: Any, whole: Any) -> float | None:

@@ -60,7 +60,7 @@ def render(state: State) -> RenderableType:
     """Stages, scores, the last metrics, alarms."""
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
-        head.append(f"  (no sign of life for {_duration(state.silent)})", style="yellow")
+        head.append(f"  (no sign of life for {duration(state.silent)})", style="yellow")
     parts: list[RenderableType] = [head, _stages(_shown(state))]
     if state.planned > 1:
         parts += _iterations(state)
@@ -83,8 +83,8 @@ def _stages(stages: list[Stage]) -> Table:
             Text(stage.state, style=_COLOURS[stage.state]),
             _items(stage),
             _rate(stage.rate),
-            _duration(stage.seconds),
-            _duration(stage.left),
+            duration(stage.seconds),
+            duration(stage.left),
             "" if stage.memory_gb is None else f"{stage.memory_gb:.1f} GB",
         )
     return table
@@ -107,12 +107,12 @@ def _iterations(state: State) -> list[RenderableType]:
     head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
     whole = [one.seconds for one in done[:-1]]
     if whole and state.state == "running":
-        head.append(f", about {_duration(fmean(whole) * (state.planned - len(whole)))} left", style="dim")
+        head.append(f", about {duration(fmean(whole) * (state.planned - len(whole)))} left", style="dim")
     success = [one.success_rate for one in done if one.success_rate is not None][-_POINTS:]
     if not success:
         return [head]
     line = Text.assemble(
-        "success ", (_bars(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
+        "success ", (sparkline(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
     )
     table, unit = (
         Table(box=None, pad_edge=False),
@@ -123,17 +123,24 @@ def _iterations(state: State) -> list[RenderableType]:
     for one in done[-LAST:]:
         numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
         shown = ["" if value is None else f"{value:.3g}" for value in numbers_of]
-        share = "" if one.success_rate is None else f"{one.success_rate:.1%}"
-        table.add_row(str(one.number), share, *shown, _ledger(one))
+        table.add_row(str(one.number), rate(one), *shown, ledger(one))
     return [head, line, table]
 
 
-def _bars(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """Shares as bars, of which the highest is 1."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
-def _ledger(one: Iteration) -> str:
+def rate(one: Iteration) -> str:
+    """Success rate of explored episodes with its 95 % interval, such as `41.4% [33.0, 50.2]`; empty if not known."""
+    if one.success_rate is None:
+        return ""
+    ends = one.success_interval
+    return f"{one.success_rate:.1%}" + (f" [{ends[0]:.1%}, {ends[1]:.1%}]" if ends else "")
+
+
+def ledger(one: Iteration) -> str:
     """Where the episodes of an iteration ended, those that were trained first; and how many, if these are not all."""
     bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
     said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
@@ -179,7 +186,8 @@ def _rate(rate: float | None) -> str:
     return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """Return a time in words, such as `2 min 05 s`; empty if it is not known."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)

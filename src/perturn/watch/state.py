@@ -134,7 +134,7 @@ class Watcher:
             for stage in ("base", "sft", f"align{(marks or [''])[0]}")
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
-        iterations = look_at_iterations(self._paths, done, self._rows)
+        iterations = self.iterations(done)
         state, says = _verdict(self._paths.folder, stages, now, progress, self._holder())
         return State(
             run=str(self._paths.folder),
@@ -155,6 +155,14 @@ class Watcher:
             planned=_whole(self._number(1.0, "iterations")),
             silent=self._silence() if now is not None and now.state in ("running", "died") else None,
         )
+
+    def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
+        """The iterations whose exploration is done, as `look_at_iterations` has them.
+
+        Args:
+            done: Stages as the manifest has them.
+        """
+        return look_at_iterations(self._paths, done, self._rows)
 
     def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
         samples = _whole(self._number(1.0, "evaluate", "best_of", "samples"))
@@ -193,6 +201,8 @@ class Watcher:
         if state == "running" and since and done is not None:
             rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
             left = (total - done) / rate if rate and total is not None else None
+        if state == "running" and "seconds_left" in progress:  # measured in turns or tokens by the run itself
+            left = max(0.0, progress["seconds_left"] - (time.time() - progress.get("measured", 0.0)))
         spent = time.time() - progress["began"] if state == "running" else None
         return Stage(
             progress["stage"], state, done, total, progress.get("unit", ""), rate or None, spent, left
