@@ -100,7 +100,7 @@ def make_plan(source: Path | Recipe, overrides: Sequence[str], command: str | No
     engine, machine = engine_settings(recipe), None
     found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
     if engine.serves_checkpoints:
-        model = locate("perturn.run.trainable:empty_base")(recipe)
+        model = locate("perturn.run.buildable:empty_base")(recipe)
         machine = locate("perturn.run.machine:measure_machine")(model, recipe.model.dtype, found.memory_gb)
         how = _how(machine, found)
     else:
