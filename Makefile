@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum
 
 OLDEST_VENV := .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-OLDEST_EXTRAS := api,bfcl,gguf,hotpotqa,lora,openenv,ray,scienceworld,tensorboard,webshop
+OLDEST_EXTRAS := api,bfcl,datasets,gguf,hotpotqa,lora,openenv,ray,scienceworld,tensorboard,webshop
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-$(shell cat pyproject.toml constraints-oldest.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 # PyTorch's index of builds for CPUs, and whether this machine needs one: Linux without a driver of a GPU. Elsewhere, such as
