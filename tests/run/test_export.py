@@ -1,6 +1,7 @@
 """What others are given: rows that read back alike, and a policy with a card that a run's numbers stand in."""
 
 import json
+import sys
 
 import datasets
 import pytest
@@ -8,7 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from perturn.data.trl import from_trl, to_trl
-from perturn.errors import DataError, RunError
+from perturn.errors import ConfigError, DataError, RunError
 from perturn.report import summarize
 from perturn.run.export import export_policy, export_rows, push
 from perturn.run.loop import open_run, run_stages
@@ -161,3 +162,11 @@ def test_an_upload_that_fails_loses_nothing(tmp_path, monkeypatch):
     assert "ConnectionError: Name or service not known; " in str(caught.value)
     assert f"hf upload me/policy {tmp_path} --private" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_export_for_datasets_without_the_library_is_refused(tmp_path, monkeypatch):
+    """It comes with an extra, and the message names the extra."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+
+    with pytest.raises(ConfigError, match=r'needs datasets; run: pip install "perturn\[datasets\]"'):
+        export_rows(tmp_path, "datasets", tmp_path / "out")

@@ -193,3 +193,10 @@ def test_two_processes_do_not_work_on_one_study(study, tmp_path, monkeypatch):
     with pytest.raises(InUseError):
         run_study(board)
     assert [file.name for file in (tmp_path / "studies" / "small").iterdir()] == ["logs"]
+
+
+def test_a_study_without_pyarrow_is_refused_before_its_work(study, monkeypatch):
+    """The rows of its episodes are Parquet, which the plain install cannot write."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    assert refusal(study) == 'a study needs pyarrow; run: pip install "perturn[datasets]"'

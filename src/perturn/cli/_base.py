@@ -13,7 +13,7 @@ from rich.console import Console
 
 from perturn import __version__
 from perturn.errors import ConfigError
-from perturn.io.reading import user_path
+from perturn.io.paths import user_path
 from perturn.ranks import leads, world_size
 from perturn.run.progress import console as notices
 

@@ -11,12 +11,9 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
 from perturn.cli.loop import do_stages
-from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.run.progress import at_work
-from perturn.settings.parsing import apply_overrides, build
 from perturn.table import locate
-from perturn.tables import table
 
 
 @command(
@@ -161,6 +158,10 @@ def check_credit(
 
 
 def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
+    from perturn.envs.load import load_object
+    from perturn.settings.parsing import apply_overrides, build
+    from perturn.tables import table
+
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
     credits = {name: load_object(name)} if ":" in name else table("credits")

@@ -9,7 +9,7 @@ import typer
 
 from perturn.cli._base import command, existing, results
 from perturn.errors import ConfigError, did_you_mean
-from perturn.io.reading import user_path
+from perturn.io.paths import user_path
 from perturn.run.progress import at_work
 from perturn.run.progress import console as notices
 

@@ -14,7 +14,7 @@ import typer
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
 from perturn.cli._scores import print_summary
 from perturn.errors import ConfigError
-from perturn.io.reading import user_path
+from perturn.io.paths import user_path
 from perturn.run.progress import at_work
 
 if TYPE_CHECKING:

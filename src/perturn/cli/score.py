@@ -14,7 +14,7 @@ from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, exist
 from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop import show_plan
 from perturn.errors import ConfigError
-from perturn.io.reading import user_path
+from perturn.io.paths import user_path
 from perturn.run.progress import at_work
 
 if TYPE_CHECKING:

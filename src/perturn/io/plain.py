@@ -102,3 +102,8 @@ def told(error: BaseException) -> str:
     except (Exception, SystemExit) as second:  # noqa: BLE001  the code of others
         text = f"(no text: {type(second).__name__})"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def short(text: str, length: int = 80) -> str:
+    """Return the beginning of a text, with an ellipsis where some of it is left out."""
+    return text if len(text) <= length else f"{text[:length]}…"

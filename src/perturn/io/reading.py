@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.constructor import ConstructorError
 
-from perturn.errors import ConfigError, PerturnError
+from perturn.errors import PerturnError
+from perturn.io.paths import user_path as user_path
 from perturn.io.plain import DEEPEST as DEEPEST
-from perturn.io.plain import mended, mismatch
+from perturn.io.plain import mended, mismatch, short
 from perturn.io.scalars import keeping_text
 
 LONGEST_FILE = 1 << 30
@@ -55,28 +55,6 @@ Refusal = type[PerturnError]
 """The error to raise."""
 
 
-def user_path(text: str | os.PathLike[str], where: str) -> Path:
-    """A path that somebody wrote, with `~` put in full; the file need not be there.
-
-    Args:
-        text: The path.
-        where: What names it, such as `environment.corpus`.
-
-    Raises:
-        ConfigError: If no file could have such a path.
-    """
-    try:
-        path = Path(text).expanduser()
-        path.exists()
-        os.fsencode(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where} is no path: {_short(str(text), 500)}: {reason}. Correct it.") from error
-    if "\0" in str(path):
-        raise ConfigError(f"{where} is no path: {_short(str(text), 500)} holds a NUL character. Correct it.")
-    return path
-
-
 def read_text(
     file: Path,
     refusal: Refusal,
@@ -96,7 +74,7 @@ def read_text(
             raise ValueError(f"it is longer than {longest} bytes")
         return data.decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise refusal(f"{_short(str(file), 500)} cannot be read: {error}. {remedy}") from error
+        raise refusal(f"{short(str(file), 500)} cannot be read: {error}. {remedy}") from error
 
 
 def read_lines(
@@ -111,7 +89,7 @@ def read_lines(
         with file.open("rb") as opened:
             yield from lines_of(opened, str(file), refusal, remedy)
     except (OSError, ValueError) as error:
-        raise refusal(f"{_short(str(file), 500)} cannot be read: {error}. {remedy}") from error
+        raise refusal(f"{short(str(file), 500)} cannot be read: {error}. {remedy}") from error
 
 
 def complete_lines(
@@ -214,7 +192,7 @@ def explain(error: ErrorDetails) -> str:
 def path_of(steps: Iterable[int | str]) -> str:
     """The place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in steps)
-    return _short(mended(path.removeprefix(".")), 500)
+    return short(mended(path.removeprefix(".")), 500)
 
 
 @cache
@@ -315,12 +293,8 @@ def _yaml_reason(error: Exception) -> str:
     """Fault and position, without the line itself, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return _short(" ".join(str(error).split()), 300)
+        return short(" ".join(str(error).split()), 300)
     said = ", ".join(
         part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part
     )
-    return f"{_short(' '.join(said.split()), 300)} in line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _short(text: str, length: int = 80) -> str:
-    return text if len(text) <= length else f"{text[:length]}…"
+    return f"{short(' '.join(said.split()), 300)} in line {mark.line + 1}, column {mark.column + 1}"

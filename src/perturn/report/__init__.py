@@ -9,8 +9,8 @@ from typing import Any
 from perturn.data.paths import RunPaths
 from perturn.io.writing import write_whole
 from perturn.report.folder import read_run
-from perturn.report.page import page
 from perturn.report.summary import summary_of
+from perturn.table import locate
 
 
 def summarize(run: Path) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     paths = list(named.values())
     runs = [read_run(path) for path in paths]
     summaries = [summary_of(each) for each in runs]
-    html = page(runs, summaries)
+    html = locate("perturn.report.page:page")(
+        runs, summaries
+    )  # a score is summarized without the page's figures
     for path, summary in zip(paths, summaries, strict=True):
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(RunPaths(path).summary, text)

@@ -15,6 +15,7 @@ import yaml
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.trl import to_trl
+from perturn.engines.protocol import require
 from perturn.errors import RunError, did_you_mean
 from perturn.io.writing import replacing, write_whole
 from perturn.report.folder import RecordedRun, read_run
@@ -41,8 +42,11 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
 
     Raises:
         RunError: If the run has no rows, or `output` exists.
+        ConfigError: If `datasets` is needed and not installed.
     """
     _refuse_existing(output)
+    if form == "datasets":
+        require("datasets", "export --to datasets", "datasets")
     found = {name: [to_trl(row) for row in rows] for name, rows in _rows(read_run(run))}
     if not found:
         raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")

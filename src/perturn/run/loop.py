@@ -199,11 +199,11 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_outcomes(recipe)
     check_choices(recipe)
     check_signals(recipe)
-    engine.check(lambda: locate("perturn.run.trainable:empty_base")(recipe), to_yaml(recipe))
+    engine.check(lambda: locate("perturn.run.buildable:empty_base")(recipe), to_yaml(recipe))
     renderer = None
     if engine.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
-        locate("perturn.run.trainable:check_model")(recipe, command in (None, "train"), renderer)
+        locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
     kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
     for section, kind in kinds.items():
         file = getattr(getattr(recipe, section), "file", None)

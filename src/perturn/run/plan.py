@@ -115,7 +115,7 @@ def make_plan(
     engine, machine = engine_settings(recipe), None
     found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
     if engine.serves_checkpoints:
-        model = locate("perturn.run.trainable:empty_base")(recipe)
+        model = locate("perturn.run.buildable:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:

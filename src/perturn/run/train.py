@@ -33,6 +33,7 @@ from perturn.policy.tokens import NO_TURN
 from perturn.policy.trainer import TurnTrainer
 from perturn.policy.words import learn, make_tokenizer
 from perturn.ranks import from_leader, leads
+from perturn.run.buildable import lora_config
 from perturn.run.groups import read_groups
 from perturn.run.iterate import go_on, move_average, stay
 from perturn.run.kept import goes_on, keeps_average, let_go
@@ -43,7 +44,7 @@ from perturn.run.progress import Work, bar, console, track
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import open_trackers
-from perturn.run.trainable import lora_config, make_config
+from perturn.run.trainable import make_config
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 from perturn.settings.stages import Stage, average_of

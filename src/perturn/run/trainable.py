@@ -1,4 +1,4 @@
-"""Whether the policies of a recipe can be trained, and a stage's settings as the trainer takes them."""
+"""Whether the losses and credits of a recipe can train, and a stage's settings as the trainer takes them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,15 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import choose_credit
-from perturn.policy.logprobs import check_architecture
-from perturn.policy.models import (
-    add_adapters,
-    check_vocabulary,
-    compute_dtype,
-    context_length,
-    device,
-    empty_model,
-    new_model,
-)
+from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Renderer
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
 from perturn.run.measure import sense_of
 from perturn.run.tracking import PROJECT
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Lora, Train
+from perturn.settings.sections import Train
 
 _ARGUMENTS = {
     "epochs": "num_train_epochs",
@@ -45,8 +35,6 @@ _ARGUMENTS = {
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
-_VOCABULARY = 700
-"""Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
 """Settings of `Base`, and of `Align` and `Reward`, that are not of one training."""
@@ -126,42 +114,6 @@ def _rows_of(loss: Any) -> str:
     return "pairs" if loss.needs_rejected else "single trajectories"
 
 
-def empty_base(recipe: Recipe) -> Any:
-    """The model that a run begins with, without weights; one that is to be made has a vocabulary of no meaning."""
-    if recipe.base is None:
-        return empty_model(recipe.model.name)
-    with torch.device("meta"):
-        return new_model(recipe.base.shape, _VOCABULARY)
-
-
-def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
-    """Build the model without its weights, and upon it what trains it.
-
-    Args:
-        recipe: Of the run.
-        trains: Whether it is to be trained.
-        renderer: Of the model; None: it is to be made too.
-
-    Raises:
-        PerturnError: If it cannot be trained as the recipe says.
-    """
-    model = empty_base(recipe)
-    if renderer is not None:
-        name = f"chat template of {recipe.model.name}"
-        check_vocabulary(model, renderer.tokenizer, renderer.probe_ids, name)
-    if trains:
-        check_architecture(model)
-    limit, most = context_length(model), recipe.model.max_length
-    if limit is not None and most is not None and most > limit:
-        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
-    for name, settings in (("sft", recipe.sft), ("reward", recipe.reward), ("align", recipe.align)):
-        if settings is not None and settings.lora is not None:
-            try:
-                add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
-            except ConfigError as error:
-                raise ConfigError(f"{name}.lora: {error}") from error
-
-
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
     """A stage's settings -> the trainer's; without a model what depends on it is left open."""
     where, config = device(), None if model is None else model.config
@@ -183,17 +135,4 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
         run_name=f"{recipe.name}-{output.stem}",
         project=PROJECT,
         disable_tqdm=True,
-    )
-
-
-def lora_config(settings: Lora) -> Any:
-    """A stage's adapters -> peft's settings."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=settings.target_modules,
-        task_type="CAUSAL_LM",
     )

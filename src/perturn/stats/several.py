@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
+
+from perturn.table import locate
 
 _POINTS = 2_000
 """Values of the estimated error, by equal shares of its distribution, over which the normal one is averaged."""
@@ -57,12 +59,16 @@ def smallest_difference(error: float, freedom: float, *, level: float = 0.05, po
     """
     if not 0 < level < power < 1:
         raise ValueError(f"expected 0 < level < power < 1, got level {level} and power {power}.")
-    quantile = float(stats.t.isf(level / 2, freedom))
+    quantile = float(special.stdtrit(freedom, 1 - level / 2))
     shares = (np.arange(_POINTS) + 0.5) / _POINTS
-    spread = np.sqrt(stats.chi2.ppf(shares, freedom) / freedom) if math.isfinite(freedom) else np.ones(1)
+    spread = (
+        np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom)
+        if math.isfinite(freedom)
+        else np.ones(1)
+    )
 
     def missing(size: float) -> float:
-        found = stats.norm.sf(quantile * spread - size) + stats.norm.cdf(-quantile * spread - size)
+        found = special.ndtr(size - quantile * spread) + special.ndtr(-quantile * spread - size)
         return float(found.mean()) - power
 
-    return error * float(optimize.brentq(missing, 0.0, 10 * quantile + 10))
+    return error * float(locate("scipy.optimize:brentq")(missing, 0.0, 10 * quantile + 10))

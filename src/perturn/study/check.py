@@ -18,6 +18,7 @@ from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Tasks
 from perturn.study.cells import Cell
+from perturn.study.episode_rows import check_parquet
 from perturn.study.settings import Study
 from perturn.table import locate
 from perturn.types import Environment, PreferencePair
@@ -36,6 +37,7 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
     Raises:
         PerturnError: The first mistake; it names the cell.
     """
+    check_parquet()
     methods, panels = set(), set()
     for cell in cells:
         try:

@@ -7,15 +7,15 @@ lines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from perturn.data.run_files import REMEDY, Count
+from perturn.engines.protocol import require
 from perturn.errors import RunError
 from perturn.io.plain import told
 from perturn.io.reading import check_shape, parse_json, read_lines
@@ -45,17 +45,6 @@ class EpisodeRow(TypedDict):
     """Whether the environment or the engine raised; such an episode is no success, and its score is 0."""
 
 
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("environment", "method", "point")),
-        ("seed", pa.int64()),
-        *((name, pa.string()) for name in ("panel", "task", "kind")),
-        ("success", pa.bool_()),
-        ("score", pa.float64()),
-        *((name, pa.int64()) for name in ("turns", "invalid")),
-        ("failed", pa.bool_()),
-    ]
-)
 _MAY_BE_ABSENT = {"failed"}
 
 
@@ -65,7 +54,19 @@ def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    table = pa.Table.from_pylist(list(rows), schema=_SCHEMA)
+    pa, pq = _parquet()
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("environment", "method", "point")),
+            ("seed", pa.int64()),
+            *((name, pa.string()) for name in ("panel", "task", "kind")),
+            ("success", pa.bool_()),
+            ("score", pa.float64()),
+            *((name, pa.int64()) for name in ("turns", "invalid")),
+            ("failed", pa.bool_()),
+        ]
+    )
+    table = pa.Table.from_pylist(list(rows), schema=schema)
     with replacing(file) as fresh:
         pq.write_table(table, fresh, compression="zstd")
 
@@ -86,6 +87,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
         )
     if not file.is_file():
         return []
+    pa, pq = _parquet()
     try:
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException) as error:
@@ -95,6 +97,25 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
         for row in rows
     ]
     return _checked(rows, file)
+
+
+def check_parquet() -> None:
+    """Refuse a study, before its work, where no library can write its episodes.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+    """
+    require("pyarrow", "a study", "datasets")
+
+
+def _parquet() -> tuple[Any, Any]:
+    """Return pyarrow and its Parquet module, an optional dependency.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+    """
+    check_parquet()
+    return import_module("pyarrow"), import_module("pyarrow.parquet")
 
 
 def _checked(rows: list[Any], file: Path) -> list[dict[str, Any]]:
