@@ -66,7 +66,7 @@ def generation_seconds(
     step = machine.parameters * machine.bytes / machine.few
     step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
     playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step
-    return max(playing, episodes * turns * found.seconds)
+    return max(playing * machine.crowd, episodes * turns * found.seconds)
 
 
 def opening_seconds(
@@ -114,7 +114,9 @@ def fitting_seconds(machine: Machine, settings: Train, rows: int) -> float:
     """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken."""
     minibatches = settings.minibatches if isinstance(settings, Align) else None
     steps = settings.epochs * (minibatches or ceil(rows / settings.batch_size))
-    return TRAINING_SECONDS + 2 * 4 * machine.parameters / LOADED_BYTES + steps * STEP_SECONDS
+    return machine.crowd * (
+        TRAINING_SECONDS + 2 * 4 * machine.parameters / LOADED_BYTES + steps * STEP_SECONDS
+    )
 
 
 def passing_seconds(machine: Machine, operations: float) -> float:
@@ -122,7 +124,7 @@ def passing_seconds(machine: Machine, operations: float) -> float:
     if machine.passed is not None:
         return operations / 2 * machine.passed
     efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
-    return operations * machine.parameters / (machine.many * efficiency)
+    return machine.crowd * operations * machine.parameters / (machine.many * efficiency)
 
 
 def training_gb(machine: Machine, settings: Train) -> float:

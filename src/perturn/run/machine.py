@@ -37,6 +37,8 @@ class Machine:
     """Bytes of weights a second where one token of each of 16 conversations passes."""
     base_gb: float
     """Memory of the process without a model."""
+    crowd: float = 1.0
+    """Seconds that pass while this process computes for one; above 1 where other work runs on its cores."""
     passed: float | None = None
     """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
     trained: float | None = None
@@ -65,6 +67,7 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
         many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
         few=weight.nbytes / _seconds(lambda: few @ weight),
         base_gb=process_gb if where.type == "cpu" else 0.5,
+        crowd=_crowd(),
     )
 
 
@@ -105,6 +108,14 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
         best = [min(best[0], forward), min(best[1], time.perf_counter() - began)]
     passed, trained = (seconds / len(batch["ids"]) for seconds in best)
     return replace(machine, passed=passed, trained=trained)
+
+
+def _crowd() -> float:
+    """Seconds that pass while this thread computes for one."""
+    began, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < 0.3 and time.perf_counter() - began < 5.0:
+        sum(range(1000))
+    return max(1.0, (time.perf_counter() - began) / max(time.thread_time() - used, 1e-3))
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:

@@ -332,9 +332,14 @@ def _how(machine: Machine, found: Episodes) -> list[str]:
         f"Lengths: {found.source}: {found.turns:.1f} turns, {found.prompt:.0f} tokens before the first action, then "
         f"{found.heard:.0f} heard and {found.said:.0f} said a turn; the turn limit is {found.limit:.0f}.",
         f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s and {machine.few / 1e9:.1f} GB/s "
-        f"of weights ({machine.parameters / 1e6:.0f}M parameters).",
-        "Accuracy: about a factor of two, if nothing else runs on the machine; docs/how-to/estimate.md has what is "
-        "assumed and what was compared.",
+        f"of weights ({machine.parameters / 1e6:.0f}M parameters)"
+        + (
+            f"; other work on this machine makes it {machine.crowd:.1f} times slower."
+            if machine.crowd > 1.1
+            else "."
+        ),
+        "Accuracy: about a factor of two, if as much other work runs on the machine as now; docs/how-to/estimate.md "
+        "has what is assumed and what was compared.",
     ]
 
 
