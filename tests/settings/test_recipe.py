@@ -96,12 +96,10 @@ def test_a_wrong_recipe_is_refused_in_one_line_that_says_where(changes, begins):
 
 
 def test_a_missing_section_is_refused_by_name():
-    """Whatever plays needs an environment and its rules; a recipe that plays nothing needs data of the user's."""
+    """Whatever plays needs an environment, which may declare its rules; what plays nothing needs data of the user's."""
     without = {name: {key: value for key, value in small().items() if key != name} for name in small()}
 
-    assert refusal(parse, Recipe, without["protocol"]) == (
-        "protocol is missing and has no default; set it in the recipe."
-    )
+    assert parse(Recipe, without["protocol"]).protocol is None
     assert refusal(parse, Recipe, without["environment"]).startswith(
         "environment is missing, which sft plays in"
     )

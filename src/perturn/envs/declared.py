@@ -80,7 +80,7 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
 
 
 def _docstring(kind: type) -> str:
-    """What the docstring of a user's class says of the game; empty where it says nothing."""
+    """The part of the docstring of a user's class that is on the game; empty where there is none."""
     text = kind.__dict__.get("__doc__") or ""
     if kind.__module__.partition(".")[0] == "perturn" or text.startswith(f"{kind.__name__}("):
         return ""  # an adapter of ours, or what a dataclass writes by itself

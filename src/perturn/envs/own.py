@@ -196,7 +196,7 @@ def _task(value: Any, split: str, index: int) -> Task:
 
 
 def _value(task: Task) -> Any:
-    """What was listed: the value of a task, or the task itself."""
+    """The value that was listed for a task, or the task itself."""
     return task.data.get(_LISTED, task)
 
 

@@ -41,7 +41,7 @@ _DOES = {
     "align": "learn from that number",
     "evaluate": "score every policy on held-out tasks",
 }
-"""What the sections of a short recipe do."""
+"""Section of a short recipe -> what it does."""
 
 
 def write_recipe(
