@@ -214,9 +214,17 @@ def test_rows_of_several_meanings_are_refused(row, says):
 def test_columns_of_a_form_beside_another_are_counted():
     """Numbers in them are not refused: nobody reads them."""
     counts = Counter()
-    row = {"messages": [USER, GOOD], "text": "x", "answer": "y", "context": float("nan"), "input": "z"}
+    row = {
+        "messages": [USER, GOOD],
+        "text": "x",
+        "answer": "y",
+        "context": float("nan"),
+        "input": "z",
+        "label": 1,
+    }
 
     assert from_trl(row, task_id="row-1", counts=counts) == ONE
+    counts.pop("column label")
     assert {key for key in counts if counts[key]} == {
         "column text",
         "column answer",

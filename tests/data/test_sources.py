@@ -15,8 +15,9 @@ import pytest
 
 from perturn.data import columns, hub
 from perturn.data.rows import Tally, open_rows, read_each, read_rows, rows_of
+from perturn.data.store import write_records
 from perturn.errors import DataError, PerturnError
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 ROWS = [
     {"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": f"answer {n}"}]}
@@ -370,3 +371,14 @@ def test_the_shapes_of_rows_are_counted(tmp_path):
         "prompt and completion as text": 1,
         "an answer without a question as text": 1,
     }
+
+
+def test_rows_with_numbers_of_their_own_are_no_rows_of_a_recipe(tmp_path):
+    """A label is for the loss kto, and weights are for the trainer."""
+    turns = (Turn(({"role": "user", "content": "u"},), Action("a")),)
+    (tmp_path / "labelled").write_text('{"prompt": "u", "completion": "a", "label": true}')
+    write_records(tmp_path / "weighted", [WeightedTrajectory(Trajectory(Task("t"), turns), (0.5,))])
+
+    for file, says in {"labelled": "label: unpaired preferences", "weighted": "got one with weights"}.items():
+        with pytest.raises(DataError, match=f"{file}:1: .*{says}"):
+            list(read_rows(tmp_path / file))

@@ -16,7 +16,9 @@ from perturn.errors import DataError
 from perturn.io.plain import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-_COLUMNS = (*_CONVERSATIONS, "tools", "label", "kto_tag", "chat_template_kwargs")
+LABELS = ("label", "kto_tag")
+"""Columns that say whether the answer of a row is desirable, true or false."""
+_COLUMNS = (*_CONVERSATIONS, "tools", *LABELS, "chat_template_kwargs")
 _OTHERS = (
     *(
         "functions",
@@ -90,6 +92,7 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
     unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
     form = _form_of(read)
     unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
+    unread |= {f"column {name}" for name in LABELS if not isinstance(read.get(name), bool | None)}
     return Columns(read, openai or shape)
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
+from perturn.data.forms import LABELS
 from perturn.data.jsons import Record
 from perturn.data.paths import RunPaths
 from perturn.data.records import pair_from_dict, trajectory_from_dict, weighted_from_dict
 from perturn.data.shapes import AS_CHAT
 from perturn.data.sources import Location, Source, open_source
-from perturn.data.trl import LABELS, from_trl, label_of, told_unread
+from perturn.data.trl import ONLY_KTO, from_trl, label_of, told_unread
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.io.reading import user_path
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
@@ -216,9 +217,7 @@ def _strict(
             if isinstance(row, DataError):
                 raise row
             if isinstance(row, WeightedTrajectory):
-                raise DataError(
-                    "expected a row without weights or label, got one with; give it to TurnTrainer."
-                )
+                raise DataError(_WEIGHTS if own_row(record.value) else ONLY_KTO)
             check(row)
         except (DataError, ModelError) as error:
             refused.append((record, str(error).removeprefix("row: ")))
@@ -229,11 +228,6 @@ def _strict(
     refuse_rows(source, refused)
     for said in told(tally):
         _say(source.name, said)
-
-
-def _object(record: Record) -> Mapping[str, Any]:
-    """The object of a row that could be read."""
-    return record.value if isinstance(record.value, dict) else {}
 
 
 def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:

@@ -26,7 +26,7 @@ from perturn.data.hub import HubName, hub_name, hub_rows
 from perturn.data.jsons import Record, read_json_lines, read_json_values
 from perturn.data.unreadable import what_bytes, what_folder, what_object, what_text
 from perturn.errors import DataError
-from perturn.io.reading import parse_json, user_path
+from perturn.io.reading import parse_json, read_text, user_path
 from perturn.table import locate
 
 Location = str | os.PathLike[str]
@@ -66,8 +66,6 @@ class Source:
     """Whether Arrow held the rows, which fills in None for each key that a row lacks."""
     read: Callable[[], Iterator[Record]]
     """Yields the rows, each with its place."""
-    files: tuple[Path, ...] = ()
-    """The files that are read."""
 
     @property
     def unit(self) -> str:
@@ -100,13 +98,13 @@ def open_source(location: Location) -> Source:
 
 
 def _open_hub(named: HubName) -> Source:
-    rows, files = hub_rows(named)
+    rows, _ = hub_rows(named)
 
     def read() -> Iterator[Record]:
         for number, row in enumerate(rows, start=1):
             yield Record(number, f"{named}: row {number}", str(number), row)
 
-    return Source(str(named), "a data set of the Hub", by_line=False, filled=True, read=read, files=files)
+    return Source(str(named), "a data set of the Hub", by_line=False, filled=True, read=read)
 
 
 def _open_file(file: Path) -> Source:
@@ -128,7 +126,7 @@ def _open_file(file: Path) -> Source:
         )
     if shape:
         read = partial(read_columns, file, shape)
-        return Source(str(file), shape, by_line=False, filled=True, read=read, files=(file,))
+        return Source(str(file), shape, by_line=False, filled=True, read=read)
     name = file.stem if packing else file.name
     if reason := what_bytes(head, name):
         raise DataError(f"{file}: {reason}")
@@ -136,7 +134,7 @@ def _open_file(file: Path) -> Source:
     parse = read_json_lines if shape == _LINES else read_json_values
     read = partial(_read_text, file, stream_of, parse)
     said = f"{shape}, {packing}" if packing else shape
-    return Source(str(file), said, by_line=shape == _LINES, filled=False, read=read, files=(file,))
+    return Source(str(file), said, by_line=shape == _LINES, filled=False, read=read)
 
 
 def _json_shape(head: bytes, name: str, where: str) -> str:
@@ -162,7 +160,7 @@ def _json_shape(head: bytes, name: str, where: str) -> str:
         if later:
             return _LINES
         raise DataError(f"{where}:1: {what_text(text, name)}")
-    return _OBJECTS if len(lines) > 0 and _spans(text.lstrip(), first, later) else _LINES
+    return _OBJECTS if lines and _spans(text.lstrip(), first, later) else _LINES
 
 
 def _spans(text: str, first: str, later: bool) -> bool:
@@ -271,7 +269,7 @@ def _visible(folder: Path) -> list[Path]:
 def _open_saved(folder: Path) -> Source:
     """Return what `save_to_disk` of `datasets` wrote: its files in the order of its state."""
     where = folder / "state.json"
-    state = parse_json(where.read_bytes(), str(where), DataError, "Save the data set again.")
+    state = parse_json(read_text(where, DataError), str(where), DataError, "Save the data set again.")
     listed = state.get("_data_files") if isinstance(state, dict) else None
     names = [each.get("filename") for each in listed or () if isinstance(each, dict)]
     files = [folder / name for name in names if isinstance(name, str)]
@@ -304,5 +302,4 @@ def _joined(folder: Path, parts: Sequence[Source], shape: str | None = None) -> 
                 yield Record(number, record.where, label, record.value, record.text, record.is_torn)
 
     said = shape or f"a folder of {len(parts)} files of {shapes[0]}"
-    files = tuple(file for part in parts for file in part.files)
-    return Source(str(folder), said, by_line=False, filled=parts[0].filled, read=read, files=files)
+    return Source(str(folder), said, by_line=False, filled=parts[0].filled, read=read)

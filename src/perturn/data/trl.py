@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from perturn.data.forms import columns_of, plain_column
+from perturn.data.forms import LABELS, columns_of, plain_column
 from perturn.data.messages import Read, read_messages
 from perturn.data.unreadable import keys_of, what_wrapper
 from perturn.errors import DataError
@@ -22,8 +22,6 @@ from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Tur
 TRAILING = "trailing_messages"
 """Under which messages after the last answer are counted."""
 _SYSTEM = ("developer", "system")
-LABELS = ("label", "kto_tag")
-"""Columns that say whether the answer of a row is desirable."""
 ONLY_KTO = (
     "label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of chosen and "
     "rejected."
