@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +209,9 @@ def _cost(
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
+    if not (recipe.base or recipe.sft or recipe.align):
+        # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
+        most = ceil(sqrt(most * min(most, found.said)))
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
