@@ -349,12 +349,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("step", "", "work", "time", "memory"):
         table.add_column(name, justify="right" if name in ("time", "memory") else "left")
-    table.add_row("start-up", "", "imports, checks and the report", f"~{_duration(plan.startup)}", "")
     for step in _together(plan.steps):
         about = "" if step.state == "done" else "~"
         seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
         memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
         table.add_row(step.name, step.state, step.work, seconds, memory)
+    if plan.startup:
+        about = f"~{_duration(plan.startup)}"
+        table.add_row("start-up", "", "imports, checks and the report", about, "")
     console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
     console.print(table)
     console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")
