@@ -192,7 +192,7 @@ def test_what_is_done_shows_what_it_took(recipe):
 
     assert [(step.name, step.state) for step in plan.steps] == [("expert", "done"), ("explore", "to do")]
     assert plan.steps[0].seconds == run.manifest["stages"]["expert"]["seconds"]
-    assert plan.seconds == plan.steps[1].seconds
+    assert plan.seconds == plan.startup + plan.steps[1].seconds
     assert plan.how[0].startswith("Lengths: 8 recorded expert episodes")
     assert sorted(run.folder.rglob("*")) == before
 

@@ -100,7 +100,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
         shown = list(own_episodes(user_path(own, "expert.file")))
     source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
     with closing_world(world_maker(recipe)()) as env:
-        known = panels.expert or panels.tasks.get("base")
+        known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
         if not shown and known and hasattr(env, "expert"):
             shown, seconds, first = _play(env, known, protocol)
             starting = max(0.0, first - began - seconds * len(shown[0].turns))

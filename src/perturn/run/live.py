@@ -73,7 +73,7 @@ class Iterations:
             console.print(self._summary(number), markup=False, highlight=False, soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        """What a terminal shows above the bar."""
+        """Return the line that a terminal shows above the bar."""
         known = self._done[-1:] if self._done and rate(self._done[-1]) else []
         parts = [(f"iteration {self._number} of {self._run.recipe.iterations}", "bold")]
         for one in known:
@@ -83,7 +83,7 @@ class Iterations:
         return Text.assemble(*parts, (f"  {self._left()}", "dim"))
 
     def line(self) -> str:
-        """What a log says after the line of what is under way."""
+        """Return the words that a log has after the line of the work under way."""
         return f"iteration {self._number} of {self._run.recipe.iterations}, {self._left()}"
 
     def _summary(self, number: int) -> str:

@@ -55,7 +55,7 @@ class Pace:
 
 
 class Effort(Protocol):
-    """What work is measured in, where its items are too coarse."""
+    """Finer measure of work whose items are too coarse."""
 
     unit: str
     """Such as `turns`."""

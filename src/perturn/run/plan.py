@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +210,9 @@ def _cost(
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
+    if not (recipe.base or recipe.sft or recipe.align):
+        # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
+        most = ceil(sqrt(most * min(most, found.said)))
     cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
@@ -348,12 +351,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("step", "", "work", "time", "memory"):
         table.add_column(name, justify="right" if name in ("time", "memory") else "left")
-    table.add_row("start-up", "", "imports, checks and the report", f"~{_duration(plan.startup)}", "")
     for step in _together(plan.steps):
         about = "" if step.state == "done" else "~"
         seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
         memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
         table.add_row(step.name, step.state, step.work, seconds, memory)
+    if plan.startup:
+        about = f"~{_duration(plan.startup)}"
+        table.add_row("start-up", "", "imports, checks and the report", about, "")
     console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
     console.print(table)
     console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")

@@ -1,4 +1,4 @@
-"""What is under way: a live picture in a terminal, and lines at regular intervals where there is none."""
+"""Progress: a live picture in a terminal, and lines at regular intervals where there is none."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ class Overview(Protocol):
     """The larger work that what is under way is a part of."""
 
     def picture(self) -> RenderableType:
-        """Return what a terminal shows above the bar."""
+        """Return the line that a terminal shows above the bar."""
 
     def line(self) -> str:
-        """Return what a log says after the line of what is under way."""
+        """Return the words that a log has after the line of the work under way."""
 
 
 class Screen:
@@ -223,7 +223,7 @@ class Screen:
 
 
 screen = Screen(console)
-"""What this process shows of its work."""
+"""The screen of this process."""
 
 
 def mention(*words: str) -> None:
