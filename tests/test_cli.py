@@ -377,7 +377,7 @@ def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, 
     code, output, _ = perturn("check-env", "perturn_bad_world:World")
 
     assert code == 1
-    assert "- Method reset() is missing. Remedy: " in output
+    assert "- Method reset() is missing in World. Remedy: " in output
     assert all(line.startswith("- ") for line in output.splitlines())
 
 
