@@ -279,7 +279,9 @@ def module(tmp_path, monkeypatch):
         "        if size < 0:\n"
         "            raise RuntimeError('too small')\n"
         "        self.size = size\n"
-        "    def close(self): pass\n"
+        "    def tasks(self, split): return ['a']\n"
+        "    def reset(self, task): return task\n"
+        "    def step(self, action): return action\n"
     )
     (tmp_path / "users_broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)

@@ -156,11 +156,12 @@ def play(
     from perturn.run.by_hand import play_by_hand
     from perturn.run.score import scoring_recipe
 
-    recipe = scoring_recipe("person", environment, split=split, protocol=protocol, overrides=overrides or [])
     with ExitStack() as opened:
         # Before the play, so that an output that cannot be written costs no episode.
         file = None if output is None else user_path(output, "output")
         store = None if file is None else opened.enter_context(TrajectoryStore(file))
+        words = overrides or []
+        recipe = scoring_recipe("person", environment, split=split, protocol=protocol, overrides=words)
         results.print(
             "Type an action and press Enter. To leave, press Ctrl-D (or Ctrl-C); nothing is kept then.\n"
         )

@@ -70,8 +70,8 @@ def scoring_recipe(
     apply_overrides(data, overrides)
     said = {word.partition("=")[0].removeprefix("protocol.") for word in own}
     sources = {key: each for key, each in rules.sources.items() if key not in said}
-    say_rules(replace(rules, sources=sources), name)
     recipe = parse(Recipe, {**data, "name": data["name"] or "score"})
+    say_rules(replace(rules, sources=sources), name)
     return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
 
 
