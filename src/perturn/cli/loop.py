@@ -53,6 +53,7 @@ def run(
 ) -> None:
     """Do the whole loop of a recipe, and then of the one in `then`; a second call goes on where the first stopped."""
     from perturn.data.run_folder import resolve_recipe
+    from perturn.memory import set_heap_aside
     from perturn.report import write_report
     from perturn.run.following import in_order
     from perturn.run.loop import open_run, run_stages
@@ -62,6 +63,7 @@ def run(
         return
     for recipe in in_order(resolve_recipe(source, overrides or [])):
         with open_run(recipe) as opened:
+            set_heap_aside()
             run_stages(opened)
             with at_work("writing the report"):
                 report_file = write_report(opened.folder)
