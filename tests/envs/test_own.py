@@ -185,7 +185,9 @@ CALL = {"name": "add", "arguments": {"number": 2}}
 
 
 @pytest.mark.parametrize(
-    "tools", [[add], (add,), {"add": add}, [SCHEMA], (SCHEMA,), [SCHEMA["function"]]], ids=str
+    "tools",
+    [[add], (add,), {"add": add}, [SCHEMA], (SCHEMA,), [SCHEMA["function"]]],
+    ids=["list", "tuple", "dict", "schemas", "tuple of schemas", "bare schemas"],
 )
 def test_tools_are_functions_or_schemas_in_any_list(tools):
     """Each becomes a schema of the form of chat templates."""
