@@ -3,6 +3,7 @@
 import io
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from perturn.episodes.episode import Job
 from perturn.run import progress
 from perturn.run.pace import Pace, Tokens
-from perturn.run.played import Turns
+from perturn.run.played import Turns, episode_bar
 from perturn.run.progress import Screen, Work, clock
 from perturn.types import Action, EpisodeProtocol, Prompt, Task, Trajectory, Turn
 
@@ -210,3 +211,16 @@ def test_a_terminal_shows_a_bar_and_keeps_a_line():
 def test_clock():
     """Hours, minutes, seconds."""
     assert [clock(seconds) for seconds in (0.4, 59.6, 3725)] == ["0:00:00", "0:01:00", "1:02:05"]
+
+
+def test_the_success_of_episodes_is_a_rate_at_the_end_alone(shown):
+    """Of four, the two short ones end first and are solved: that is 2 solved, not 100 %."""
+    four = jobs(4)
+    notes = []
+    with episode_bar("exploring", 0, four, PROTOCOL) as (work, hear):
+        for job, solved in zip(four, (True, True, False, False), strict=True):
+            hear(prompt(job))
+            hear(replace(ended(job, 3), success=solved))
+            notes.append(work.note)
+
+    assert notes == ["1 solved so far", "2 solved so far", "2 solved so far", "success 50%"]

@@ -20,7 +20,7 @@ _DOUBT = 2.0
 def episode_bar(
     what: str, done: int, missing: Sequence[Job], protocol: EpisodeProtocol
 ) -> Iterator[tuple[Work, Hear]]:
-    """Show a bar of episodes that is measured in turns, with the success rate of those that a policy has ended.
+    """Show a bar of episodes that is measured in turns, with how many a policy has solved, and its success at the end.
 
     Args:
         what: Name of the episodes.
@@ -42,8 +42,9 @@ def episode_bar(
                 shown.begin()
             else:
                 over, solved = over + 1, solved + succeeded(said)
-                part = "" if over == len(missing) else " so far"
-                shown.note = f"success {solved / over:.0%}{part}" if asks else ""
+                # Not a rate before the end: the first to end are the short ones, and of these most are solved.
+                rate = f"success {solved / over:.0%}" if over == len(missing) else f"{solved} solved so far"
+                shown.note = rate if asks else ""
             shown.look()
 
         yield shown, hear
