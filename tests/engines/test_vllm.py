@@ -362,7 +362,7 @@ if __name__ == "__main__":
 def start(folder, file, pause):
     """A collecting process, and what it starts."""
     (script := file.with_name("collect.py")).write_text(COLLECT)
-    examples = Path(__file__).parents[2] / "docs" / "examples"
+    examples = Path(__file__).parents[2] / "examples"
     command = [sys.executable, script, folder, file, examples, str(pause)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

@@ -181,7 +181,7 @@ def test_the_worked_example_is_what_the_world_says(wiki, reciter):
         ('{"title": " ", "text": "A page."}', "corpus.jsonl:7: expected a text in 'title', got ' '"),
         ('{"title": "Holm"}', "corpus.jsonl:7: expected a text in 'text', got the keys title"),
         ('{"title": "Holm", "sentences": "A page."}', "corpus.jsonl:7: sentences: expected a list of texts"),
-        ('{"title": "Holm", "te', "corpus.jsonl:7: the object that begins here is no JSON"),
+        ('{"title": "Holm", "te', "corpus.jsonl:7: expected JSON, got"),
     ],
 )
 def test_a_bad_line_of_the_corpus_is_named(wiki, line, message):

@@ -27,7 +27,7 @@ evaluate: {{tasks: {{split: train}}, concurrency: 2}}
 """
 
 
-WORLD = ROOT / "docs" / "examples" / "own_environment.py:GuessNumber"
+WORLD = ROOT / "examples" / "own_environment.py:GuessNumber"
 
 
 TRAINED = "sft: {loss: {name: sft}}\nalign: {loss: {name: tlm-dre}}\n"
