@@ -196,7 +196,12 @@ def test_an_episode_that_the_class_cannot_score_fails(here, tmp_path):
         ("NoTools", {}, ConfigError, "no public method besides reset and get_reward"),
         ("NoHints", {}, ConfigError, r"no schema can be made of tool act\(\)"),
         ("Slow", {"ask_reward": "often"}, ConfigError, "ask_reward must be each or end, got 'often'"),
-        ("Slow", {"rows": {"train": "nowhere.jsonl"}}, DataError, "nowhere.jsonl: cannot be read"),
+        (
+            "Slow",
+            {"rows": {"train": "nowhere.jsonl"}},
+            DataError,
+            "nowhere.jsonl cannot be read: there is no",
+        ),
         ("Slow", {"rows": {"train": "ROWS"}}, DataError, "rows.jsonl:2: expected a JSON object"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_product_without_a_price_is_named_with_its_remedy(shop):
             lambda rows: rows[0].update(customization_options={"a": [{}]}),
             "customization_options: a[0].value: expected a value",
         ),
-        ("products", lambda rows: ["x"], "products.json:2: expected a JSON object, got '\"x\"\\n]'"),
+        ("products", lambda rows: ["x"], "products.json:2: expected a JSON object, got 'x' (str)"),
         ("products", lambda rows: rows.clear(), "there is no document to search"),
         ("attributes", lambda rows: [1], "attributes.json: expected a JSON object, got [1]"),
         (

@@ -147,7 +147,7 @@ def test_a_mended_text_is_valid_and_a_valid_one_is_left_alone(text):
         (Observation("x", state_key=HALF), "state_key: expected valid Unicode"),
         (Observation("x", admissible=("a", HALF)), "admissible[1]: expected valid Unicode"),
         (Observation("x", results=(HALF,)), "results[0]: expected valid Unicode"),
-        (Observation("x", admissible=["a"]), "admissible=['a']"),
+        (Observation("x", admissible=[1]), "admissible=(1,)"),
         (Observation("x", success=None), "success=None"),
         (Observation("x", success=np.array([True])), "success=array([ True])"),
         (Observation(b"x"), "a text of type bytes"),
