@@ -42,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in tables, and point links at where the files of the repository are on the site."""
-    for name, table in {"alarms": _alarms, "extras": _extras, "results": _results}.items():
+    for name, table in {"alarms": _alarms, "extras": _extras}.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", table())
     uri = page.file.src_uri
@@ -142,9 +142,3 @@ def _extras() -> str:
             raise PluginError(f"pyproject.toml: the extra {name} has no comment that says what it is for")
         lines.append(f"| `{name}` | {purpose[1]} | {', '.join(f'`{package}`' for package in packages)} |")
     return "\n".join(lines)
-
-
-def _results() -> str:
-    """The table of results, which stands in the README."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Results\n", 1)[1]
-    return section[section.index("\n|") + 1 :].split("\n\n", 1)[0]

@@ -244,7 +244,7 @@ def rows(page, heading):
 
 def test_the_table_of_results_has_the_scores_of_the_file():
     """The policies' scores of each seed, and the difference; three decimals."""
-    results = rows("README.md", "## Results")
+    results = rows("docs/results/demo-scienceworld.md", "# The demo")
     measured = json.loads((ROOT / "benchmarks/alignment.json").read_text())[0]
     difference = measured["difference"]
 
@@ -256,6 +256,20 @@ def test_the_table_of_results_has_the_scores_of_the_file():
         f"{difference['mean_difference']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}], "
         f"p = {difference['p_value']:.2f}"
     )
+
+
+def test_the_table_of_the_demo_has_the_numbers_of_the_file():
+    """Of each seed before, after, and their difference, with intervals; three decimals, and points."""
+    found = json.loads((ROOT / "benchmarks/demo.json").read_text())["seeds"]
+    shown = rows("README.md", "## Results")
+
+    assert list(shown) == list(found)
+    for seed, cells in shown.items():
+        its = found[seed]["online"]
+        before, after = ("{:.3f} [{:.3f}, {:.3f}]".format(*its[name]) for name in ("before", "after"))
+        difference = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in its["difference"]))
+        assert [cell.replace("−", "-") for cell in cells] == [before, after, difference]
+        assert its["n"] == 400
 
 
 def test_the_page_for_contributors_says_what_each_room_is():

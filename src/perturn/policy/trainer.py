@@ -93,15 +93,14 @@ class TurnTrainer(EvaluatingTrainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or its name or folder. The adapters of a folder, or of a `peft.PeftModel`,
-                are trained further; with a `peft_config` new ones are trained upon the model that a folder merges into.
+            model: A causal language model, or its name or folder. Adapters of a folder or a `peft.PeftModel` are trained
+                further; with a `peft_config`, new ones are trained upon the model that a folder merges into.
             args: Settings.
-            train_dataset: `PreferencePair`s, `Trajectory`s, `WeightedTrajectory`s, or rows in a public form; or a file
-                or folder of rows, or a data set of the Hub (`owner/name:split`). Where a credit needs groups, the rows
-                of one task and one policy are a group.
+            train_dataset: Pairs, trajectories, or rows in a public form; or a file or folder of rows, or a data set of the
+                Hub (`owner/name:split`). Where a credit needs groups, rows of one task and one policy are a group.
             eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
             processing_class: The tokenizer; None: the model's own.
-            ref_model: The reference policy, or the name of one; None: the model as it is now.
+            ref_model: The reference policy or its name; None: the model as it is now.
             peft_config: Train these adapters instead of all weights.
             track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
             trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
@@ -305,8 +304,7 @@ class TurnTrainer(EvaluatingTrainer):
         state, total = self.accelerator.gradient_state, torch.zeros((), device=self.args.device)
         packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
         model.train()
-        if train := getattr(self.optimizer, "train", None):  # of one without a schedule, moves the weights
-            train()
+        getattr(self.optimizer, "train", lambda: None)()  # of one without a schedule, moves the weights
         with continuing(model, inputs.get("beginning"), self._autocast):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1
@@ -382,8 +380,9 @@ class TurnTrainer(EvaluatingTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        # torch, safetensors and tokenizers have errors of their own for a full disk
-        with writing(folder, foreign=(Exception,)):
+        with writing(
+            folder, foreign=(Exception,)
+        ):  # torch and tokenizers have errors of their own for a full disk
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:
