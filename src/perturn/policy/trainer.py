@@ -93,10 +93,10 @@ class TurnTrainer(EvaluatingTrainer):
         """Tokenize the data, check it, and compute the reference.
 
         Args:
-            model: A causal language model, or its name or folder. Adapters of a folder or a `peft.PeftModel` are trained
+            model: A causal language model, or its name or folder. Adapters of a folder or `peft.PeftModel` are trained
                 further; with a `peft_config`, new ones are trained upon the model that a folder merges into.
             args: Settings.
-            train_dataset: Pairs, trajectories, or rows in a public form; or a file or folder of rows, or a data set of the
+            train_dataset: Pairs, trajectories, or rows in a public form; a file or folder of rows, or a data set of the
                 Hub (`owner/name:split`). Where a credit needs groups, rows of one task and one policy are a group.
             eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
             processing_class: The tokenizer; None: the model's own.
@@ -380,9 +380,7 @@ class TurnTrainer(EvaluatingTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        with writing(
-            folder, foreign=(Exception,)
-        ):  # torch and tokenizers have errors of their own for a full disk
+        with writing(folder, foreign=(Exception,)):  # libraries have errors of their own for a full disk
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:
