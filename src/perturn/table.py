@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError
@@ -77,6 +78,16 @@ def locate(where: str) -> Any:
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
+
+
+def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
+    """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
+
+    Raises:
+        ConfigError: If it is missing.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(f'{who} needs {package}; run: pip install "perturn[{extra}]"{otherwise}')
 
 
 def package_of(group: str, name: str) -> str | None:

@@ -333,15 +333,6 @@ def test_names_that_the_hub_does_not_know(on_hub, tmp_path, monkeypatch, name, s
     assert says in str(raised.value)
 
 
-def test_without_datasets_the_hub_is_not_asked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    hub.hub_rows.cache_clear()
-
-    with pytest.raises(DataError, match="pip install datasets"):
-        open_rows("owner/name:train")
-
-
 def test_trajectories_of_ours_come_from_any_source(tmp_path, caplog):
     """In an array as in lines; of lines a torn last one is dropped with a warning."""
     from perturn.data.records import trajectory_to_dict

@@ -38,7 +38,7 @@ def test_wrong_settings_are_refused(settings, message):
 )
 def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
     """Before anything starts."""
-    monkeypatch.setattr("perturn.engines.protocol.find_spec", lambda name: None if name == missing else True)
+    monkeypatch.setattr("perturn.table.find_spec", lambda name: None if name == missing else True)
 
     with pytest.raises(ConfigError, match=message):
         check_vllm(VllmSettings(**settings))

@@ -1,13 +1,17 @@
 """`then`: a second recipe that starts from the last policy of the first."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.errors import ConfigError
+from perturn.data.paths import RunPaths
+from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
+from perturn.errors import ConfigError, RunError
 from perturn.run.following import following, in_order, planned
+from perturn.run.loop import refuse_early
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.study.settings import study_of
@@ -56,6 +60,42 @@ def test_a_chain_is_as_long_as_it_is_written():
 def test_a_plan_begins_each_recipe_with_the_model_that_is_there():
     """The policy that the first will train is not there before it was run."""
     assert [each.model.name for each in planned(one(then=PAIRS))] == ["smollm2-135m"] * 2
+
+
+def test_a_plan_begins_with_the_policy_that_was_trained_once_it_is_there(tmp_path):
+    """A finished run can be planned again: its second recipe was begun with that policy."""
+    recipe = parse(Recipe, small(output=str(tmp_path), then=PAIRS))
+    follows = following(recipe)
+    RunPaths(run_folder(recipe)).checkpoint("tlm-dre").mkdir(parents=True)
+
+    assert planned(recipe) == [recipe, follows]
+
+
+def test_both_runs_can_be_moved_together(tmp_path, monkeypatch):
+    """The second starts from a policy that lies beside it, wherever that is, and by whatever path it is named."""
+    monkeypatch.chdir(tmp_path)
+    recipe = one(then=PAIRS)
+    for each in in_order(recipe):
+        Run(each).close()
+    Path("out").rename("moved")
+
+    for folder in ("moved/small", tmp_path / "moved/small"):
+        for each in in_order(resolve_recipe(Path(folder))):
+            refuse_other(each)
+
+
+def test_changed_settings_of_a_second_run_that_was_begun_are_refused_before_the_first_is_opened(
+    tmp_path, monkeypatch
+):
+    """The first may take hours, and its own settings are as they were."""
+    monkeypatch.chdir(tmp_path)
+    for each in in_order(one(then=PAIRS)):
+        Run(each).close()
+
+    changed = one(then=PAIRS | {"align": {"loss": {"name": "dpo"}, "learning_rate": 1.0}})
+
+    with pytest.raises(RunError, match=r"out/small-then was made by another recipe: align.learning_rate is"):
+        refuse_early(changed, None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from perturn.data.jsons import Record
 from perturn.errors import DataError
-from perturn.table import locate
+from perturn.table import locate, require
 
 _BATCH = 256
 """Rows that are made Python's at a time."""
@@ -25,12 +25,14 @@ def read_columns(file: Path, shape: str) -> Iterator[Record]:
         shape: `Parquet`, `Arrow` or `Arrow stream`.
 
     Raises:
+        ConfigError: If pyarrow is not installed, or `datasets`, where the file needs it too.
         DataError: If the file is damaged.
     """
+    require("pyarrow", f"{file} is {shape}, which", "datasets")
     number = 0
     try:
         for batch in _OPENED[shape](file):
-            decode = _decoder(batch.schema)
+            decode = _decoder(batch.schema, file)
             for start in range(0, batch.num_rows, _BATCH):
                 for row in batch.slice(start, _BATCH).to_pylist(maps_as_pydicts="lossy"):
                     number += 1
@@ -66,13 +68,14 @@ def _of_stream(file: Path) -> Iterator[Any]:
 _OPENED = {"Parquet": _of_parquet, "Arrow": _of_arrow, "Arrow stream": _of_stream}
 
 
-def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _decoder(schema: Any, file: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a function that makes a row plain: values of the type Json of `datasets` are text in the file."""
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = noted.get("info", {}).get("features") or {}
     encoded = [name for name, feature in features.items() if f'"{_JSON}"' in json.dumps(feature)]
     if not encoded:
         return lambda row: row
+    require("datasets", f"{file} has columns of the type {_JSON}, which", "datasets")
     kind = locate("datasets:Features")
     known = kind.from_arrow_schema(schema)
     decoded = kind({name: known[name] for name in encoded})

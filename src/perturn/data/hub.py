@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain import told
-from perturn.table import locate
+from perturn.table import locate, require
 
 _NAME = re.compile(
     r"(?:hf:/{1,2}(?:datasets/)?)?"
@@ -50,16 +50,12 @@ def hub_rows(name: HubName) -> tuple[Iterable[dict[str, Any]], tuple[Path, ...]]
     """Return the rows of a data set, and the files of the local cache that hold them; asked once in a process.
 
     Raises:
+        ConfigError: If `datasets` is not installed.
         DataError: If it cannot be loaded, or has several configurations or splits of which none is named.
     """
+    require("datasets", f"{name} is no file or folder here, and reading it from the Hub", "datasets")
     try:
-        load = locate("datasets:load_dataset")
-    except ImportError as error:
-        raise DataError(
-            f"{name} is no file here, and the Hub is read with `datasets`; pip install datasets."
-        ) from error
-    try:
-        found = load(name.id, name.config, revision=name.revision)
+        found = locate("datasets:load_dataset")(name.id, name.config, revision=name.revision)
     except Exception as error:  # code of others, whose errors are of many kinds
         raise DataError(
             f"{name}: there is no such file or folder, and the Hub gave no data set of that name: "

@@ -30,7 +30,7 @@ from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.memory import memory_in_use
 from perturn.ranks import leads
-from perturn.settings.parsing import to_yaml
+from perturn.settings.parsing import dotted, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.stages import stages
 from perturn.tables import table
@@ -293,8 +293,7 @@ def refuse_other(recipe: Recipe) -> None:
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:
-        theirs = _flat(dataclasses.asdict(read_recipe(paths.recipe)))
-        ours = _flat(dataclasses.asdict(recipe))
+        theirs, ours = _compared(read_recipe(paths.recipe)), _compared(recipe)
         may_differ = _may_differ(recipe)
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key) and may_differ.isdisjoint(_and_sections(key)):
@@ -306,6 +305,18 @@ def refuse_other(recipe: Recipe) -> None:
     left = (paths.lock, paths.holder)  # by a run that was killed before it had a recipe
     if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
+
+
+def _compared(recipe: Recipe) -> dict[str, Any]:
+    """All settings by their dotted keys, of which a model within `output` has its place there.
+
+    So a run that starts from the policy of a run beside it can be moved together with that run, and be named by another
+    path.
+    """
+    flat, model = dotted(dataclasses.asdict(recipe)), Path(recipe.model.name)
+    if model.is_relative_to(recipe.output):
+        flat["model.name"] = str(model.relative_to(recipe.output))
+    return flat
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
@@ -321,7 +332,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings that change what a run makes, by their dotted keys."""
     may_differ = _may_differ(recipe)
-    flat = _flat(dataclasses.asdict(recipe))
+    flat = dotted(dataclasses.asdict(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
 
 
@@ -384,13 +395,3 @@ class _Pulse:
         self._stop.set()
         self._thread.join()
         return self._peak / 1e9
-
-
-def _flat(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        name = f"{where}.{key}" if where else str(key)
-        value = list(value) if isinstance(value, tuple) else value
-        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
-    return flat

@@ -27,7 +27,7 @@ from perturn.data.jsons import Record, read_json_lines, read_json_values
 from perturn.data.unreadable import what_bytes, what_folder, what_object, what_text
 from perturn.errors import DataError
 from perturn.io.reading import parse_json, read_text, user_path
-from perturn.table import locate
+from perturn.table import locate, require
 
 Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
@@ -210,6 +210,7 @@ def _unpacked(kind: str) -> Callable[[Path], IO[bytes]]:
     """Return a function that opens a file that pyarrow unpacks."""
 
     def opened(file: Path) -> IO[bytes]:
+        require("pyarrow", f"{file} is packed with {kind}, which", "datasets")
         return io.BufferedReader(cast(Any, locate("pyarrow:input_stream")(str(file), compression=kind)))
 
     return opened

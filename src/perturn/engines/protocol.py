@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from perturn.errors import ConfigError
 from perturn.types import Action, Engine, Prompt
 
 
@@ -109,13 +107,3 @@ class Updatable(Engine, Protocol):
             PerturnError: If prompts are being answered, or the weights cannot be read.
         """
         ...
-
-
-def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
-    """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
-
-    Raises:
-        ConfigError: If it is missing.
-    """
-    if find_spec(package) is None:
-        raise ConfigError(f'{who} needs {package}; run: pip install "perturn[{extra}]"{otherwise}')

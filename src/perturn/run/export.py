@@ -15,7 +15,6 @@ import yaml
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.trl import to_trl
-from perturn.engines.protocol import require
 from perturn.errors import RunError, did_you_mean
 from perturn.io.writing import replacing, write_whole
 from perturn.report.folder import RecordedRun, read_run
@@ -23,7 +22,7 @@ from perturn.report.summary import summary_of
 from perturn.report.text import cost_lines, interval, protocol_line
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import stages
-from perturn.table import locate
+from perturn.table import locate, require
 from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 FORMS = ("trl", "datasets", "hub")

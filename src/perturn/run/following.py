@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 from perturn.data.paths import RunPaths
@@ -55,13 +56,18 @@ def following(recipe: Recipe) -> Recipe | None:
 def planned(recipe: Recipe) -> list[Recipe]:
     """Return the recipe and those that follow, as they can be checked before anything was trained.
 
-    Each that follows begins with the model of the first one, which has the same sizes and the same tokenizer. None
-    follows a recipe that makes its model itself, since nothing can be checked without a model.
+    Each that follows begins with the model of the first one, which has the same sizes and the same tokenizer, until its
+    own model is there. None follows a recipe that is still to make its model, since nothing can be checked without a
+    model.
     """
     found, follows = [recipe], following(recipe)
-    while follows is not None and recipe.base is None:
-        found.append(dataclasses.replace(follows, model=recipe.model))
-        follows = following(found[-1])
+    while follows is not None:
+        if not (os.path.isdir(follows.model.name) or RunPaths(run_folder(follows)).is_run):
+            if recipe.base is not None:
+                break
+            follows = dataclasses.replace(follows, model=recipe.model)
+        found.append(follows)
+        follows = following(follows)
     return found
 
 

@@ -211,7 +211,7 @@ def _cached(named: HubName) -> Iterable[Path]:
     """The files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
     try:
         return [file for file in hub_rows(named)[1] if file.is_file()]
-    except DataError as error:
+    except (ConfigError, DataError) as error:
         console.print(str(error), style="yellow", markup=False, soft_wrap=True)
         return ()
 

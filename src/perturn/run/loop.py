@@ -9,6 +9,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from perturn.data.paths import RunPaths, checkpoint_of
@@ -24,7 +25,7 @@ from perturn.policy.names import refuse_misspelt
 from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
 from perturn.run.correct import check_corrector
-from perturn.run.following import planned
+from perturn.run.following import in_order, planned
 from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
@@ -99,6 +100,9 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         PerturnError: The first mistake.
     """
     refuse_other(recipe)
+    for follows in islice(in_order(recipe), 1, None) if command is None else ():
+        begun = RunPaths(run_folder(follows)).is_run
+        refuse_other(ruled(follows) if begun else follows)
     refuse_changed(recipe, command)
     check_trackers(recipe.report_to)
     if command is not None and all(stage.command != command for stage in stages(recipe)):

@@ -246,3 +246,13 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
     if not isinstance(section, dict):
         raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
     section[last] = value
+
+
+def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        value = list(value) if isinstance(value, tuple) else value
+        flat |= dotted(value, name) if isinstance(value, Mapping) else {name: value}
+    return flat

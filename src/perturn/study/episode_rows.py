@@ -15,11 +15,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from perturn.data.run_files import REMEDY, Count
-from perturn.engines.protocol import require
 from perturn.errors import RunError
 from perturn.io.plain import told
 from perturn.io.reading import check_shape, parse_json, read_lines
 from perturn.io.writing import replacing
+from perturn.table import require
 
 EPISODES = "episodes.parquet"
 """The file, in a study's folder, that holds the rows."""

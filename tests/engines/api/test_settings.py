@@ -78,7 +78,7 @@ def test_a_server_without_keys_needs_none(open_engine, server, monkeypatch):
 
 def test_the_client_library_is_optional(monkeypatch):
     """The message has the command."""
-    monkeypatch.setattr("perturn.engines.protocol.find_spec", lambda name: None)
+    monkeypatch.setattr("perturn.table.find_spec", lambda name: None)
 
     with pytest.raises(ConfigError, match=r'pip install "perturn\[api\]"'):
         ApiSettings().check(lambda: None, "")

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
 from perturn.data.paths import RunPaths
-from perturn.engines.protocol import Serving, require
+from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
-from perturn.table import locate
+from perturn.table import locate, require
 from perturn.types import Engine
 
 _OWN = {"model", "messages", "tools", "stop", "stream", "n"}

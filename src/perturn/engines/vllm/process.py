@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from perturn.engines.context import says_context_full
-from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.watch import Watch
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
+from perturn.table import require
 
 _CPU_GIGABYTES = 2.0
 """Memory for keys and values on a CPU, where vLLM would take nearly all there is."""

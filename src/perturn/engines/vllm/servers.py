@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from perturn.engines.context import says_context_full
-from perturn.engines.protocol import require
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
+from perturn.table import require
 
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}

@@ -12,10 +12,10 @@ from typing import Annotated
 
 from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
-from perturn.engines.protocol import require
 from perturn.envs.mt_bench.forms import OWN, read_forms
 from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure, RunError
 from perturn.io.reading import user_path
+from perturn.table import require
 from perturn.types import Engine, Message, Prompt, Sampling
 
 BEST = 10
