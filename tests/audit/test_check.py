@@ -12,7 +12,7 @@ from perturn.audit import audit, inspect, inspect_json, model_of
 from perturn.cli import main
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, DataError
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
@@ -355,8 +355,17 @@ def test_a_template_is_chosen_on_the_command_line(tiny_folder, tmp_path, monkeyp
 
 def test_the_model_must_be_named_where_there_is_no_run(tmp_path):
     """A file alone does not say whom it is for."""
+    file = write(tmp_path / "rows.jsonl", {"prompt": say("a"), "chosen": [], "rejected": []})
+
     with pytest.raises(ConfigError, match="--model is missing"):
-        model_of(tmp_path / "rows.jsonl", None)
+        model_of(file, None)
+
+
+@pytest.mark.parametrize("model", [None, "nobody/nothing"])
+def test_a_file_that_is_not_there_is_named_before_a_model_is_sought(tmp_path, model):
+    """A model of the Hub is sought for a minute where there is no network."""
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read: there is no such file or folder"):
+        model_of(tmp_path / "rows.parquet", model)
 
 
 def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from perturn.envs.check import check_environment
+from perturn.envs.own import at_border
+from perturn.errors import ConfigError
 from perturn.types import Observation, Task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_environment.py"
@@ -145,6 +147,43 @@ def test_each_fault_is_named_with_a_remedy(environment, problem):
 
 def test_commands_that_are_understood_may_be_listed():
     assert check_environment(broken(reset=posing(admissible=("7", "8")))) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (
+            broken(reset=lambda self: "text"),
+            r"Method reset\(\) .* cannot be called as reset\(task\): too many",
+        ),
+        (
+            broken(reset=lambda self, task, seed, size: "text"),
+            r"cannot be called as reset\(task\): missing a required argument: 'size'",
+        ),
+        (broken(step=lambda self: "text"), r"cannot be called as step\(action\): too many"),
+        (
+            broken(tasks=lambda self, split, size: [1]),
+            r"cannot be called as tasks\(split\): missing .*'size'",
+        ),
+    ],
+)
+def test_a_method_of_other_arguments_is_named_before_it_is_called(environment, told):
+    """The remedy shows the signature, and a command that plays rejects the environment too."""
+    (problem,) = check_environment(environment)
+
+    assert re.search(told, problem)
+    assert "Remedy: let " in problem
+    with pytest.raises(ConfigError, match="cannot be called as"):
+        at_border(environment(), "Game")
+
+
+def test_lines_are_of_the_code_of_the_user():
+    """A line of the package would mislead; where none is the user's, none is named."""
+    (problem,) = check_environment(broken(__init__=lambda self, size: None))
+    assert "'size'. Remedy: " in problem
+
+    (problem, *_) = check_environment(broken(step=raising))
+    assert "of test_check.py)" in problem
 
 
 def test_one_fault_is_told_once():

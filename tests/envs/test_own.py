@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from perturn.cli import main
 from perturn.envs.check import check_environment
 from perturn.envs.declared import declared_rules
 from perturn.envs.load import load_object, make_environment
@@ -12,6 +13,7 @@ from perturn.envs.process import ProcessWorlds
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError
+from perturn.run.own_rules import first_split, rules_for
 from perturn.settings.sections import Worlds
 from perturn.types import EpisodeProtocol, Observation, Task
 
@@ -264,6 +266,45 @@ def test_rules_are_read_off_the_class(attributes, expected):
     world = at_border(type("Game", (Guess,), {"__doc__": Guess.__doc__, **attributes})(), "Game")
 
     assert {key: value for key, (value, _) in declared_rules(world).items()} == expected
+
+
+@pytest.mark.parametrize("value", [0, 2.5, "seven"])
+def test_a_turn_limit_that_is_none_is_rejected(value):
+    """A class that says something is not answered with the default."""
+    with pytest.raises(ConfigError, match=r"declares rules that are none: protocol\.max_turns"):
+        rules_for(None, game(max_turns=value), lambda: Task("1"))
+
+
+def test_an_error_of_every_split_is_no_missing_split():
+    """The mistake in `tasks` is the message; a split that is missing is named with those that were tried."""
+
+    def torn(self, split):
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(ConfigError, match=r"no tasks for split 'train': ZeroDivisionError.*of every split"):
+        first_split(game(tasks=torn))
+    with pytest.raises(ConfigError, match=r"name one of its own\. Of the last: .*KeyError: 'train'"):
+        first_split(game(tasks=lambda self, split: {"mine": [1]}[split]))
+
+
+def test_rules_are_checked_beside_other_problems(tmp_path, monkeypatch, capsys):
+    """One round of check-env: a step that raises, and a misspelt setting."""
+    (tmp_path / "two.py").write_text(
+        "class Two:\n"
+        "    protocol = {'max_turn': 3}\n"
+        "    def tasks(self, split): return ['a']\n"
+        "    def reset(self, task): return 'Go.'\n"
+        "    def step(self, action): return self.nothing\n"
+    )
+    monkeypatch.setattr("sys.argv", ["perturn", "check-env", f"{tmp_path}/two.py:Two"])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    said = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert "no attribute 'nothing'" in said
+    assert "Did you mean 'protocol.max_turns'?" in said
 
 
 def test_a_protocol_object_is_taken_whole():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.paths import RunPaths
+from perturn.data.sources import open_source
 from perturn.errors import ConfigError
 from perturn.policy.examples import Example
 from perturn.policy.names import load_tokenizer
@@ -133,6 +134,7 @@ def model_of(data: Path, model: str | None) -> str:
 
     Raises:
         ConfigError: If no model is given and the data is no run.
+        DataError: If there is no such data, so that no model is looked up for it.
     """
     recipe = recipe_of(data)
     if recipe is not None:
@@ -145,6 +147,8 @@ def model_of(data: Path, model: str | None) -> str:
         begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name
         trained = str(folders[0]) if folders and "base" not in policies[:1] else begun
         return model or trained
+    if not data.exists():
+        open_source(data)
     if model is None:
         raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
     return model

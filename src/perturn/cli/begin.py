@@ -90,7 +90,7 @@ def check_env(
 
     with at_work(f"checking {environment}"):
         problems = check_environment(load_object(environment), split=split)
-        problems += [] if problems else check_rules(environment)
+        problems += check_rules(environment, broken=bool(problems))
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:

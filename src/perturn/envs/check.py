@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs.awaiting import awaited
-from perturn.envs.own import OwnWorld, lacking
+from perturn.envs.own import OwnWorld, lacking, playable
 from perturn.envs.remote import survives_json
 from perturn.episodes.tool_calls import ToolAction, ToolCall, expert_action, write_action
 from perturn.errors import by_reason
@@ -20,6 +20,8 @@ from perturn.types import Environment, Observation, Task
 
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
 _SHOWN = 60
+_OURS = Path(__file__).parents[1]
+"""The package, whose lines say nothing on a fault of the user's code."""
 _RAISED = object()
 
 
@@ -49,19 +51,15 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
         found.add(
             f"name must be a text such as 'game-1.0', got {name!r}", "set it in the class, or leave it out"
         )
-    if _has(made, "tasks"):
+    if playable(made, "tasks"):
         tasks = _check_tasks(found, environment, split)[:episodes]
-        if _has(made, "reset") and _has(made, "step"):
+        if playable(made, "reset") and playable(made, "step"):
             for task in tasks:
                 _check_episode(found, environment, task)
             if tasks and hasattr(environment, "expert"):
                 _check_expert(found, environment, tasks)
     found.attempt("close()", environment.close, "make it release what it holds without raising")
     return found.told()
-
-
-def _has(made: Any, method: str) -> bool:
-    return callable(getattr(made, method, None))
 
 
 class _Problems:
@@ -91,9 +89,8 @@ class _Problems:
             return call()
         except Exception as error:  # noqa: BLE001 - the code of others begins here
             frames = traceback.extract_tb(error.__traceback__)
-            where = (
-                f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if len(frames) > 1 else ""
-            )
+            theirs = [each for each in frames if not Path(each.filename).is_relative_to(_OURS)]
+            where = f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name})" if theirs else ""
             self.add(f"{what} raised {type(error).__name__}: {error}{where}", remedy)
             return _RAISED
 

@@ -14,8 +14,8 @@ from perturn.errors import ConfigError
 from perturn.settings.sections import ProtocolSettings
 from perturn.types import EpisodeProtocol
 
-_ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
-"""Settings of a protocol that a class may have as attributes of its own, and their types."""
+_ATTRIBUTES = ("format", "max_turns", "system")
+"""Settings of a protocol that a class may have as attributes of its own."""
 _SECTION = re.compile(
     r"\n\s*(Args|Attributes|Examples?|Notes?|Raises|Returns|See Also|Todo|Usage)s?:?\s*\n", re.IGNORECASE
 )
@@ -39,9 +39,11 @@ def declared_rules(env: Any) -> Declared:
         label = type(one).__name__
         protocol: Any = getattr(one, "protocol", None)
         found |= {key: (value, f"protocol of {label}") for key, value in _settings(protocol, label).items()}
-        for key, kind in _ATTRIBUTES.items():
+        for key in _ATTRIBUTES:
             value = getattr(one, key, None)
-            if isinstance(value, kind) and not isinstance(value, bool):
+            if isinstance(
+                value, str | int | float
+            ):  # one of the wrong type is rejected with the other settings
                 found[key] = (value, f"{key} of {label}")
         if "system" not in found and "name" not in found and (text := _docstring(type(one))):
             found["system"] = (text, f"docstring of {label}")

@@ -26,6 +26,8 @@ _NEEDED = {
     "step": "let step(action) return a text, or (text, reward, done) where something was earned or the game is over",
 }
 """Methods that every game has, and what each of them does."""
+_CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
+"""What each of these methods gets; `tasks` may do without, and `reset` may take a seed too."""
 _OF_A_TASK = ("expert", "demonstration", "clumsy", "aimless", "correct", "remaining")
 """Optional methods whose first argument is a task."""
 _LISTED = "listed"
@@ -139,7 +141,10 @@ def at_border(made: Any, label: str) -> Environment:
 
 
 def lacking(world: Any, label: str) -> list[str]:
-    """Return a sentence for each method that a game lacks; where it keeps another interface, how that is named."""
+    """Return a sentence for each method that a game lacks or that cannot be called with what it gets.
+
+    Where the game keeps another interface, the sentence says how that is named.
+    """
     missing = [name for name in _NEEDED if not callable(getattr(world, name, None))]
     if "tasks" in missing and "reset" not in missing:
         if callable(getattr(world, "get_reward", None)):
@@ -152,7 +157,39 @@ def lacking(world: Any, label: str) -> list[str]:
                 f"{label} has no method tasks(), and looks like Gymnasium's interface. Remedy: name it as "
                 "environment.name=gymnasium with environment.make=FILE.py:CLASS, or define tasks()."
             ]
-    return [f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}." for name in missing]
+    return [
+        f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}."
+        if name in missing
+        else f"Method {name}{inspect.signature(getattr(world, name))} of {label} cannot be called as "
+        f"{name}({_CALLED_AS[name]}): {why}. Remedy: {_NEEDED[name]}."
+        for name in _NEEDED
+        if name in missing or (why := _misfit(getattr(world, name), name))
+    ]
+
+
+def playable(world: Any, name: str) -> bool:
+    """Return whether a game has a method of this name that can be called with what it gets."""
+    method = getattr(world, name, None)
+    return callable(method) and not _misfit(method, name)
+
+
+def _misfit(method: Callable[..., Any], name: str) -> str:
+    """Why a method cannot be called with what it gets; empty where it can, or where nobody knows its signature."""
+    given = () if name == "tasks" else (None,)
+    more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
+    how = _takes(method, *more) if more else None
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of C
+        return ""
+    try:
+        if isinstance(how, str):
+            signature.bind(*given, **{how: None})
+        else:
+            signature.bind(*given, *(() if how is None else (None,)))
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _takes(method: Any, position: int, name: str) -> str | int | None:

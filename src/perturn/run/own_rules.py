@@ -124,15 +124,23 @@ def say_rules(rules: Rules, name: str) -> None:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def check_rules(name: str) -> list[str]:
+def check_rules(name: str, broken: bool = False) -> list[str]:
     """Print the rules that an environment declares or is played by; return what is wrong with them.
 
     Args:
         name: As in `environment.name`.
+        broken: Whether other problems are known: then no task is posed, nothing is printed, and an environment that
+            cannot be made is not told again.
     """
     try:
-        with closing_world(environment_maker({"name": name})()) as env:
-            say_rules(rules_for(None, env, lambda: some_task(env)), env.name)
+        made = environment_maker({"name": name})()
+    except PerturnError as error:
+        return [] if broken else [str(error)]
+    try:
+        with closing_world(made) as env:
+            rules = rules_for(None, env, (lambda: Task("")) if broken else (lambda: some_task(env)))
+            if not broken:
+                say_rules(rules, env.name)
     except PerturnError as error:
         return [str(error)]
     return []
@@ -153,16 +161,25 @@ def first_split(env: Environment) -> str:
     Raises:
         ConfigError: If none has.
     """
-    why: ConfigError | None = None
+    reasons: list[str] = []
     for name in EVALUATION_SPLITS:
         try:
             choose_tasks(env, Tasks(name))
         except ConfigError as error:
-            why = error
+            reasons.append(str(error))
         else:
             return name
+    last = reasons[-1]
+    said = {
+        reason.partition(f"split {name!r}: ")[2]
+        for name, reason in zip(EVALUATION_SPLITS, reasons, strict=True)
+    }
+    if (
+        len(said) == 1 and "" not in said
+    ):  # a mistake in tasks(); that a split is missing would name the split
+        raise ConfigError(f"{last} It says so of every split.")
     raise ConfigError(
-        f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own. Of the last: {why}"
+        f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own. Of the last: {last}"
     )
 
 
