@@ -19,9 +19,11 @@ from typing import Any
 GREEDY = ["evaluate.sampling={temperature: 0.0, max_new_tokens: 16}", "evaluate.concurrency=128"]
 
 
-def perturn(*words: str) -> None:
-    """Run one command of Perturn, and stop where it fails."""
-    subprocess.run([sys.executable, "-m", "perturn", *words], check=True, stdout=subprocess.DEVNULL)
+def perturn(*words: str) -> str:
+    """What one command of Perturn prints; stop where it fails."""
+    return subprocess.run(
+        [sys.executable, "-m", "perturn", *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -73,8 +75,10 @@ def greedy(first: Path, output: Path, policies: dict[str, str]) -> dict[str, flo
             for key in recipe["settings"]
             if key != "name"
         ]
-        perturn("evaluate", *words, "protocol.max_turns=20", f"name={run}", f"output={output}", *GREEDY)
-        scored[name] = read(output / run)["policies"][0]["mean_score"]
+        said = perturn(
+            "evaluate", *words, "--json", "protocol.max_turns=20", f"name={run}", f"output={output}", *GREEDY
+        )
+        scored[name] = json.loads(said)["policies"][0]["mean_score"]
     return scored
 
 
