@@ -12,8 +12,8 @@ from perturn.settings.sections import ProtocolSettings
 
 @pytest.fixture
 def recipe(own_environment):
-    """Guessing a number from 9 to 12."""
-    return scoring_recipe("person", "own_environment:GuessNumber")
+    """Guessing a number from 9 to 12, with thoughts."""
+    return scoring_recipe("person", "own_environment:GuessNumber", overrides=["protocol.format=react"])
 
 
 def typed(*lines):
