@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,12 +31,6 @@ def read(run: Path) -> dict[str, Any]:
     return found
 
 
-def seconds(run: Path) -> float:
-    """Time of all stages of a run, without start-up."""
-    stages = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["stages"]
-    return round(sum(stage["seconds"] for stage in stages.values()), 1)
-
-
 def half(run: Path) -> dict[str, Any]:
     """One half of the demo: the policy before and after, with intervals, and their difference, paired by game."""
     summary = read(run)
@@ -50,7 +43,6 @@ def half(run: Path) -> dict[str, Any]:
         "invalid": [before["invalid_rate"], after["invalid_rate"]],
         "difference": [found["mean_difference"], *found["interval"]],
         "won_lost": [found["wins"], found["losses"]],
-        "seconds": seconds(run),
     }
 
 
@@ -91,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
 
-    found: dict[str, Any] = {"cores": os.cpu_count(), "seeds": {}}
+    found: dict[str, Any] = {"seeds": {}}
     for seed in asked.seeds:
         first = asked.output / asked.name.format(seed)
         then = first.with_name(f"{first.name}-then")
