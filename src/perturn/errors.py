@@ -14,7 +14,7 @@ _SHOWN = 3
 _VARIES = re.compile(r"'[^']*'|\d+")
 """The parts of a reason that depend on the row: numbers, and names in quotes."""
 _JOINT = re.compile(r"[_\s-]+")
-"""What joins the parts of a name; nobody remembers which."""
+"""Characters that join the parts of a name, which are easily confused."""
 _LONGEST = 2000
 """Characters of a message; what it quotes from a file or a world may have any length."""
 

@@ -272,3 +272,13 @@ def test_what_is_let_go_is_gone_and_its_stage_stays_done(recipe):
         assert [name for name in again.manifest["files"] if "dpo" in name] == ["checkpoints/dpo-002/weights"]
     assert not policy.exists()
     assert [file.name for file in other.iterdir()] == ["weights"]
+
+
+def test_a_folder_that_is_no_run_does_not_hide_a_recipe_of_its_name(tmp_path, monkeypatch):
+    """As in `perturn run demo` beside a folder `demo`; a run of that name is still taken."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+
+    assert resolve_recipe(Path("demo"), ["seed=3"]).seed == 3
+    Run(resolve_recipe(Path("demo"), ["output=.", "seed=3"])).close()
+    assert resolve_recipe(Path("demo")).seed == 3

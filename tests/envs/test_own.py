@@ -12,7 +12,7 @@ from perturn.envs.own import OwnWorld, at_border
 from perturn.envs.process import ProcessWorlds
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.own_rules import first_split, rules_for
 from perturn.settings.sections import Worlds
 from perturn.types import EpisodeProtocol, Observation, Task
@@ -271,7 +271,7 @@ def test_rules_are_read_off_the_class(attributes, expected):
 @pytest.mark.parametrize("value", [0, 2.5, "seven"])
 def test_a_turn_limit_that_is_none_is_rejected(value):
     """A class that says something is not answered with the default."""
-    with pytest.raises(ConfigError, match=r"declares rules that are none: protocol\.max_turns"):
+    with pytest.raises(ConfigError, match=r"max_turns.*(must be|expected)"):
         rules_for(None, game(max_turns=value), lambda: Task("1"))
 
 
@@ -405,3 +405,27 @@ def test_the_border_is_passed_once():
     world = OwnWorld(Guess(), "Guess")
 
     assert at_border(world, "Guess") is world
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_turns": "5"}, "max_turns of Game: expected a whole number, got '5' (str)"),
+        ({"max_turns": True}, "max_turns of Game: expected a whole number, got True (bool)"),
+        ({"system": 3}, "system of Game: expected text, got 3 (int)"),
+    ],
+)
+def test_a_rule_of_a_class_that_has_the_wrong_type_is_refused(wrong, says):
+    """Else the game would be played by the default, although its class says something."""
+    with pytest.raises(ConfigError) as raised:
+        declared_rules(game(**wrong))
+
+    assert str(raised.value).startswith(says)
+
+
+def test_a_task_whose_data_has_the_key_of_listed_values_is_refused():
+    """Reset would get the value under that key in place of the task."""
+    world = game(tasks=lambda self, split: [Task("t", data={"listed": "a, b"})])
+
+    with pytest.raises(EnvironmentFailure, match="Task t has the key 'listed'"):
+        world.tasks("train")

@@ -32,6 +32,7 @@ from perturn.memory import memory_in_use
 from perturn.ranks import leads
 from perturn.settings.parsing import dotted, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.shipped import shipped_recipe
 from perturn.settings.stages import stages
 from perturn.tables import table
 
@@ -266,7 +267,7 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
     if isinstance(path, Recipe):
         return path
     path = user_path(path, "recipe or run folder")
-    if not path.is_dir():
+    if not path.is_dir() or (not RunPaths(path).is_run and shipped_recipe(str(path))):
         return read_recipe(path, overrides)
     recorded = begun(path).recipe
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`

@@ -170,13 +170,7 @@ def _begins_with(side: Any, first: list[Any]) -> bool:
 def _is_said(side: Any) -> bool:
     """Whether a side begins with an answer."""
     first = side[0] if isinstance(side, list) and side and isinstance(side[0], Mapping) else {}
-    return str(first.get("role", first.get("from"))).lower() in (
-        "assistant",
-        "gpt",
-        "model",
-        "function_call",
-        "tool_call",
-    )
+    return str(first.get("role", first.get("from"))).lower() in _SPEAKERS
 
 
 def _plain_texts(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:

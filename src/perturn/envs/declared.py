@@ -11,11 +11,13 @@ from typing import Any
 from perturn.envs.awaiting import AwaitedWorld
 from perturn.envs.own import OwnWorld
 from perturn.errors import ConfigError
+from perturn.io.plain import mismatch
 from perturn.settings.sections import ProtocolSettings
 from perturn.types import EpisodeProtocol
 
-_ATTRIBUTES = ("format", "max_turns", "system")
-"""Settings of a protocol that a class may have as attributes of its own."""
+_ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
+"""Settings of a protocol that a class may have as attributes of its own, and their types."""
+_EXPECTED = {str: "text", int: "a whole number"}
 _SECTION = re.compile(
     r"\n\s*(Args|Attributes|Examples?|Notes?|Raises|Returns|See Also|Todo|Usage)s?:?\s*\n", re.IGNORECASE
 )
@@ -32,19 +34,19 @@ def declared_rules(env: Any) -> Declared:
     `EpisodeProtocol` or a dict of settings), and for `system` the docstring of the user's class.
 
     Raises:
-        ConfigError: If the class's `protocol` is something else.
+        ConfigError: If the class's `protocol` is something else, or an attribute is a value of another type.
     """
     found: Declared = {}
     for one in reversed(_layers(env)):
         label = type(one).__name__
         protocol: Any = getattr(one, "protocol", None)
         found |= {key: (value, f"protocol of {label}") for key, value in _settings(protocol, label).items()}
-        for key in _ATTRIBUTES:
+        for key, kind in _ATTRIBUTES.items():
             value = getattr(one, key, None)
-            if isinstance(
-                value, str | int | float
-            ):  # one of the wrong type is rejected with the other settings
+            if isinstance(value, kind) and not isinstance(value, bool):
                 found[key] = (value, f"{key} of {label}")
+            elif isinstance(value, str | int | float):
+                raise ConfigError(f"{key} of {label}: {mismatch(_EXPECTED[kind], value)}. Correct it.")
         if "system" not in found and "name" not in found and (text := _docstring(type(one))):
             found["system"] = (text, f"docstring of {label}")
     return found

@@ -216,6 +216,11 @@ def _called(method: Callable[..., Any], given: tuple[Any, ...], how: str | int, 
 def _task(value: Any, split: str, index: int) -> Task:
     """A task of what was listed."""
     if isinstance(value, Task):
+        if _LISTED in value.data:
+            raise EnvironmentFailure(
+                f"Task {value.id} has the key {_LISTED!r} in its data, which stands for a listed value. Remedy: "
+                "give the key another name."
+            )
         return value
     value = _plain(value)
     if isinstance(value, dict):

@@ -350,7 +350,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
     path = user_path(path, "recipe")
-    if not path.exists():
+    if not path.exists() or (path.is_dir() and shipped_recipe(str(path))):
         found = shipped_recipe(str(path))
         if found is None:
             raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
