@@ -1,5 +1,6 @@
 """A plain game of the user's is an environment: what its methods may take and return."""
 
+import io
 import json
 
 import pytest
@@ -305,6 +306,24 @@ def test_rules_are_checked_beside_other_problems(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 1
     assert "no attribute 'nothing'" in said
     assert "Did you mean 'protocol.max_turns'?" in said
+
+
+def test_a_game_that_fails_under_a_person_exits_with_1(tmp_path, monkeypatch, capsys):
+    """The message is that of the game."""
+    (tmp_path / "torn.py").write_text(
+        "class Torn:\n"
+        "    def tasks(self, split): return ['a']\n"
+        "    def reset(self, task): return 'Go.'\n"
+        "    def step(self, action): return self.nothing\n"
+    )
+    monkeypatch.setattr("sys.argv", ["perturn", "play", f"{tmp_path}/torn.py:Torn"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("north\n"))
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 1
+    assert "no attribute 'nothing'" in capsys.readouterr().out
 
 
 def test_a_protocol_object_is_taken_whole():

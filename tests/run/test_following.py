@@ -111,6 +111,19 @@ def test_a_mistake_in_then_is_refused_by_its_dotted_name(then, begins):
     assert refusal(following, one(then=then)).startswith(begins)
 
 
+def test_a_mistake_that_a_check_finds_is_placed_in_then(recipe):
+    """The key of the loss alone would be sought in the first recipe."""
+    then = {**PAIRS, "align": {"loss": {"nam": 1, "name": "dpo"}}, "explore": {"tasks": {"per_kind": 1}}}
+    with recipe.open("a") as file:
+        file.write(f"then: {json.dumps(then)}\n")
+
+    done = CliRunner().invoke(app, ["run", str(recipe), "--dry-run"])
+
+    assert str(done.exception).startswith(
+        "then: unknown key 'align.loss.nam'. Did you mean 'align.loss.name'?"
+    )
+
+
 def test_then_needs_a_policy_that_was_trained():
     recipe = parse(Recipe, {**small(then=PAIRS), "sft": None, "align": None})
 
@@ -159,3 +172,4 @@ def test_run_does_both_and_a_second_call_does_nothing(recipe, tmp_path):
     assert scores[1]["base"] == scores[0]["sft"]
     assert (runs / "one-then" / "report.html").is_file()
     assert again.stderr.count("done before") == 10
+    assert f"then: one-then starts from {runs}/one/checkpoints/sft, which its scores call base" in done.stdout

@@ -138,7 +138,7 @@ def test_where_no_pair_is_left_nothing_is_named_that_goes_unread(tmp_path):
         pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
 
 
-def test_a_turn_that_cost_the_episode_is_rejected(tmp_path):
+def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
     """From turns 1, 2 and 3 all goes well, from 4 and 5 nothing: the fourth turn cost it, and the others did not."""
     branches = [branch_of(RIGHT, kept, 3 * kept + 1) for kept in (1, 2, 3)]
     branches += [branch_of([*STRAYED[:kept], "look"], kept, 3 * kept + 1) for kept in (4, 5)]
@@ -147,6 +147,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path):
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"no_drop": 4, "kept": 1, "steps": 5}
+    assert "pairs: 1; counts: no_drop 4, kept 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_failures_are_played_on_from_before_their_first_wrong_turn():

@@ -200,6 +200,12 @@ def test_a_missing_recipe_is_refused_by_name(tmp_path):
 
     assert message.startswith(f"recipe {str(tmp_path / 'none.yaml')!r} does not exist. ")
     assert "scienceworld_tlm-dre_demo" in message
+    assert ", demo-scienceworld, " in message
+
+
+def test_a_misspelt_demo_is_suggested():
+    """`demo` is the name of a run, and its file has another."""
+    assert "Did you mean 'demo'?" in refusal(read_recipe, Path("dmo"))
 
 
 @pytest.mark.parametrize("name", ["demo-scienceworld", "scienceworld_tlm-dre_demo"])

@@ -61,7 +61,13 @@ def run(
     if dry_run:
         show_plan(source, overrides, None, as_json)
         return
-    for recipe in in_order(resolve_recipe(source, overrides or [])):
+    for place, recipe in enumerate(in_order(resolve_recipe(source, overrides or []))):
+        if place and not as_json:
+            results.print(
+                f"then: {recipe.name} starts from {recipe.model.name}, which its scores call base",
+                markup=False,
+                soft_wrap=True,
+            )
         with open_run(recipe) as opened:
             set_heap_aside()
             run_stages(opened)

@@ -16,6 +16,7 @@ from perturn.cli.loop import show_plan
 from perturn.errors import ConfigError
 from perturn.io.paths import user_path
 from perturn.run.progress import at_work
+from perturn.types import failed
 
 if TYPE_CHECKING:
     from perturn.data.store import TrajectoryStore
@@ -136,7 +137,7 @@ def compare(
     "play",
     "scienceworld",
     "examples/own_environment.py:GuessNumber --split test --output mine.jsonl",
-    codes="0 played, or left with Ctrl-D; 2 a mistake; 130 left with Ctrl-C.",
+    codes="0 played, or left with Ctrl-D; 1 the environment failed; 2 a mistake; 130 left with Ctrl-C.",
     panel="Look",
 )
 def play(
@@ -181,6 +182,8 @@ def play(
         else played.error or ("stopped at the limit" if played.truncated else "over")
     )
     results.print(f"{ended}: total reward {played.total_reward:g} in {len(played.turns)} turns", markup=False)
+    if failed(played):
+        raise typer.Exit(1)
 
 
 def _free(store: TrajectoryStore, task: str) -> int:

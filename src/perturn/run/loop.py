@@ -193,7 +193,10 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         PerturnError: The first mistake that can be found without working.
     """
     for follows in planned(recipe)[1:2] if command is None else ():
-        check(follows)
+        try:
+            check(follows)
+        except ConfigError as error:
+            raise ConfigError(f"then: {error}") from error
     engine = engine_settings(recipe)
     if engine.serves_checkpoints and recipe.base is None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded

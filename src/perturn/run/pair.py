@@ -49,7 +49,11 @@ def make_pairs(session: Session, stage: Stage) -> None:
             each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
             pairs = _that_part(session, pairs, reasons, played, each=each)
         counts |= reasons
-        mention("pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
+        outcomes = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
+        counted = (
+            "episodes" if settings.within in ("expert", "group") else "counts"
+        )  # of branches, each once a side
+        mention(f"pairs: {len(pairs)}; {counted}: {outcomes}")
         if not pairs and stage.iteration == session.recipe.iterations == 1:
             first = "lower pair.threshold" if settings.by != "progress" else "take more branch.samples"
             first += ", leave out fewer by pair.signals" if settings.signals else ""

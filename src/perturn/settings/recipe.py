@@ -34,7 +34,7 @@ from perturn.settings.sections import (
     Worlds,
     require,
 )
-from perturn.settings.shipped import shipped, shipped_recipe
+from perturn.settings.shipped import shipped_names, shipped_recipe
 
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
@@ -353,7 +353,9 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     if not path.exists() or (path.is_dir() and shipped_recipe(str(path))):
         found = shipped_recipe(str(path))
         if found is None:
-            raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped())}")
+            raise ConfigError(
+                f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped_names())}"
+            )
         path = found
     text = read_text(path, ConfigError, longest=4 * LONGEST_YAML)
     data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)

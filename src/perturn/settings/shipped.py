@@ -23,6 +23,14 @@ def shipped_recipe(name: str) -> Path | None:
     return None
 
 
+def shipped_names() -> list[str]:
+    """All names under which a recipe can be given: of its run, such as demo, and of its file."""
+    runs = (
+        re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.M) for file in shipped().values()
+    )
+    return sorted({*shipped(), *(found[1] for found in runs if found)})
+
+
 def describe_shipped() -> dict[str, str]:
     """Recipe -> the comment that it begins with."""
     return {name: _first_line(file) for name, file in shipped().items()}
