@@ -26,6 +26,7 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, silent_turns
+from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Pair
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -50,17 +51,8 @@ def audit(
     """
     context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     run, recipe = RunPaths(data), recipe_of(data)
-    parts = {"rows": data}
-    if recipe:
-        max_length = max_length or recipe.model.max_length
-        parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
-        if recipe.groups:
-            parts["explored"] = run.trajectories(f"explore{run.mark}")
-        if recipe.outcomes:
-            parts["outcomes"] = run.outcomes(run.mark)
-        parts = {name: file for name, file in parts.items() if file.is_file()}
-        if not parts:
-            raise DataError(f"{data} has no data yet; run: perturn collect {data}")
+    parts = _files_of(run, recipe) if recipe else {"rows": data}
+    max_length = max_length or (recipe.model.max_length if recipe else None)
     template: dict[str, Any] = {
         "problems": [],
         "control_tokens": [],
@@ -96,6 +88,23 @@ def audit(
         template["not_as_sampled"] += part.not_as_sampled
     found["usable"] = sum(part["usable"] for part in found["parts"].values())
     return found | (_run_facts(run, recipe.pair) if recipe else {})
+
+
+def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
+    """The files of rows that a run has, by the names of their parts.
+
+    Raises:
+        DataError: If it has none.
+    """
+    parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
+    if recipe.groups:
+        parts["explored"] = run.trajectories(f"explore{run.mark}")
+    if recipe.outcomes:
+        parts["outcomes"] = run.outcomes(run.mark)
+    there = {name: file for name, file in parts.items() if file.is_file()}
+    if not there:
+        raise DataError(f"{run.folder} has no data yet; run: perturn collect {run.folder}")
+    return there
 
 
 @dataclass

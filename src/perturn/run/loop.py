@@ -211,16 +211,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if engine.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
         locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
-    kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
-    for section, kind in kinds.items():
-        file = getattr(getattr(recipe, section), "file", None)
-        if file:
-            try:
-                open_rows(file)
-            except DataError as error:
-                raise ConfigError(f"{section}.file: {error}") from error
-            can_be_written = None if renderer is None else partial(_check_row, renderer)
-            deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
+    _check_sources(recipe, renderer)
     if recipe.environment is None:
         return None
     protocol = make_protocol(recipe.protocol)
@@ -242,6 +233,24 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
     return panels
+
+
+def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
+    """Read the user's own rows once, and refuse those that training would.
+
+    Raises:
+        PerturnError: If a source cannot be read, or a row is malformed.
+    """
+    kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
+    for section, kind in kinds.items():
+        file = getattr(getattr(recipe, section), "file", None)
+        if file:
+            try:
+                open_rows(file)
+            except DataError as error:
+                raise ConfigError(f"{section}.file: {error}") from error
+            can_be_written = None if renderer is None else partial(_check_row, renderer)
+            deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
 
 
 def _check_row(renderer: Renderer, row: Trajectory | PreferencePair) -> None:
