@@ -33,6 +33,16 @@ class Anonymous:
         """There is none."""
         raise Unkind
 
+    def tasks(self, split):
+        """There is none."""
+        return []
+
+    def reset(self, task, seed):
+        """Nothing is posed."""
+
+    def step(self, action):
+        """Nothing happens."""
+
     def close(self):
         """Nothing is held."""
 

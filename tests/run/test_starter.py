@@ -142,10 +142,10 @@ def test_a_recipe_of_the_package_is_copied_as_it_is(tmp_path):
     """Comments and all; nothing is overwritten."""
     file = tmp_path / "mine.yaml"
 
-    copy_recipe(file, "demo")
+    copy_recipe(file, "demo-scienceworld")
 
     assert file.read_text().startswith("# tlm-DRE on ScienceWorld with a 135M model.")
-    assert read_recipe(file).name == "demo"
+    assert read_recipe(file).name == "demo-scienceworld"
     with pytest.raises(ConfigError, match="exists and is left as it is"):
         copy_recipe(file, "demo")
     with pytest.raises(ConfigError, match="no recipe 'dem' comes with the package"):

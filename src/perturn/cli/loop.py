@@ -61,8 +61,8 @@ def run(
     if dry_run:
         show_plan(source, overrides, None, as_json)
         return
-    for place, recipe in enumerate(in_order(resolve_recipe(source, overrides or []))):
-        if place and not as_json:
+    for index, recipe in enumerate(in_order(resolve_recipe(source, overrides or []))):
+        if index and not as_json:
             results.print(
                 f"then: {recipe.name} starts from {recipe.model.name}, which its scores call base",
                 markup=False,

@@ -27,7 +27,7 @@ _NEEDED = {
 }
 """Methods that every game has, and what each of them does."""
 _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
-"""What each of these methods gets; `tasks` may do without, and `reset` may take a seed too."""
+"""Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
 _OF_A_TASK = ("expert", "demonstration", "clumsy", "aimless", "correct", "remaining")
 """Optional methods whose first argument is a task."""
 _LISTED = "listed"

@@ -1,4 +1,4 @@
-"""What a user may have meant by a key or a name that does not exist."""
+"""Suggestions for keys and names that do not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perturn.errors import closest, did_you_mean
 from perturn.settings.peers import PEERS
 from perturn.tables import LISTED, TABLES, table
 
-_MOST_PLACES = 2
+_MOST_SHOWN = 2
 """Places that a message names for a key that belongs elsewhere."""
 _FIRST = ("align", "sft", "explore", "evaluate")
 """Sections that are named first where a key is in several."""
@@ -69,8 +69,8 @@ def unknown_key(
     if (peer := PEERS.get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest, here = list(every), _rest(value), [*siblings, *further]
-    if closest(key, here, cutoff=0.75) is None and (places := _elsewhere(key, rest, known)):
-        return f"{said} Did you mean {' or '.join(map(repr, places))}?"
+    if closest(key, here, cutoff=0.75) is None and (elsewhere := _elsewhere(key, rest, known)):
+        return f"{said} Did you mean {' or '.join(map(repr, elsewhere))}?"
     meant = closest(key, here)
     guess = f" Did you mean {meant!r}?" if meant else ""
     full = f" In full: {_completed(meant, rest, known)}." if meant and rest else ""
@@ -109,7 +109,7 @@ def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]
     order = {name: index for index, name in enumerate(first)}
     found = [each for each in known if each.rpartition(".")[2] == last and "." in each]
     found.sort(key=lambda each: (order.get(each.partition(".")[0], len(order)), each.count(".")))
-    most = 1 if any(each.startswith(f"{section}.") for each in found[:1]) and section else _MOST_PLACES
+    most = 1 if any(each.startswith(f"{section}.") for each in found[:1]) and section else _MOST_SHOWN
     return [_completed(each, rest, known) for each in found[:most]]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peer:
-    """What to write instead of a setting of TRL or transformers; a sentence for each place."""
+    """Answers to a setting of TRL or transformers: the setting to write instead, or why there is none."""
 
     in_config: str
     """In `TurnConfig`, or where rows are given to `TurnTrainer`."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from perturn.stats.intervals import (
     Bounds,
@@ -23,6 +22,7 @@ from perturn.stats.intervals import (
     mean_interval,
     rounding,
 )
+from perturn.stats.lazy import stats
 from perturn.stats.paired import paired_comparison
 
 DRAWS = 2_000
@@ -230,4 +230,4 @@ def _p_value(mean: float, spread: Spread) -> float:
     """Two-sided p of Student's t; 0 for an error of 0, which leaves the word to the test over tasks."""
     if spread.error == 0:
         return 0.0
-    return 2 * float(special.stdtr(spread.freedom, -abs(mean) / spread.error))
+    return 2 * float(stats.t.sf(abs(mean) / spread.error, spread.freedom))

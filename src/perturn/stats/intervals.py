@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+
+from perturn.stats.lazy import stats
 
 Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None
@@ -93,11 +94,9 @@ def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be between 0 and n = {n}, got {successes}.")
     check_confidence(confidence)
-    rate, quantile = successes / n, float(special.ndtri(0.5 + confidence / 2))
-    square = quantile**2
-    middle = (successes + square / 2) / (n + square)
-    half = quantile / (n + square) * math.sqrt(successes * (n - successes) / n + square / 4)
-    return Estimate(rate, max(0.0, min(middle - half, rate)), min(1.0, max(middle + half, rate)), n)
+    rate = successes / n
+    low, high = map(float, stats.binomtest(successes, n).proportion_ci(confidence, "wilson"))
+    return Estimate(rate, max(0.0, min(low, rate)), min(1.0, max(high, rate)), n)
 
 
 def cluster_interval(
@@ -193,7 +192,7 @@ def interval_with_spread(
     mean: float, error: float, freedom: float, confidence: float, bounds: Bounds
 ) -> tuple[float, float]:
     """Interval from a standard error and its degrees of freedom; see `mean_interval`."""
-    quantile = float(special.stdtrit(freedom, 0.5 + confidence / 2))
+    quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
     if bounds is None:
         return mean - quantile * error, mean + quantile * error
     low, width = bounds[0], bounds[1] - bounds[0]

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from perturn.stats.intervals import Bounds, Floats, at_bounds, checked, mean_interval
+from perturn.stats.lazy import stats
 
 FLIPS = 10_000
 SEED = 20_240_101
@@ -115,13 +115,13 @@ def _interval_of_paired_rates(difference: Floats, confidence: float, width: floa
     """Interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
     seen = np.append(difference, [width, -width])
     mean = float(seen.mean())
-    half = float(special.ndtri(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
     return max(-width, mean - half), min(width, mean + half)
 
 
 def _mcnemar_p_value(wins: int, losses: int) -> float:
     """McNemar's exact test; 1 where no task differs."""
-    return min(1.0, 2 * float(special.bdtr(min(wins, losses), wins + losses, 0.5)))
+    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def _sign_flip_p_value(difference: Floats) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from perturn.stats.intervals import Estimate, interval_with_spread, interval_without_spread, rounding
-from perturn.table import locate
+from perturn.stats.lazy import stats
 
 _MOST_BLOCKS = 200
 
@@ -17,8 +17,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's rank correlation, ties by their mean rank; None if either has no two different values."""
     if len(a) != len(b):
         raise ValueError(f"expected as many values of a as of b, got {len(a)} and {len(b)}.")
-    ranked = locate("scipy.stats:rankdata")  # a second of import, and most runs rank nothing
-    first, second = (ranked(values) - (len(values) + 1) / 2 for values in (a, b))
+    first, second = (stats.rankdata(values) - (len(values) + 1) / 2 for values in (a, b))
     scale = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
     return max(-1.0, min(1.0, float((first * second).sum()) / scale)) if scale else None
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
-from perturn.table import locate
+from perturn.stats.lazy import optimize, stats
 
 _POINTS = 2_000
 """Values of the estimated error, by equal shares of its distribution, over which the normal one is averaged."""
@@ -59,16 +58,12 @@ def smallest_difference(error: float, freedom: float, *, level: float = 0.05, po
     """
     if not 0 < level < power < 1:
         raise ValueError(f"expected 0 < level < power < 1, got level {level} and power {power}.")
-    quantile = float(special.stdtrit(freedom, 1 - level / 2))
+    quantile = float(stats.t.isf(level / 2, freedom))
     shares = (np.arange(_POINTS) + 0.5) / _POINTS
-    spread = (
-        np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom)
-        if math.isfinite(freedom)
-        else np.ones(1)
-    )
+    spread = np.sqrt(stats.chi2.ppf(shares, freedom) / freedom) if math.isfinite(freedom) else np.ones(1)
 
     def missing(size: float) -> float:
-        found = special.ndtr(size - quantile * spread) + special.ndtr(-quantile * spread - size)
+        found = stats.norm.sf(quantile * spread - size) + stats.norm.cdf(-quantile * spread - size)
         return float(found.mean()) - power
 
-    return error * float(locate("scipy.optimize:brentq")(missing, 0.0, 10 * quantile + 10))
+    return error * float(optimize.brentq(missing, 0.0, 10 * quantile + 10))
