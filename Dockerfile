@@ -2,7 +2,7 @@
 #
 #   docker build -t perturn .
 #   mkdir -p runs
-#   docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" -v perturn-cache:/cache perturn run demo
+#   docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD/runs:/app/runs" -v perturn-cache:/cache perturn run demo
 #
 # With a GPU, give the index that has torch for its CUDA, and start with --gpus all:
 #   docker build -t perturn --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=api,lora .
@@ -22,8 +22,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$
 # Any user may run the image, so that files in the host's folder belong to whoever started it: --user names one that the image
 # does not know. Such a user has no home and no name, so both are given here. /cache holds all caches, to be kept in a volume.
 RUN useradd --create-home --uid 1000 perturn \
-    && mkdir -p /work/runs /cache \
-    && chmod 1777 /work /work/runs /cache
+    && mkdir -p /app/runs /cache \
+    && chmod 1777 /app /app/runs /cache
 ENV HOME=/cache \
     USER=perturn \
     XDG_CACHE_HOME=/cache \
@@ -31,6 +31,6 @@ ENV HOME=/cache \
     PERTURN_CACHE=/cache/perturn
 VOLUME /cache
 USER 1000
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["perturn"]
 CMD ["--help"]

@@ -472,34 +472,22 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_play(
     assert_refused(perturn("play", "own_environment:GuessNumber", "-o", tmp_path), "cannot be written")
 
 
-def test_a_person_may_stop_with_ctrl_c(perturn, own_environment, monkeypatch):
-    """The code is the usual one; nothing goes on from there, so nothing but the rules is said."""
+@pytest.mark.parametrize(
+    ("ends", "exits"), [(EOFError, 0), (KeyboardInterrupt, 130)], ids=["Ctrl-D", "Ctrl-C"]
+)
+def test_a_person_is_told_how_to_leave(perturn, own_environment, monkeypatch, ends, exits):
+    """It stands above the task; nothing goes on from there, so nothing but the rules is noticed."""
 
-    def stop(_):
-        raise KeyboardInterrupt
+    def leave(_):
+        raise ends
 
-    monkeypatch.setattr("builtins.input", stop)
+    monkeypatch.setattr("builtins.input", leave)
 
     code, output, notices = perturn("play", "own_environment:GuessNumber")
 
-    assert code == 130
+    assert code == exits
     assert notices.startswith("rules of guess-number-1.0")
     assert "goes on" not in notices
-    assert "you left; nothing is kept" in output
-
-
-def test_a_person_is_told_how_to_leave_and_leaves_with_ctrl_d(perturn, own_environment, monkeypatch):
-    """It stands above the task."""
-
-    def end(_):
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", end)
-
-    code, output, notices = perturn("play", "own_environment:GuessNumber")
-
-    assert code == 0
-    assert notices.startswith("rules of guess-number-1.0")
     assert output.index("To leave, press Ctrl-D") < output.index("Guess it.")
     assert output.endswith("you left; nothing is kept\n")
 

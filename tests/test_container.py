@@ -47,7 +47,7 @@ def test_the_image_is_built_and_its_user_writes_to_the_host(tmp_path):
     assert built.returncode == 0, built.stderr
     image = built.stdout.strip()
     said = call("docker", "run", "--rm", image, "--version", timeout=60)
-    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{tmp_path}:/work/runs")
+    user = ("--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{tmp_path}:/app/runs")
     wrote = call(
         *("docker", "run", "--rm", *user, "--entrypoint", "sh", image),
         *("-c", 'touch runs/made "$PERTURN_CACHE.made" && perturn list environments'),

@@ -389,12 +389,8 @@ def test_pairs_are_read_one_by_one(tiny_folder, tmp_path):
 def test_what_nothing_reads_and_turns_without_loss_are_counted(tiny_folder, tmp_path):
     """As training says it; a row is counted once for each key."""
     good = {"role": "assistant", "content": "north", "mood": "glad"}
-    messages = [
-        {"role": "user", "content": "u"},
-        good,
-        {"role": "user", "content": "v"},
-        good | {"weight": 0},
-    ]
+    u, v = ({"role": "user", "content": text} for text in "uv")
+    messages = [u, good, v, good | {"weight": 0}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"messages": messages, "plan": "x"}) + "\n" for _ in range(2)))
     part = audit(file, str(tiny_folder))["parts"]["rows"]

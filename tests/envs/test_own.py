@@ -7,16 +7,13 @@ import pytest
 
 from perturn.cli import main
 from perturn.envs.check import check_environment
-from perturn.envs.declared import declared_rules
 from perturn.envs.load import load_object, make_environment
 from perturn.envs.own import OwnWorld, at_border
-from perturn.envs.process import ProcessWorlds
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.own_rules import first_split, rules_for
-from perturn.settings.sections import Worlds
-from perturn.types import EpisodeProtocol, Observation, Task
+from perturn.run.own_rules import first_split
+from perturn.types import Observation, Task
 
 
 class Guess:
@@ -249,33 +246,6 @@ def test_a_message_that_is_json_is_no_call():
     assert read_action('{"name": "Bob"}') is None
 
 
-@pytest.mark.parametrize(
-    ("attributes", "expected"),
-    [
-        ({}, {"system": "Guess a number.\n\nIt is whole."}),
-        (
-            {"max_turns": 5, "format": "react", "system": "Go."},
-            {"max_turns": 5, "format": "react", "system": "Go."},
-        ),
-        ({"protocol": "alfworld-eto"}, {"name": "alfworld-eto"}),
-        ({"protocol": {"max_turns": 3, "system": "Go."}, "max_turns": 4}, {"max_turns": 4, "system": "Go."}),
-        ({"format": lambda self: 1}, {"system": "Guess a number.\n\nIt is whole."}),
-    ],
-)
-def test_rules_are_read_off_the_class(attributes, expected):
-    """Attributes before `protocol`, and the docstring up to its first section."""
-    world = at_border(type("Game", (Guess,), {"__doc__": Guess.__doc__, **attributes})(), "Game")
-
-    assert {key: value for key, (value, _) in declared_rules(world).items()} == expected
-
-
-@pytest.mark.parametrize("value", [0, 2.5, "seven"])
-def test_a_turn_limit_that_is_none_is_rejected(value):
-    """A class that says something is not answered with the default."""
-    with pytest.raises(ConfigError, match=r"max_turns.*(must be|expected)"):
-        rules_for(None, game(max_turns=value), lambda: Task("1"))
-
-
 def test_an_error_of_every_split_is_no_missing_split():
     """The mistake in `tasks` is the message; a split that is missing is named with those that were tried."""
 
@@ -286,26 +256,6 @@ def test_an_error_of_every_split_is_no_missing_split():
         first_split(game(tasks=torn))
     with pytest.raises(ConfigError, match=r"name one of its own\. Of the last: .*KeyError: 'train'"):
         first_split(game(tasks=lambda self, split: {"mine": [1]}[split]))
-
-
-def test_rules_are_checked_beside_other_problems(tmp_path, monkeypatch, capsys):
-    """One round of check-env: a step that raises, and a misspelt setting."""
-    (tmp_path / "two.py").write_text(
-        "class Two:\n"
-        "    protocol = {'max_turn': 3}\n"
-        "    def tasks(self, split): return ['a']\n"
-        "    def reset(self, task): return 'Go.'\n"
-        "    def step(self, action): return self.nothing\n"
-    )
-    monkeypatch.setattr("sys.argv", ["perturn", "check-env", f"{tmp_path}/two.py:Two"])
-
-    with pytest.raises(SystemExit) as ended:
-        main()
-
-    said = capsys.readouterr().out
-    assert ended.value.code == 1
-    assert "no attribute 'nothing'" in said
-    assert "Did you mean 'protocol.max_turns'?" in said
 
 
 def test_a_game_that_fails_under_a_person_exits_with_1(tmp_path, monkeypatch, capsys):
@@ -324,35 +274,6 @@ def test_a_game_that_fails_under_a_person_exits_with_1(tmp_path, monkeypatch, ca
 
     assert ended.value.code == 1
     assert "no attribute 'nothing'" in capsys.readouterr().out
-
-
-def test_a_protocol_object_is_taken_whole():
-    rules = EpisodeProtocol("mine", "action", "Go.", max_turns=9)
-
-    found = declared_rules(game(protocol=rules))
-
-    assert (found["name"][0], found["max_turns"]) == ("mine", (9, "protocol of Game"))
-    with pytest.raises(ConfigError, match="must be the name of a protocol, a dict"):
-        declared_rules(game(protocol=7))
-
-
-def test_rules_cross_to_a_world_in_a_process(tmp_path):
-    """So does the game itself."""
-    (tmp_path / "far_game.py").write_text(
-        'class Far:\n    """Go far."""\n    max_turns = 2\n'
-        "    def tasks(self, split): return ['a']\n"
-        "    def reset(self, task): return f'Task {task}'\n"
-        "    def step(self, action): return 'on', 1, True\n"
-    )
-    world = ProcessWorlds({"name": f"{tmp_path}/far_game.py:Far"}, Worlds())()
-
-    assert world.reset(world.tasks("train")[0], 0).text == "Task a"
-    assert world.step("x").success
-    assert world.declared() == {
-        "max_turns": (2, "max_turns of Far"),
-        "system": ("Go far.", "docstring of Far"),
-    }
-    world.close()
 
 
 def test_files_of_one_name_are_told_apart(tmp_path):
@@ -424,22 +345,6 @@ def test_the_border_is_passed_once():
     world = OwnWorld(Guess(), "Guess")
 
     assert at_border(world, "Guess") is world
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"max_turns": "5"}, "max_turns of Game: expected a whole number, got '5' (str)"),
-        ({"max_turns": True}, "max_turns of Game: expected a whole number, got True (bool)"),
-        ({"system": 3}, "system of Game: expected text, got 3 (int)"),
-    ],
-)
-def test_a_rule_of_a_class_that_has_the_wrong_type_is_refused(wrong, says):
-    """Else the game would be played by the default, although its class says something."""
-    with pytest.raises(ConfigError) as raised:
-        declared_rules(game(**wrong))
-
-    assert str(raised.value).startswith(says)
 
 
 def test_a_task_whose_data_has_the_key_of_listed_values_is_refused():

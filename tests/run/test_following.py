@@ -80,8 +80,10 @@ def test_both_runs_can_be_moved_together(tmp_path, monkeypatch):
     Path("out").rename("moved")
 
     for folder in ("moved/small", tmp_path / "moved/small"):
-        for each in in_order(resolve_recipe(Path(folder))):
-            refuse_other(each)
+        both = list(in_order(resolve_recipe(Path(folder))))
+        for each in both:
+            refuse_other(each)  # raises if it is another's
+        assert [RunPaths(run_folder(each)).is_run for each in both] == [True, True]
 
 
 def test_changed_settings_of_a_second_run_that_was_begun_are_refused_before_the_first_is_opened(

@@ -7,21 +7,12 @@ from perturn.losses import LOSSES
 from perturn.settings.keys import keys_of
 from perturn.settings.parsing import apply_overrides, build, parse
 from perturn.settings.recipe import Recipe
-
-RECIPE = {
-    "name": "one",
-    "model": {"name": "none"},
-    "environment": {"name": "none"},
-    "protocol": {"name": "none"},
-    "sft": {"loss": {"name": "sft"}},
-    "align": {"loss": {"name": "tlm-dre"}},
-}
+from small import small
 
 
 def said(word):
     """The error about one override."""
-    data = {key: dict(value) if isinstance(value, dict) else value for key, value in RECIPE.items()}
-    data["align"] = {"loss": {"name": "tlm-dre"}}
+    data = small()
     apply_overrides(data, [word])
     with pytest.raises(ConfigError) as caught:
         build(LOSSES, parse(Recipe, data).align.loss, "align.loss")

@@ -75,9 +75,12 @@ def inspect(
 
     name = model_of(data, model)
     if drawn is not None:
-        found_by = drawn_by(data, drawn)
-        data = found_by.file
-        max_length, chat_template = max_length or found_by.max_length, chat_template or found_by.chat_template
+        by = drawn_by(data, drawn)
+        data, max_length, chat_template = (
+            by.file,
+            max_length or by.max_length,
+            chat_template or by.chat_template,
+        )
     if check:
         with at_work("checking rows"):
             found = audit(data, name, max_length, chat_template)

@@ -355,8 +355,7 @@ class Session:
             held = store.keys()
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
             done = len(jobs) - len(missing)
-            others = len(held) - done  # of earlier calls for the same file
-            self.run.expect(file, len(jobs) + others, done + others)
+            self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
             if missing:
                 make = world_maker(self.recipe)
                 at_once = _capacity(self.recipe, make, concurrency)
@@ -369,10 +368,8 @@ class Session:
                         failures.add([trajectory]).refuse(what)
             counts = outcomes(store.read())
         if filled := counts.get("filled_context"):
-            console.print(
-                f"{what}: {filled} of {counts['episodes']} filled the model's context; they were truncated there, as "
-                "at the turn limit, and keep their rewards"
-            )
+            says = "filled the model's context; they were truncated there, as at the turn limit, and keep their rewards"
+            console.print(f"{what}: {filled} of {counts['episodes']} {says}")
         return counts
 
 

@@ -15,20 +15,22 @@ def shipped() -> dict[str, Path]:
 
 def shipped_recipe(name: str) -> Path | None:
     """The file of a recipe, by the name of the file or by that of its run, as in `perturn run demo`."""
-    for stem, file in shipped().items():
-        if name == stem or re.search(
-            rf"^name: {re.escape(name)}$", file.read_text(encoding="utf-8"), re.MULTILINE
-        ):
-            return file
-    return None
+    return _by_any_name().get(name)
 
 
 def shipped_names() -> list[str]:
     """All names under which a recipe can be given: of its run, such as demo, and of its file."""
-    runs = (
-        re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.M) for file in shipped().values()
-    )
-    return sorted({*shipped(), *(found[1] for found in runs if found)})
+    return sorted(_by_any_name())
+
+
+def _by_any_name() -> dict[str, Path]:
+    """Name of a recipe's run or of its file -> the file."""
+    found = shipped()
+    for file in list(found.values()):
+        run = re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if run is not None:
+            found.setdefault(run[1], file)
+    return found
 
 
 def describe_shipped() -> dict[str, str]:
