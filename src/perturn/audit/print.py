@@ -132,7 +132,7 @@ def named(source: Source, refused: list[dict[str, Any]]) -> str:
 
 
 def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
-    """The place of the first row, and those of some more."""
+    """The numbers of the first rows, as a message names them."""
     first, *more = [_location(row) for row in rows]
     if not more:
         return first

@@ -97,7 +97,7 @@ def _encoded(
 
 
 def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Rows with their places; those of branches, where they are trained on too, are counted on."""
+    """Yield each row with its record. Rows of branches follow, if they are trained on, with the next numbers."""
     number = 0
     for record, row in read_each(source, tally):
         number = record.number

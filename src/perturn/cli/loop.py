@@ -115,7 +115,7 @@ for _name, _says in STAGES.items():
 
 
 def _began() -> float:
-    """Moment at which this process began; one that is older than a minute was started for something else."""
+    """Return when this command began. A process older than a minute, such as a notebook, did something else before."""
     return max(psutil.Process().create_time(), time.time() - 60)
 
 

@@ -67,7 +67,8 @@ def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
 def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of a JSON array, or objects one after the other, wherever they begin.
 
-    What is no object does not end the reading. What is no JSON does, since nobody knows where it ends.
+    A value that is no object gives a record with its error, and reading goes on. Text that is no JSON gives such a
+    record too and ends the reading, because the end of that text is not known.
     """
     opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
     try:
@@ -177,7 +178,7 @@ class _Values:
                 return value, line, raw
 
     def _read_more(self) -> bool:
-        """Read on behind the value that begins here; False at the end, or if it is far too long."""
+        """Read more of a value that is not complete. Return False at the end, or if the value is too long."""
         held = len(self._buffer) - self._at
         more = self._text.read(max(_CHUNK, held)) if held < _LONGEST else ""
         self._buffer, self._at = self._buffer[self._at :] + more, 0

@@ -98,7 +98,7 @@ def own_row(row: Any, tally: Tally | None = None) -> Row | None:
 
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
-"""Columns of which no trajectory has one; rows of others may have `turns` too."""
+"""Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:
