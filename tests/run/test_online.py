@@ -26,7 +26,7 @@ from perturn.run.credit import credit_groups
 from perturn.run.export import export_policy
 from perturn.run.groups import alike_within_limit, read_groups, too_long
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.pair import _that_part
+from perturn.run.row_stage import _that_part
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn

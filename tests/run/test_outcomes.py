@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 from perturn.data.store import read_records, read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.rows.endings import divide
 from perturn.run import outcomes
-from perturn.run.labelled import divide
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.outcomes import check_outcomes
 from perturn.settings.parsing import parse

@@ -11,7 +11,7 @@ from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
 from perturn.run.loop import check
-from perturn.run.pair import _within_trees
+from perturn.run.row_stage import _within_trees
 from perturn.run.search import search_jobs, trees_of
 from perturn.settings.branch import Branch, Search
 from perturn.settings.sections import Pair
@@ -90,7 +90,7 @@ def test_a_world_that_was_lost_on_the_way_back_says_nothing_of_the_way():
 
 def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_path, monkeypatch):
     """That of a is worth 1, not 1/2, which would be a tie with c."""
-    monkeypatch.setattr("perturn.run.pair._fitting", lambda session, played: (list(played), 0))
+    monkeypatch.setattr("perturn.run.row_stage._fitting", lambda session, played: (list(played), 0))
     paths = RunPaths(tmp_path)
     with TrajectoryStore(paths.trajectories("branch")) as store:
         store.append(explored("cz", 1, origin=0, total_reward=0.5))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.report import write_report
+from perturn.rows.pairing import actions_of
 from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured

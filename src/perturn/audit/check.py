@@ -13,7 +13,6 @@ import numpy as np
 from perturn.audit.print import refused
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.jsons import Record
-from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
 from perturn.data.rows import Row, Tally, open_rows, read_branches, read_each, told
 from perturn.data.run_files import Confidences, read_sides
@@ -26,6 +25,7 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, silent_turns
+from perturn.rows.pairing import pair_with_expert
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Pair
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded

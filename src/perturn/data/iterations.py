@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.groups import BINS
-from perturn.data.steps import STEPS
+from perturn.rows.step_pairs import STEPS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Counts of groups beside the bins, as `data.groups.counts_of` has them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import log, nan, sqrt
 from statistics import fmean
 
-from perturn.data.pairs import branches_of, check_threshold, exceeds, is_tie
+from perturn.rows.pairing import branches_of, check_threshold, exceeds, is_tie
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 IN_TREE = ("tie", "gap", "kept")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from perturn.data.pairs import to_correct
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script, replay
 from perturn.errors import ConfigError, DataError, EngineFailure
 from perturn.faults import closing_world
+from perturn.rows.pairing import to_correct
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
 from perturn.settings.outcomes import Outcomes

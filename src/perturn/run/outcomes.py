@@ -8,8 +8,8 @@ from dataclasses import replace
 from perturn.data.run_folder import base_of
 from perturn.data.store import read_records, read_trajectories, write_records
 from perturn.errors import ConfigError, RunError
+from perturn.rows.endings import ROWS, divide, lacking
 from perturn.run.correct import taken_over
-from perturn.run.labelled import ROWS, divide, lacking
 from perturn.run.progress import mention
 from perturn.run.session import Session, engine_settings, make_protocol, make_renderer
 from perturn.settings.recipe import Recipe

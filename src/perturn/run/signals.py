@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perturn.episodes.triage import SIGNALS, broken, signals_of
 from perturn.errors import ConfigError, did_you_mean
-from perturn.report.signals import SIGNALS, broken, signals_of
 from perturn.settings.recipe import Recipe
 from perturn.settings.signals import Signals
 from perturn.types import Trajectory, failed

@@ -210,7 +210,7 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
     if recipe.reward is None:
         return
     number, end = its["iteration"], its["mark"]
-    yield Stage(f"prefer{end}", "pair", "perturn.run.pair:prefer", (explore,), **its)
+    yield Stage(f"prefer{end}", "pair", "perturn.run.row_stage:prefer", (explore,), **its)
     model, before = (reward_model_of(recipe, each) for each in (number, number - 1))
     seen = policy_of(recipe, 0 if recipe.reward.reference == "start" else number - 1)
     does, needs = "perturn.run.train:train", (f"prefer{end}",)
@@ -230,10 +230,10 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
         does = "perturn.run.outcomes:make_rows"
         yield Stage(f"outcomes{end}", "pair", does, (explore, "expert"), **its)
     elif recipe.pair and recipe.pair.file is not None:
-        yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
+        yield Stage(f"pair{end}", "pair", "perturn.run.row_stage:bring_pairs", **its)
     elif recipe.pair:
         needs = (explore, *(("expert",) if _pairs_with_expert(recipe) else ()), *branched)
-        yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
+        yield Stage(f"pair{end}", "pair", "perturn.run.row_stage:make_pairs", needs, **its)
 
 
 def _pairs_with_expert(recipe: Recipe) -> bool:

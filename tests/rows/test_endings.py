@@ -6,7 +6,7 @@ import pytest
 
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.run.labelled import ROWS, coh_rows, divide, kto_rows, lacking, nat_rows, oec_rows, rft_rows
+from perturn.rows.endings import ROWS, coh_rows, divide, kto_rows, lacking, nat_rows, oec_rows, rft_rows
 from perturn.settings.outcomes import OUTCOMES, Outcomes
 from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perturn.data.pairs import (
+from perturn.data.rows import rows_of
+from perturn.data.store import read_trajectories, write_pairs
+from perturn.data.tree import pair_within_trees
+from perturn.errors import RunError
+from perturn.io.reading import user_path
+from perturn.rows.drop_pairs import pair_right_with_wrong, pair_where_worth_drops
+from perturn.rows.pairing import (
     pair_with_corrected,
     pair_with_expert,
     pair_within_branches,
     pair_within_groups,
 )
-from perturn.data.rows import rows_of
-from perturn.data.steps import pair_with_expert_steps
-from perturn.data.store import read_trajectories, write_pairs
-from perturn.data.tree import pair_within_trees
-from perturn.data.turns import pair_right_with_wrong, pair_where_worth_drops
-from perturn.errors import RunError
-from perturn.io.reading import user_path
+from perturn.rows.step_pairs import pair_with_expert_steps
 from perturn.run.branch import played_on, walked
 from perturn.run.correct import corrections
 from perturn.run.measure import measured, measured_pairs

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from perturn.data.pairs import IN_GROUP, actions_of, branches_of, check_threshold, ending_at, exceeds
 from perturn.errors import DataError
+from perturn.rows.pairing import IN_GROUP, actions_of, branches_of, check_threshold, ending_at, exceeds
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")

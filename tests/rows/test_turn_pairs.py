@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import IN_GROUP, pair_within_branches
-from perturn.data.turns import DROPS, pair_right_with_wrong, pair_where_worth_drops
 from perturn.errors import ConfigError, DataError
+from perturn.rows.drop_pairs import DROPS, pair_right_with_wrong, pair_where_worth_drops
+from perturn.rows.pairing import IN_GROUP, pair_within_branches
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
 
 WAY = ("look", "wait", "run", "rest")

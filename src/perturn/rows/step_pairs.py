@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from perturn.data.pairs import actions_of, best_by_task, branches_of, exceeds, pair_with_expert
+from perturn.rows.pairing import actions_of, best_by_task, branches_of, exceeds, pair_with_expert
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")

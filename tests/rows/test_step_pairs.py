@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import OUTCOMES, pair_with_expert
-from perturn.data.steps import STEPS, pair_with_expert_steps
 from perturn.errors import ConfigError, DataError
+from perturn.rows.pairing import OUTCOMES, pair_with_expert
+from perturn.rows.step_pairs import STEPS, pair_with_expert_steps
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 WAY = ("go", "open", "take", "put")

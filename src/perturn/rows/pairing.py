@@ -240,7 +240,7 @@ def pair_with_corrected(
     Differs: both sides go on to the end of the episode, where Step-DPO compares one step, as `one_turn` does; the
     corrections are compared with the failures, where SCOPE learns from them as rollouts; the first error is known from
     the remaining path, and not from a model of the process. Step-DPO's right step is the policy's own; see
-    `perturn.data.turns.pair_right_with_wrong`.
+    `perturn.rows.drop_pairs.pair_right_with_wrong`.
 
     Args:
         explored: Trajectories of the policy, with the remaining path of their turns.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perturn.data.iterations import FATES
-from perturn.data.pairs import actions_of
 from perturn.episodes.prompts import told
+from perturn.rows.pairing import actions_of
 from perturn.settings.outcomes import Outcomes, Way
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.pairs import (
+from perturn.errors import ConfigError, DataError
+from perturn.rows.pairing import (
     CORRECTED,
     IN_GROUP,
     OUTCOMES,
@@ -17,7 +18,6 @@ from perturn.data.pairs import (
     pair_within_groups,
     to_correct,
 )
-from perturn.errors import ConfigError, DataError
 from perturn.types import Action, PreferencePair, Remaining, Status, Task, Trajectory, Turn
 
 

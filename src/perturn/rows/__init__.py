@@ -1,0 +1,1 @@
+"""Row makers: how episodes become rows of training data."""
