@@ -1,14 +1,19 @@
-"""Turns of an explored episode against others from the same turn on: by the way that is left, or by their worth."""
+"""Row maker `drop-pairs`: better branches over the steps that cost an episode its chances."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from perturn.errors import DataError
-from perturn.rows.pairing import IN_GROUP, actions_of, branches_of, check_threshold, ending_at, exceeds
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import actions_of, branches_of
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, exceeds, made, pair_ending, paired_within_branches
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")
@@ -17,63 +22,9 @@ before it, or after it; `no_drop`: that is not clearly less; `identical`: no bra
 none of those that did ended clearly better."""
 
 
-def pair_right_with_wrong(
-    explored: Sequence[Trajectory],
-    branches: Iterable[Trajectory],
-    *,
-    per_group: int | None = 1,
-    one_turn: bool = False,
-) -> tuple[list[PreferencePair], Counter[str]]:
-    """Pair turns that bring the success nearer with turns that do not, among episodes that share those before.
-
-    Those that were played on from one turn of an explored episode make a group, the explored one among them. The one
-    with the highest total reward whose next turn is right is chosen over the one with the lowest whose next turn is
-    wrong, and so on; of equal rewards the first, and the explored one comes before its branches.
-
-    Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
-    arXiv:2406.18629, by its abstract.
-    Differs: a turn is right where it shortens the way to a success, and not by the judgment of a model.
-
-    Args:
-        explored: Trajectories that are played on, with the remaining path of their turns.
-        branches: Those that were played on from them, measured too; FAILED ones need not be.
-        per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
-        one_turn: Whether both sides end with the turn in which they part.
-
-    Returns:
-        The pairs, by explored episode, by turn and then by rank; and counts: each trajectory of a group under one of
-        `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
-
-    Raises:
-        DataError: If the remaining path of a turn in question was not measured.
-    """
-    counts = Counter(dict.fromkeys(IN_GROUP, 0))
-    pairs: list[PreferencePair] = []
-    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
-        for turn in sorted(by_turn):
-            group = [one, *by_turn[turn]]
-            ended = [each for each in group if not failed(each)]
-            counts["failed"] += len(group) - len(ended)
-            right = sorted((each for each in ended if not _is_wrong(each, turn)), key=lambda one: -score(one))
-            wrong = sorted((each for each in ended if _is_wrong(each, turn)), key=score)
-            counts["alone"] += abs(len(right) - len(wrong))
-            for rank, (best, worst) in enumerate(zip(right, wrong, strict=False)):
-                outcome = "over" if per_group is not None and rank >= per_group else "kept"
-                if actions_of(best)[turn] == actions_of(worst)[turn]:
-                    outcome = "identical"
-                counts[outcome] += 2
-                if outcome == "kept":
-                    pairs.append(_pair(best, worst, turn if one_turn else None))
-    return pairs, counts
-
-
-def pair_where_worth_drops(
-    explored: Sequence[Trajectory],
-    branches: Iterable[Trajectory],
-    threshold: float = 0.4,
-    *,
-    one_turn: bool = False,
-) -> tuple[list[PreferencePair], Counter[str]]:
+@dataclass(frozen=True)
+@bounded
+class DropPairs:
     """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
 
     A step is what the episode did from one turn that is played on from to the next. It gives a pair if
@@ -86,6 +37,42 @@ def pair_where_worth_drops(
     Source: Setlur et al. 2024, "RL on Incorrect Synthetic Data Scales the Efficiency of LLM Math Reasoning by
     Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure tells which are rejected.
     Differs: what is chosen, how many branches say what a turn is worth, and the threshold are ours.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap that a step must cost, and that a pair must exceed."""
+    length: Literal["episode", "turn"] = "episode"
+    """Where both sides end: with their episodes, or with the turn in which they part. Any turn of a longer step may be
+    the one that cost, so pairs of one turn need branches from each turn."""
+
+    @property
+    def traits(self) -> RowTraits:
+        """Branches from regular turns, or from each."""
+        branches = frozenset({"turn-branches" if self.length == "turn" else "regular-branches"})
+        return RowTraits("pairs", branches=branches, takes=ANY_BRANCHES)
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs, by explored episode and turn."""
+
+        def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
+            return pair_where_worth_drops(begun, branches, self.threshold, one_turn=self.length == "turn")
+
+        found = paired_within_branches(inputs, pair, of_steps=True)
+        return made(found, f"rows.threshold={self.threshold:g}")
+
+
+def pair_where_worth_drops(
+    explored: Sequence[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    one_turn: bool = False,
+) -> Paired:
+    """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
+
+    See `DropPairs`.
 
     Args:
         explored: Trajectories of the policy.
@@ -97,7 +84,6 @@ def pair_where_worth_drops(
     Returns:
         The pairs, by explored episode and turn; and counts: each step under one of `DROPS`.
     """
-    check_threshold(threshold)
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys(DROPS, 0))
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
@@ -105,7 +91,7 @@ def pair_where_worth_drops(
             outcome, better = _compare(one, turn, after, by_turn, threshold, one_turn=one_turn)
             counts[outcome] += 1
             if better is not None:
-                pairs.append(_pair(better, one, turn if one_turn else None))
+                pairs.append(pair_ending(better, one, turn if one_turn else None))
     return pairs, counts
 
 
@@ -141,21 +127,3 @@ def _compare(
         return "identical", None
     best = max(others, key=score)
     return ("kept", best) if exceeds(score(best) - score(one), threshold) else ("gap", None)
-
-
-def _is_wrong(one: Trajectory, turn: int) -> bool:
-    """Whether a turn brought the success no nearer."""
-    remaining = one.turns[turn].remaining
-    if remaining is None:
-        raise DataError(
-            f"task {one.task.id!r:.80}, sample {one.sample}: turns[{turn}].remaining was not measured; set "
-            "pair.remaining to shortest or searching."
-        )
-    return remaining.is_wrong
-
-
-def _pair(chosen: Trajectory, rejected: Trajectory, turn: int | None) -> PreferencePair:
-    """The pair, whose sides end with a turn, if one is given."""
-    if turn is None:
-        return PreferencePair(chosen, rejected)
-    return PreferencePair(ending_at(chosen, turn + 1), ending_at(rejected, turn + 1))

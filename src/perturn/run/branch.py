@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import fsum, nan
 
+from perturn.data.origins import best_by_task, branches_of
 from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, RunError
 from perturn.remaining import wrong_turns
-from perturn.rows.pairing import best_by_task, branches_of
 from perturn.run.measure import measured
 from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol

@@ -26,7 +26,7 @@ from perturn.io.reading import user_path
 from perturn.run.branch import not_come_back
 from perturn.run.panels import dealt, in_windows, look_up, make_jobs
 from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
-from perturn.settings.stages import Stage, mark
+from perturn.settings.stages import Stage, mark, starts_over
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
@@ -133,7 +133,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
-            "and conversations are taught by sft and by outcomes rft, nat, coh and oec alone."
+            "and conversations are taught by sft and by rows that start over, such as rows.name=rft, alone."
         )
     return _add(run, found, file)
 
@@ -147,8 +147,8 @@ def _is_ours(file: Path) -> bool:
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
     """Episodes on the tasks, and conversations if somebody is taught."""
-    known, outcomes = {task.id for task in tasks}, run.recipe.outcomes
-    is_taught = run.recipe.sft is not None or (outcomes is not None and outcomes.way.anew)
+    known = {task.id for task in tasks}
+    is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
         if one.environment not in ("", environment):
             raise DataError(

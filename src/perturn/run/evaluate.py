@@ -24,7 +24,7 @@ from perturn.run.strategies import Strategy, controlled, extension_counts
 from perturn.run.valued import Values
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.sections import Section
-from perturn.settings.stages import VALUE, Stage, chosen_by, stages
+from perturn.settings.stages import VALUE, Stage, chosen_by, stages, suffix_of
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -80,7 +80,9 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
         evaluation_sampling(recipe),
         recipe.seed,
     )
-    asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
+    asked = {
+        each.policy: suffix_of(recipe, each.policy) for each in stages(recipe) if each.command == "train"
+    }
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
     found |= {"best_of": dataclasses.asdict(settings.best_of)} if settings.best_of else {}

@@ -32,7 +32,7 @@ from perturn.tables import table
 
 _READERS = {
     "expert": ("collect",),
-    "pair": ("pair",),
+    "rows": ("pair",),
     "environment": ("collect", "pair", "credit", "evaluate"),
     "evaluate": ("evaluate",),
     "credit": ("credit", "train"),

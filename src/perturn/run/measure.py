@@ -12,15 +12,30 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.faults import closing_world
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
+from perturn.settings.making import sense_in
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Sense
+from perturn.table import locate
 from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
 
-def sense_of(recipe: Recipe) -> Sense | None:
-    """The sense in which a recipe has the remaining path measured; None: it is not."""
-    rows = recipe.pair or recipe.groups
-    return rows.remaining if rows else None
+def sense_of(recipe: Recipe) -> str | None:
+    """The sense in which a recipe has the remaining path measured; None: it is not.
+
+    Raises:
+        ConfigError: If two readers want different ones.
+    """
+    found = {
+        "rows.distance": sense_in(recipe.rows.needs) if recipe.rows else None,
+        "credit.distance": locate("perturn.run.trainable:distance_read")(recipe) if recipe.align else None,
+        "branch.at=wrong": "shortest" if recipe.branch and recipe.branch.at == "wrong" else None,
+    }
+    senses = {sense for sense in found.values() if sense is not None}
+    if len(senses) > 1:
+        said = ", ".join(f"{key} ({sense})" for key, sense in found.items() if sense)
+        raise ConfigError(
+            f"the remaining path is measured once, and is read in two senses: {said}; set both alike."
+        )
+    return next(iter(senses), None)
 
 
 def check_pathfinder(recipe: Recipe, env: Environment) -> None:
@@ -30,11 +45,10 @@ def check_pathfinder(recipe: Recipe, env: Environment) -> None:
         ConfigError: Saying which can.
     """
     if sense_of(recipe) is not None and not hasattr(env, "remaining"):
-        section = "groups" if recipe.groups else "pair"
         raise ConfigError(
-            f"{section}.remaining: environment {env.name} does not say how far an episode is from its end "
-            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: "
-            f"0), or leave {section}.remaining out."
+            f"environment {env.name} does not say how far an episode is from its end, which rows, credit or "
+            "branches read (perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process "
+            "(worlds.processes: 0), or others that do not read it."
         )
 
 
@@ -63,7 +77,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]
     return [found[id(one)] for one in episodes]
 
 
-def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: Sense) -> Trajectory:
+def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str) -> Trajectory:
     """One episode with the remaining path of its turns."""
     sent = replay(env, recorded, protocol)
     commands = [command for command in sent if command is not None]

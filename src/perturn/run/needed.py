@@ -20,7 +20,7 @@ from perturn.run.panels import Panels
 from perturn.run.quantities import is_of_run, is_own_reference
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
+from perturn.settings.stages import makes, policy_of, stages
 from perturn.types import Environment, Task
 
 
@@ -36,7 +36,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     tasks = panels.tasks.get("explore", [])
     _check_window(recipe, name, credit, tasks)
     _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
-    if recipe.groups:
+    if makes(recipe, "groups"):
         check_prover(recipe, name, credit)
         _check_progress(recipe, name, credit)
         _check_samples(recipe, name, credit)
@@ -61,7 +61,7 @@ def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
             f"credit {name} reads episodes that are played on from turns of explored ones; add a section branch, such "
             "as branch: {}."
         )
-    if recipe.groups and recipe.branch and not reads:
+    if makes(recipe, "groups") and recipe.branch and not reads:
         raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
 
 
@@ -78,9 +78,10 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
             "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
         )
-    if recipe.groups and recipe.groups.drop_equal_outcomes and not trains_branches(credit):
+    drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
+    if drops and not trains_branches(credit):
         raise ConfigError(
-            "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
+            "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
         )
 

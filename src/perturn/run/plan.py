@@ -44,7 +44,7 @@ from perturn.run.session import (
 from perturn.settings.branch import Branch
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, Stage, chosen_by, stages
+from perturn.settings.stages import VALUE, Stage, chosen_by, makes, stages, starts_over
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -173,14 +173,11 @@ def _cost(
         return work, opening + episodes * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return _credit_cost(recipe, found, machine)
-    if stage.command == "pair" and recipe.outcomes:
-        times = _corrections(recipe, found)
+    if stage.command == "pair":
+        own, times = recipe.rows and recipe.rows.traits.source, _corrections(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
         played = 2 * times  # the policy's part again, and then the whole
-        return work, 1.0 + played * found.turns * found.seconds, found.memory_gb
-    if stage.command == "pair":
-        own = recipe.pair and recipe.pair.file
-        return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
+        return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
         assert machine is not None
         return _training_cost(recipe, stage, found, machine)
@@ -244,7 +241,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
 def _members(recipe: Recipe, found: Episodes) -> int:
     """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
     credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
-    if recipe.groups is None or not getattr(credit, "trains_branches", False):
+    if not makes(recipe, "groups") or not getattr(credit, "trains_branches", False):
         return found.explore
     return found.explore + _branches(recipe, found, found.policy_turns(True))[1]
 
@@ -288,20 +285,21 @@ def _training_cost(
 ) -> tuple[str, float, float]:
     once = stage.section if stage.section in ("base", "sft") else None
     settings, judges = getattr(recipe, stage.section), stage.section == "reward"
-    on_pairs = judges or (once is None and recipe.pair is not None)
+    on_pairs = judges or (once is None and makes(recipe, "pairs"))
+    own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
     rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
-    if once is None and recipe.outcomes:
-        rows = stage.iteration * _corrections(recipe, found) if recipe.outcomes.way.corrected else rows
-        rows += (found.sft or found.expert) if recipe.outcomes.way.anew else found.explore
-    if on_pairs:
-        own, paths = recipe.pair and recipe.pair.file, RunPaths(run_folder(recipe))
+    if once is None and makes(recipe, "single", "labelled"):
+        rows = stage.iteration * _corrections(recipe, found) or rows
+        rows += (found.sft or found.expert) if starts_over(recipe) else found.explore
+    if on_pairs or own:
+        paths = RunPaths(run_folder(recipe))
         made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
-        file = user_path(own, "pair.file") if own else made
+        file = user_path(own, "rows.path") if own else made
         assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
         is_there = bool(own) or file.is_file()
         rows = sum(1 for _ in read_rows(file)) if is_there else assumed
-        what = "pairs" if is_there else "pairs (assumed)"
-    of_groups = once is None and not judges and recipe.groups is not None
+        what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
+    of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     loss = build(locate("perturn.losses:LOSSES"), settings.loss, "loss")
@@ -317,7 +315,7 @@ def _cores() -> int:
 def _pairs(recipe: Recipe, found: Episodes) -> int:
     """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
     groups = found.explore
-    if recipe.branch and recipe.pair and recipe.pair.within in ("branch", "tree"):
+    if recipe.branch and recipe.branch.of != "expert":
         _, branches = _branches(recipe, found, found.policy_turns(True))
         search = recipe.branch.search
         groups = branches // (search.width - 1 if search else recipe.branch.samples)
@@ -326,8 +324,7 @@ def _pairs(recipe: Recipe, found: Episodes) -> int:
 
 def _corrections(recipe: Recipe, found: Episodes) -> int:
     """Episodes that an expert is assumed to take over; 0 where none does."""
-    outcomes = recipe.outcomes
-    return round(KEPT * found.explore) * outcomes.takeovers if outcomes and outcomes.way.corrected else 0
+    return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0
 
 
 def _how(machine: Machine, found: Episodes) -> list[str]:

@@ -1,249 +1,194 @@
-"""Make preference pairs from a run's trajectories, or take the user's."""
+"""Make the rows of an alignment from what an iteration has explored, by the row maker of the recipe."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 from perturn.data.rows import rows_of
-from perturn.data.store import read_trajectories, write_pairs
-from perturn.data.tree import pair_within_trees
-from perturn.errors import RunError
+from perturn.data.run_folder import Run
+from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
+from perturn.errors import ConfigError, RunError
 from perturn.io.reading import user_path
-from perturn.rows.drop_pairs import pair_right_with_wrong, pair_where_worth_drops
-from perturn.rows.pairing import (
-    pair_with_corrected,
-    pair_with_expert,
-    pair_within_branches,
-    pair_within_groups,
-)
-from perturn.rows.step_pairs import pair_with_expert_steps
-from perturn.run.branch import played_on, walked
-from perturn.run.correct import corrections
+from perturn.rows.pairing import pair_within_groups, starting
+from perturn.run.branch import played_on
+from perturn.run.correct import corrected
 from perturn.run.measure import measured, measured_pairs
 from perturn.run.progress import mention
-from perturn.run.session import Session, engine_settings
-from perturn.run.signals import left_out
-from perturn.settings.sections import Pair
-from perturn.settings.stages import Stage
+from perturn.run.session import Session, engine_settings, make_protocol
+from perturn.settings.making import Limit, RowInputs, sense_in
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import Stage, mark, rows_name
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, came_back, failed, succeeded
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, succeeded
+
+ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTrajectory}
+"""Kind of rows -> class of a row of the user's own."""
 
 
-def make_pairs(session: Session, stage: Stage) -> None:
-    """Pair the expert's trajectories, his steps or corrections with the policy's own, or its best with its worst.
+def make_rows(session: Session, stage: Stage) -> None:
+    """Make the rows of an iteration, say what became of its episodes, and write them.
 
     Raises:
-        RunError: If no pair is left, and none is hoped for in a later iteration.
+        RunError: If there is nothing to train on, and nothing is hoped for in a later iteration.
     """
-    run, settings = session.run, session.recipe.pair
-    assert settings is not None
-    played = _explored(session, stage)
-    with run.stage(stage.name, run.paths.pairs(stage.mark)) as counts:
-        filtered = left_out(played, settings.signals)
-        chosen = [one for one in played if one.key not in filtered]
-        pairs, reasons = _PAIRED[settings.within](session, stage, settings, chosen)
-        if settings.signals:
-            reasons["filtered"] = len(filtered)
-        if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
-            each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
-            pairs = _that_part(session, pairs, reasons, played, each=each)
-        counts |= reasons
-        outcomes = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
-        counted = (
-            "episodes" if settings.within in ("expert", "group") else "counts"
-        )  # of branches, each once a side
-        mention(f"pairs: {len(pairs)}; {counted}: {outcomes}")
-        if not pairs and stage.iteration == session.recipe.iterations == 1:
-            first = "lower pair.threshold" if settings.by != "progress" else "take more branch.samples"
-            first += ", leave out fewer by pair.signals" if settings.signals else ""
+    run, recipe = session.run, session.recipe
+    assert recipe.rows is not None
+    traits = recipe.rows.traits
+    grouped = traits.makes == "groups"
+    files: Callable[..., Sequence[Path]] = locate("perturn.run.groups:files_of") if grouped else _files
+    with run.stage(stage.name, *files(run, stage)) as counts:
+        inputs = _inputs(session, stage)
+        made = recipe.rows(inputs)
+        counts |= made.counts
+        if grouped:
+            locate("perturn.run.groups:weigh")(session, stage, made, counts)
+            return
+        rows = list(made.rows)
+        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        mention(f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)}; counts: {said}")
+        whose = " and the expert's" if traits.expert else ""
+        if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(
-                f"no pair is left of {len(played)} explored trajectories; {first}, explore more tasks, or take a "
-                "higher temperature."
+                f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories"
+                f"{whose}, {made.lacks}; explore more tasks, "
+                "or take a higher temperature."
             )
-        write_pairs(run.paths.pairs(stage.mark), pairs)
+        if traits.makes == "pairs":
+            write_pairs(
+                _file(run, stage), rows if sense_in(recipe.rows.needs) else measured_pairs(recipe, rows)
+            )
+        else:
+            counts["rows"] = write_records(_file(run, stage), rows)
 
 
 def prefer(session: Session, stage: Stage) -> None:
     """Pair an iteration's episodes with each other by how they ended, for its reward model; there may be no pair."""
     run, settings = session.run, session.recipe.reward
     assert settings is not None
-    file, played = run.paths.preferences(stage.mark), _explored(session, stage)
+    file, played = run.paths.preferences(stage.mark), _explored(run, stage)
     with run.stage(stage.name, file) as counts:
-        fitting, too_long = _fitting(session, played)
+        fitting = starting(played, RowInputs(limit=_limit(session.recipe)))
         pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
-        reasons["too_long"] = too_long
+        reasons["too_long"] = len(played) - len(fitting)
         counts |= reasons
         mention("in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         write_pairs(file, measured_pairs(session.recipe, pairs))
 
 
-def _explored(session: Session, stage: Stage) -> list[Trajectory]:
+def read_rows(run: Run, stage: Stage) -> list[Any]:
+    """The rows of an iteration, as `make_rows` made them, but for groups."""
+    file = _file(run, stage)
+    pairs = run.recipe.rows is not None and run.recipe.rows.traits.makes == "pairs"
+    return list(read_pairs(file) if pairs else read_records(file, WeightedTrajectory))
+
+
+def expert_episodes(session: Session) -> list[Trajectory]:
+    """The expert's successful episodes, in the order of SFT's panel, then conversations; of the user's file, all.
+
+    Raises:
+        RunError: If there is none.
+    """
+    recipe, file = session.recipe, session.run.paths.trajectories("expert")
+    episodes = _successes(session.run)
+    if recipe.expert is None or recipe.expert.file is None:
+        panels = session.panels
+        order = {task.id: index for index, task in enumerate(panels.tasks.get("sft", panels.expert))}
+        taught = [one for one in episodes if one.task.id in order or not one.environment]
+        episodes = sorted(taught, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
+    if not episodes:
+        raise RunError(f"{file} holds no successful episode to teach.")
+    return episodes
+
+
+def check_made(recipe: Recipe) -> None:
+    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.rows is None:
+        return
+    traits = recipe.rows.traits
+    if traits.needs_history and make_protocol(recipe.protocol).history is not None:
+        raise ConfigError(
+            f"rows.name={rows_name(recipe)} puts two episodes into one conversation, of which a policy must see all; "
+            "set protocol.history=full."
+        )
+    if traits.reads_logprobs and not engine_settings(recipe).serves_checkpoints:
+        raise ConfigError(
+            f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take rows.takeover=random, or engine.name=local."
+        )
+
+
+def _inputs(session: Session, stage: Stage) -> RowInputs:
+    """What the row maker of the recipe reads, as its traits say."""
+    run, recipe = session.run, session.recipe
+    assert recipe.rows is not None
+    traits, alone = recipe.rows.traits, recipe.rows.traits.makes in ("single", "labelled")
+    explored = _explored(run, stage) if traits.explored else []
+    given: Sequence[Any] = ()
+    if traits.source is not None:
+        given = list(rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes]))
+    sense = sense_in(recipe.rows.needs)
+    branches: Sequence[Trajectory] = ()
+    if traits.makes == "groups":
+        branches = locate("perturn.run.groups:trained_branches")(run, stage.mark)
+    elif traits.branches:
+        branches = list(read_trajectories(run.paths.trajectories(f"branch{stage.mark}")))
+    return RowInputs(
+        explored=explored,
+        experts=_successes(run) if traits.expert else (),
+        taught=expert_episodes(session) if traits.expert and alone else (),
+        branches=branches,
+        begun=played_on(session, explored) if traits.branches else (),
+        earlier=_earlier(run, stage) if traits.aggregates else (),
+        given=given,
+        seed=recipe.seed,
+        limit=_limit(recipe),
+        measure=list if sense is None else partial(measured, recipe),
+        correct=partial(corrected, recipe),
+    )
+
+
+def _explored(run: Run, stage: Stage) -> list[Trajectory]:
     """The explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
-    found = read_trajectories(session.run.paths.trajectories(f"explore{stage.mark}"))
+    found = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
     return sorted(found, key=lambda one: one.key)
 
 
-_Paired = tuple[list[PreferencePair], Counter[str]]
+def _successes(run: Run) -> list[Trajectory]:
+    """The expert's episodes that solved their tasks."""
+    return [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
 
 
-def _with_expert(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    stored = read_trajectories(session.run.paths.trajectories("expert"))
-    experts = [one for one in stored if succeeded(one)]
-    extra = settings.max_extra_turns
-    pairs, reasons = pair_with_expert(experts, played, settings.threshold, max_extra_turns=extra)
-    return measured_pairs(session.recipe, pairs), reasons
+def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
+    """The rows of the iteration before, which hold those of all earlier ones."""
+    if stage.iteration == 1:
+        return []
+    before = run.paths.outcomes(mark(run.recipe, stage.iteration - 1))
+    return list(read_records(before, WeightedTrajectory))
 
 
-def _with_expert_steps(
-    session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]
-) -> _Paired:
-    experts = walked(session, {one.task.id for one in played})
-    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
-    extra = settings.max_extra_turns
-    pairs, reasons = pair_with_expert_steps(
-        experts, played, branches, settings.threshold, max_extra_turns=extra
-    )
-    # Cut where both sides are still the same, they would be no pair.
-    own = [pair.rejected for pair in pairs if pair.rejected.origin is not None]
-    cut = locate("perturn.run.groups:too_long")(session.recipe, own)
-    reasons["steps_too_long"] = len(cut)
-    reasons["steps_kept"] -= len(cut)
-    return measured_pairs(session.recipe, [pair for pair in pairs if pair.rejected.key not in cut]), reasons
-
-
-def _within_groups(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    fitting, too_long = _fitting(session, played)
-    pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
-    reasons["too_long"] = too_long
-    return measured_pairs(session.recipe, pairs), reasons
-
-
-def _within_branches(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    begun = played_on(session, played)
-    fitting, _ = _fitting(session, begun)
-    kept = {one.key for one in fitting}
-    branches = list(read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}")))
-    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept]
-    pairs, reasons = _BRANCHED[settings.by](session, settings, fitting, of_fitting)
-    # An explored episode has a step, and is in a group, for each turn that it was played on from; so have those that
-    # do not fit.
-    turns = {(one.task.id, one.origin, one.taken_over) for one in branches}
-    unit, asked = (
-        ("steps", len(turns)) if settings.by == "drop" else ("memberships", len(branches) + len(turns))
-    )
-    reasons["too_long"] = asked - reasons.total()
-    reasons[unit] = asked
-    return pairs, reasons
-
-
-def _by_outcome(
-    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
-) -> _Paired:
-    pairs, reasons = pair_within_branches(
-        begun, branches, settings.threshold, per_group=settings.per_group, one_turn=settings.one_turn
-    )
-    return measured_pairs(session.recipe, pairs), reasons
-
-
-def _by_progress(
-    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
-) -> _Paired:
-    # A world that did not come back does not do so now.
-    ended = measured(session.recipe, [one for one in branches if not failed(one)])
-    broken = [one for one in branches if failed(one)]
-    return pair_right_with_wrong(
-        measured(session.recipe, begun),
-        [*ended, *broken],
-        per_group=settings.per_group,
-        one_turn=settings.one_turn,
+def _limit(recipe: Recipe) -> Limit:
+    """The length limit of training; what knows tokens is loaded when it is asked."""
+    found = cache(lambda name: partial(locate(f"perturn.run.length_limit:{name}"), recipe))
+    return Limit(
+        too_long=lambda episodes: found("too_long")(episodes),
+        whole=lambda one: found("fits_whole")(one),
+        alike=lambda pairs: found("alike_within_limit")(pairs),
     )
 
 
-def _by_drop(
-    session: Session, settings: Pair, begun: Sequence[Trajectory], branches: Sequence[Trajectory]
-) -> _Paired:
-    pairs, reasons = pair_where_worth_drops(begun, branches, settings.threshold, one_turn=settings.one_turn)
-    return measured_pairs(session.recipe, pairs), reasons
+def _files(run: Run, stage: Stage) -> tuple[Path]:
+    return (_file(run, stage),)
 
 
-_BRANCHED = {"outcome": _by_outcome, "progress": _by_progress, "drop": _by_drop}
-"""`pair.by` -> how episodes and those that were played on from them become pairs."""
-
-
-def _within_trees(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    fitting, _ = _fitting(session, played)
-    kept = {one.key for one in fitting}
-    branches = read_trajectories(session.run.paths.trajectories(f"branch{stage.mark}"))
-    of_fitting = [one for one in branches if (one.task.id, one.origin) in kept and came_back(one)]
-    pairs, reasons = pair_within_trees(fitting, of_fitting, settings.threshold)
-    reasons["too_long"], reasons["nodes"] = 0, reasons.total()
-    return measured_pairs(session.recipe, pairs), reasons
-
-
-def _fitting(session: Session, played: Sequence[Trajectory]) -> tuple[list[Trajectory], int]:
-    """The trajectories whose first turn fits the length limit of training, and how many do not."""
-    cut = locate("perturn.run.groups:too_long")(session.recipe, played)
-    return [one for one in played if one.key not in cut], len(cut)
-
-
-def _that_part(
-    session: Session,
-    pairs: Sequence[PreferencePair],
-    reasons: Counter[str],
-    played: Sequence[Trajectory],
-    each: int,
-) -> list[PreferencePair]:
-    """The pairs that part within the length limit of training; others, which count `each`, are counted as too long."""
-    alike = locate("perturn.run.groups:alike_within_limit")(session.recipe, pairs)
-    lost = [pair.rejected for pair, is_alike in zip(pairs, alike, strict=True) if is_alike]
-    if not lost:
-        return list(pairs)
-    reasons["kept"] -= each * len(lost)
-    reasons["too_long"] += each * len(lost)
-    if "cut" in reasons:  # of those that are kept
-        whole = {one.key: len(one.turns) for one in played}
-        reasons["cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
-    return [pair for pair, is_alike in zip(pairs, alike, strict=True) if not is_alike]
-
-
-def _with_corrected(session: Session, stage: Stage, settings: Pair, played: Sequence[Trajectory]) -> _Paired:
-    explored = measured(session.recipe, played)
-    corrected = measured(session.recipe, corrections(session.recipe, explored))
-    return pair_with_corrected(
-        explored,
-        corrected,
-        settings.threshold,
-        max_extra_turns=settings.max_extra_turns,
-        one_turn=settings.one_turn,
-    )
-
-
-_PAIRED = {
-    "expert": _with_expert,
-    "step": _with_expert_steps,
-    "group": _within_groups,
-    "branch": _within_branches,
-    "tree": _within_trees,
-    "correction": _with_corrected,
-}
-"""`pair.within` -> how explored trajectories become pairs, measured if the recipe says so, and counts of them."""
-
-
-_SHARE_TURNS = {"branch": 2, "tree": 1, "correction": 1}
-"""`pair.within` whose sides begin with the same turns -> trajectories, or nodes, that a pair counts for."""
-
-
-def bring_pairs(session: Session, stage: Stage) -> None:
-    """Take the pairs of the user's file, ours or TRL's.
-
-    Raises:
-        DataError: If a row is malformed, or no pair.
-    """
-    assert session.recipe.pair is not None
-    assert session.recipe.pair.file is not None
-    source = user_path(session.recipe.pair.file, "pair.file")
-    target = session.run.paths.pairs(stage.mark)
-    with session.run.stage(stage.name, target) as counts:
-        pairs = list(rows_of(source, PreferencePair))
-        counts["kept"] = write_pairs(target, measured_pairs(session.recipe, pairs))
+def _file(run: Run, stage: Stage) -> Path:
+    """The file of an iteration's rows, but for groups."""
+    assert run.recipe.rows is not None
+    pairs = run.recipe.rows.traits.makes == "pairs"
+    return run.paths.pairs(stage.mark) if pairs else run.paths.outcomes(stage.mark)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from perturn.data.origins import branches_of
 from perturn.data.store import read_trajectories
 from perturn.data.tree import grow, next_node
 from perturn.episodes.play import Job
-from perturn.rows.pairing import branches_of
 from perturn.run.panels import seed_of
 from perturn.run.session import Session
 from perturn.settings.branch import Branch

@@ -32,6 +32,7 @@ _TABLES = {
     "engine": "engines",
     "environment": "environments",
     "explore": "explorers",
+    "rows": "rows",
 }
 """Sections whose `name` picks an entry, whose settings are theirs."""
 _MOST_TASKS = 10
@@ -42,8 +43,7 @@ _DOES = {
     "protocol": "the rules of an episode",
     "sft": "learn the expert's episodes",
     "explore": "the policy plays",
-    "pair": "prefer one episode to another",
-    "groups": "compare the episodes of a task",
+    "rows": "compare episodes",
     "credit": "one number for each turn",
     "align": "learn from that number",
     "evaluate": "score every policy on held-out tasks",
@@ -138,10 +138,11 @@ def _chosen(
         "learning_rate": 1e-4 if small or lora else 2e-5,
         **training,
     }
-    rows: dict[str, Any] = {"pair": {"threshold": 0.4}}
+    rows: dict[str, Any] = {"rows": {"name": "expert-pairs", "threshold": 0.4}}
     if not has_expert:
         explored = {**explored, "skip": 0}
-        own = {"groups": {}, "credit": {"name": "rloo"}} if loss is None else {"pair": {"within": "group"}}
+        grouped = {"rows": {"name": "groups"}, "credit": {"name": "rloo"}}
+        own = grouped if loss is None else {"rows": {"name": "group-pairs"}}
         rows = {"iterations": 4, **own}
     return {
         "name": name,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from perturn.bounds import Bound, bounded, check_bounds
+from perturn.settings.making import RowTraits
 from perturn.settings.sections import COUNT, SEVERAL, require
 
 
@@ -42,7 +43,7 @@ class Branch:
     search: Search | None = None
     """Choose the turns by tree search, and play on from branches too. None: as `at` says."""
     at: Literal["every", "wrong", "entropy", "mixed"] = "every"
-    """Turns that are played on from: every so many; the first wrong one of an episode, which `pair.remaining` tells; by
+    """Turns that are played on from: every so many; the first wrong one of an episode; by
     a chance that grows with the entropy of the policy that explored, where its action begins (ARPO); or where it may as
     well succeed as fail, as a predictor on its hidden states has it (TRACE)."""
     forks: Annotated[int, COUNT] = 1
@@ -93,3 +94,69 @@ class Branch:
     def reads_policy(self) -> bool:
         """Whether the policy that explored is read to choose the turns."""
         return self.at in ("entropy", "mixed")
+
+
+DEFAULTS = {
+    "branches": Branch(),
+    "expert-branches": Branch(every=1, samples=5, of="expert"),
+    "regular-branches": Branch(),
+    "tree": Branch(search=Search()),
+    "turn-branches": Branch(every=1),
+}
+"""What row makers need -> how it is played where the recipe does not say; for the expert's as IPR has it."""
+
+
+def provided(branch: Branch | None) -> frozenset[str]:
+    """Return what is played beyond rollouts, by name."""
+    if branch is None:
+        return frozenset()
+    if branch.search is not None:
+        return frozenset({"tree"})
+    if branch.of == "expert":
+        return frozenset({"expert-branches"})
+    if branch.at == "wrong":
+        return frozenset({"wrong-branches"})
+    regular = {"regular-branches"} if branch.at == "every" else set()
+    each = {"turn-branches"} if branch.at == "every" and branch.every == 1 else set()
+    return frozenset({"branches"} | regular | each)
+
+
+def imposed(branch: Branch | None) -> frozenset[str]:
+    """Return properties of branches that their readers must take."""
+    found = branch and {
+        "some-episodes": branch.of == "failures",
+        "prover": branch.policy is not None,
+        "cut-branches": branch.window is not None,
+    }
+    return frozenset(name for name, holds in (found or {}).items() if holds)
+
+
+def check_branch(branch: Branch, rows: RowTraits | None, *, has_sft: bool) -> None:
+    """Refuse branches that nothing reads, and rows that need others.
+
+    Args:
+        branch: The section.
+        rows: Traits of the row maker; None: none.
+        has_sft: Whether the recipe has a section sft.
+
+    Raises:
+        ValueError: Saying what to set.
+    """
+    found = provided(branch)
+    require(rows is not None, "branch is read by credits of groups and by some rows alone; leave it out.")
+    assert rows is not None
+    wanted = rows.branches or (frozenset({"branches"}) if rows.makes == "groups" else frozenset())
+    require(
+        not wanted.isdisjoint(found),
+        f"the rows need {' or '.join(sorted(wanted)) or 'no branches'}, and the section branch plays "
+        f"{', '.join(sorted(found))}; change the one or the other.",
+    )
+    missing = sorted(imposed(branch) - rows.takes)
+    require(
+        not missing,
+        f"the rows do not take {', '.join(missing)}, as the section branch has them; leave that out.",
+    )
+    require(
+        branch.policy != "sft" or has_sft,
+        "branch.policy is sft, and the recipe has no section sft; add one, or take branch.policy=base.",
+    )

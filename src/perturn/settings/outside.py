@@ -24,7 +24,7 @@ class Named:
     """A setting that names an input from outside."""
 
     setting: str
-    """Its dotted key, such as `pair.file`, or `environment.questions.train`."""
+    """Its dotted key, such as `rows.path`, or `environment.questions.train`."""
     text: str
     """The text that it holds."""
     kind: str

@@ -114,8 +114,8 @@ def parse(
     values = {}
     for key, value in data.items():
         mark, path = entry_of(marked.get(str(key))), _join(where, key)
-        if mark and mark.default and isinstance(value, Mapping):
-            values[key] = build_entry(mark, value, path, root=top)
+        if mark and mark.default:
+            values[key] = None if value is None else build_entry(mark, value, path, root=top)
         else:
             values[key] = _value(hints.get(key, Any), value, path, top)
     try:
