@@ -65,6 +65,9 @@ class EntryOf:
 
     table: str
     """Kind of the table, as `perturn.tables` names it."""
+    default: str | None = None
+    """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
+    stays a mapping."""
 
 
 SEED = Bound(least=0, below=2**32)

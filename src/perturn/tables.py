@@ -13,6 +13,7 @@ from perturn.table import locate
 TABLES = {
     "losses": "perturn.losses:LOSSES",
     "credits": "perturn.credit:CREDITS",
+    "explorers": "perturn.explore:EXPLORERS",
     "outcomes": "perturn.settings.outcomes:OUTCOMES",
     "environments": "perturn.envs:ENVIRONMENTS",
     "engines": "perturn.engines:ENGINES",
@@ -24,6 +25,7 @@ TABLES = {
 LISTED = {
     "losses": "What training minimizes; in a recipe align.loss.name.",
     "credits": "What weighs the turns of the alignment: credit.name.",
+    "explorers": "How the episodes of an iteration are gathered: explore.name.",
     "outcomes": "Ways to learn from single episodes: outcomes.name.",
     "environments": "Where tasks are played: environment.name.",
     "engines": "What answers the prompts: engine.name.",

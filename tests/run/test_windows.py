@@ -16,6 +16,7 @@ from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure
+from perturn.explore.rollouts import Rollouts
 from perturn.report import summarize
 from perturn.report.folder import read_run
 from perturn.report.groups import shown_group
@@ -26,7 +27,6 @@ from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.maker import find_maker
 from perturn.run.panels import in_windows, make_jobs
-from perturn.settings.sections import Explore
 from perturn.settings.stages import IMPLICIT, VALUE, stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 
@@ -144,7 +144,7 @@ def test_the_reward_of_the_last_turn_is_compared_too():
 
 def test_numbers_of_new_episodes_and_of_those_that_go_on_never_meet():
     """A task that is explored in each of three iterations, two samples each, of which none ends."""
-    settings, left = Explore(samples=2, window=1), []
+    settings, left = Rollouts(samples=2, window=1), []
     for iteration in (1, 2, 3):
         jobs = in_windows(make_jobs([Task("t")], 0, 2, iteration), left, settings, 0, iteration)
         assert sorted(job.sample for job in jobs) == list(range(2 * iteration))

@@ -19,8 +19,9 @@ from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunErr
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Explore, Tasks
+from perturn.settings.sections import Tasks
 from perturn.types import Environment, Task, Trajectory
 
 
@@ -203,7 +204,7 @@ def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int
 
 
 def in_windows(
-    jobs: Iterable[Job], left: Iterable[Trajectory], settings: Explore, seed: int, iteration: int
+    jobs: Iterable[Job], left: Iterable[Trajectory], settings: ExploreSettings, seed: int, iteration: int
 ) -> list[Job]:
     """Episodes of an iteration in windows: those that the iteration before left unfinished, and then the new ones.
 

@@ -23,9 +23,16 @@ from perturn.run.own_rules import EVALUATION_SPLITS, rules_for, some_task
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped, shipped_recipe
+from perturn.table import name_of
 from perturn.tables import table
 
-_TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
+_TABLES = {
+    "loss": "losses",
+    "credit": "credits",
+    "engine": "engines",
+    "environment": "environments",
+    "explore": "explorers",
+}
 """Sections whose `name` picks an entry, whose settings are theirs."""
 _MOST_TASKS = 10
 _LEFT_OUT = {(Recipe, "base")}
@@ -251,6 +258,8 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
     """One field, with the fields inside it if it is a section."""
     mark = "" if live else "#"
     inner = _inner(kind, name)
+    if name in _TABLES and dataclasses.is_dataclass(value):
+        value = {"name": name_of(table(_TABLES[name]), type(value)), **_values(value)}
     if name in _TABLES and isinstance(value, Mapping):
         entry = table(_TABLES[name]).get(str(value["name"]))
         yield f"{indent}{mark}{name}:"
@@ -271,6 +280,11 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
             yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
     else:
         yield f"{indent}{mark}{name}: {_yaml(value)}"
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are."""
+    return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 
 def _inner(kind: Any, name: str) -> Any:

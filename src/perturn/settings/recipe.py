@@ -15,15 +15,15 @@ from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.branch import Branch, Search
 from perturn.settings.cluster import Cluster
 from perturn.settings.evaluation import Evaluate
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.pairing import check_pair
-from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
+from perturn.settings.parsing import apply_overrides, build_entry, parse, refuse_secrets
 from perturn.settings.sections import (
     COUNT,
     Align,
     Base,
     Expert,
-    Explore,
     Groups,
     ModelSettings,
     Pair,
@@ -39,6 +39,7 @@ from perturn.settings.shipped import shipped_names, shipped_recipe
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
+_EXPLORER = EntryOf("explorers", "rollouts")
 _BRANCHED = {
     "branch": Branch(),
     "step": Branch(every=1, samples=5, of="expert"),
@@ -76,8 +77,8 @@ class Recipe:
     """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
-    explore: Explore | None = None
-    """None: as `pair` needs it."""
+    explore: Annotated[ExploreSettings | None, _EXPLORER] = None
+    """`name` of what gathers the episodes of an iteration, and its settings; None: as `pair` needs it."""
     branch: Branch | None = None
     """Explored episodes are played on from some of their turns, for credits and pairs that read it; None: as `pair`
     needs it."""
@@ -131,7 +132,7 @@ class Recipe:
             object.__setattr__(self, "pair", Pair())
         paired = self.pair is not None and self.pair.file is None
         if (paired or self.groups is not None or self.outcomes is not None) and self.explore is None:
-            object.__setattr__(self, "explore", Explore())
+            object.__setattr__(self, "explore", build_entry(_EXPLORER, {}, "explore"))
         within = paired and self.pair is not None and self.pair.within == "group"
         require(
             self.explore is None or self.explore.samples > 1 or not within,

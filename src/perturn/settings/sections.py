@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
 from perturn.settings.signals import Signals
-from perturn.types import Message, Sampling
+from perturn.types import Message
 
 TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
@@ -105,25 +105,6 @@ class Expert:
     file: Annotated[str | None, ROWS] = None
     """Episodes of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories
     or conversations (docs: Your data). None: the expert plays."""
-
-
-@dataclass(frozen=True)
-@bounded
-class Explore:
-    """Let the policy play the tasks it will be corrected on."""
-
-    tasks: Tasks = field(default_factory=Tasks)
-    per_iteration: Annotated[int, COUNT] | None = None
-    """Tasks of one iteration: the panel is shuffled by the seed and dealt out, and again when too few are left. None:
-    all of the panel in each."""
-    samples: Annotated[int, COUNT] = 1
-    """Episodes of each task: the size of a group."""
-    window: Annotated[int, COUNT] | None = None
-    """Turns of an episode in one iteration, at most. One that is not over then goes on in the next iteration, beside
-    the new ones, and the policy learns from the turns that it has (T-PPO). None: each is played to its end."""
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    concurrency: Annotated[int, COUNT] = 16
-    """Episodes played at the same time."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from perturn.run.own_rules import rules_for
 from perturn.run.panels import choose_tasks, make_jobs
 from perturn.run.score import scored_panel, turn_tokens
 from perturn.run.session import make_protocol
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.parsing import build, parse
-from perturn.settings.sections import Explore, ProtocolSettings, Section, Tasks, Worlds
+from perturn.settings.sections import ProtocolSettings, Section, Tasks, Worlds
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory
 
@@ -80,7 +81,7 @@ def collect(
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
-    parse(Explore, {"samples": samples, "concurrency": concurrency})
+    parse(ExploreSettings, {"samples": samples, "concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         if policy == "expert" and not hasattr(env, "expert"):
@@ -153,7 +154,7 @@ def evaluate(
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
     """
-    parse(Explore, {"concurrency": concurrency})
+    parse(ExploreSettings, {"concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
