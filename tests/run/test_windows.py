@@ -15,6 +15,7 @@ from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EngineFailure
 from perturn.explore.rollouts import Rollouts
 from perturn.report import summarize
@@ -26,7 +27,7 @@ from perturn.report.summary import signal_rows
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.maker import find_maker
-from perturn.run.panels import in_windows, make_jobs
+from perturn.run.panels import in_windows
 from perturn.settings.stages import IMPLICIT, VALUE, stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 

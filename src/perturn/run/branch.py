@@ -11,10 +11,10 @@ from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import Job
+from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, RunError
 from perturn.remaining import wrong_turns
 from perturn.run.measure import measured
-from perturn.run.panels import seed_of
 from perturn.run.session import Session, make_protocol
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe

@@ -19,12 +19,13 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
 from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
 from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
 from perturn.run.branch import not_come_back
-from perturn.run.panels import dealt, in_windows, look_up, make_jobs
+from perturn.run.panels import dealt, in_windows, look_up
 from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
 from perturn.settings.stages import Stage, mark
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished

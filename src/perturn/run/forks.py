@@ -11,12 +11,12 @@ from math import fsum
 
 from perturn.data.forks import Forks
 from perturn.data.store import read_records, write_records
+from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError
 from perturn.policy.entropies import turn_entropies
 from perturn.policy.logprobs import prepare
 from perturn.policy.reference import frozen
 from perturn.policy.values import explained_variance
-from perturn.run.panels import seed_of
 from perturn.run.prospects import by_prospects
 from perturn.run.quantities import open_policy
 from perturn.run.readings import Reader, encoded

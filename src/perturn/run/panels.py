@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from perturn.data.run_files import read_note
 from perturn.episodes.play import Job
+from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.plain import told
@@ -193,16 +194,6 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
     return shuffled[hand * number : (hand + 1) * number]
 
 
-def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
-    """Episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
-    later = (iteration,) if iteration > 1 else ()
-    return [
-        Job(task, seed_of(seed, task.id, sample, *later), sample)
-        for sample in range(samples)
-        for task in tasks
-    ]
-
-
 def in_windows(
     jobs: Iterable[Job], left: Iterable[Trajectory], settings: ExploreSettings, seed: int, iteration: int
 ) -> list[Job]:
@@ -224,11 +215,6 @@ def in_windows(
         for number in [one.sample + settings.samples]
     ]
     return [replace(job, window=settings.window) for job in (*going_on, *jobs)]
-
-
-def seed_of(*parts: object) -> int:
-    """A seed that depends on all parts, and on nothing else."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
 
 
 def panel_digest(tasks: Sequence[Task]) -> str:

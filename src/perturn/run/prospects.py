@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from perturn.data.forks import Forks
+from perturn.episodes.seeds import seed_of
 from perturn.policy.logprobs import prepare
 from perturn.policy.reference import frozen
 from perturn.policy.values import cross_fit, folds_by, turn_features
-from perturn.run.panels import seed_of
 from perturn.run.readings import Reader, encoded
 from perturn.settings.branch import Branch
 from perturn.types import Trajectory, succeeded

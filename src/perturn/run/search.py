@@ -9,7 +9,7 @@ from perturn.data.pairs import branches_of
 from perturn.data.store import read_trajectories
 from perturn.data.tree import grow, next_node
 from perturn.episodes.play import Job
-from perturn.run.panels import seed_of
+from perturn.episodes.seeds import seed_of
 from perturn.run.session import Session
 from perturn.settings.branch import Branch
 from perturn.settings.stages import Stage
