@@ -15,9 +15,9 @@ from perturn.data.forks import Forks
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
-from perturn.run import forks
+from perturn.explore import entropy_branches as forks
+from perturn.explore.entropy_branches import check_forks, fork_counts, uncertain_turns
 from perturn.run.branch import _play_on
-from perturn.run.forks import check_forks, fork_counts, uncertain_turns
 from perturn.run.loop import check
 from perturn.run.prospects import Prospects, folds_of, mixed_turns, prospects
 from perturn.settings.branch import Branch

@@ -10,9 +10,9 @@ from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
+from perturn.explore.mcts import search_jobs, trees_of
 from perturn.run.loop import check
 from perturn.run.pair import _within_trees
-from perturn.run.search import search_jobs, trees_of
 from perturn.settings.branch import Branch, Search
 from perturn.settings.sections import Pair
 from perturn.types import Action, Status, Task, Trajectory, Turn

@@ -53,7 +53,7 @@ def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
         )
     if tasks and recipe.branch.window is not None:
         _check_window(recipe.branch, longest - (every if recipe.branch.at != "wrong" else 0))
-    locate("perturn.run.forks:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
+    locate("perturn.explore.entropy_branches:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
     if not recipe.explore.sampling.temperature:
         _check_greedy(recipe, recipe.branch)
 
@@ -102,7 +102,7 @@ def branch(session: Session, stage: Stage) -> None:
     chosen = (run.paths.forks(stage.mark),) if recipe.branch.reads_policy else ()
     with run.stage(stage.name, file, *chosen) as counts:
         if recipe.branch.search is not None:
-            counts |= locate("perturn.run.search:search")(session, stage, begun)
+            counts |= locate("perturn.explore.mcts:search")(session, stage, begun)
         else:
             counts |= _play_on(session, stage, begun)
         counts["played_by"] = stage.policy
@@ -119,13 +119,13 @@ def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dic
         begun = measured(recipe, begun)
     how, found, turns = recipe.explore, [], None
     if recipe.branch.reads_policy:  # a predictor of outcomes learns from all, whichever are played on
-        found = locate("perturn.run.forks:forks_of")(session, stage, explored)
+        found = locate("perturn.explore.entropy_branches:forks_of")(session, stage, explored)
         turns = {each.key: each.turns for each in found}
     jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration, turns)
     counts: dict[str, float] = {}
     counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
     if recipe.branch.reads_policy:
-        count = locate("perturn.run.forks:fork_counts")
+        count = locate("perturn.explore.entropy_branches:fork_counts")
         counts |= count(found, recipe.branch, explored, read_trajectories(file))
     return counts
 
