@@ -1,108 +1,90 @@
-"""The turns that explored episodes are played on from, chosen by what the policy that explored knew at each.
-
-Whether a turn is chosen depends on the episode up to its prompt, on other episodes and on chance, and on nothing that
-came after. So an average over branches is no guess of how the explored episode ends.
-"""
+"""Explorer `entropy-branches`: explored episodes are resumed where the policy that explored was uncertain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import fsum
+from typing import Annotated
 
-from perturn.data.forks import Forks
-from perturn.data.store import read_records, write_records
+from perturn.bounds import Bound
+from perturn.data.forks import Forks, fork_counts
+from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
-from perturn.errors import ConfigError
-from perturn.policy.entropies import turn_entropies
-from perturn.policy.logprobs import prepare
-from perturn.policy.reference import frozen
-from perturn.policy.values import explained_variance
-from perturn.run.prospects import by_prospects
-from perturn.run.quantities import open_policy
-from perturn.run.readings import Reader, encoded
-from perturn.run.session import Session, engine_settings
-from perturn.settings.branch import Branch
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, policy_of
-from perturn.types import Trajectory, failed, succeeded, unfinished
-
-LEAST = 3
-"""Tasks, or episodes, that a predictor of outcomes needs: those that are told of, and two that its choices are compared
-with."""
+from perturn.explore.branching import ExploredBrancher, Prover
+from perturn.explore.protocol import ExploreInputs, Forecast
+from perturn.needs import Need
+from perturn.settings.exploring import ExplorerTraits
+from perturn.settings.sections import COUNT
+from perturn.types import Trajectory
 
 
-def check_forks(recipe: Recipe, tasks: int) -> None:
-    """Refuse a choice by a policy that cannot be read, or by what too few others did.
+@dataclass(frozen=True)
+class EntropyBranches(ExploredBrancher):
+    """Resume explored episodes by a chance that grows with the entropy of the policy where an action begins (ARPO)."""
 
-    Args:
-        recipe: With a section `branch`.
-        tasks: That an iteration explores.
+    forks: Annotated[int, COUNT] = 1
+    """Turns of an episode that are resumed at: the first so many at most."""
+    chance: Annotated[float, Bound(least=0, most=1)] = 0.5
+    """Chance of a turn whose entropy is that of the first turn."""
+    gain: Annotated[float, Bound(least=0)] = 0.2
+    """What is added to the chance for an entropy that is higher by all that there is, log(vocabulary)."""
+    policy: Prover | None = None
+    """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
+    that explored."""
 
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    at = recipe.branch.at
-    if recipe.branch.reads_policy and not engine_settings(recipe).serves_checkpoints:
-        raise ConfigError(
-            f"branch.at={at} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
-            "cannot be read here; take engine.name=local, or branch.at=every."
-        )
-    others = tasks if recipe.branch.others == "tasks" else tasks * recipe.explore.samples
-    if at == "mixed" and 0 < others < LEAST:
-        raise ConfigError(
-            f"branch.at=mixed learns from other {recipe.branch.others} of an iteration, of which there must be "
-            f"{LEAST} or more, got {others}; explore more tasks."
-        )
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Branches at turns that the policy that explored chooses."""
+        imposes = self.imposed(self.policy)
+        return ExplorerTraits(frozenset({"branches"}), imposes, policy=self.policy, reads_policy=True)
 
+    @property
+    def needs(self) -> tuple[str | Need, ...]:
+        """The entropy of the first token of each turn."""
+        return ("entropy",)
 
-def forks_of(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> list[Forks]:
-    """The turns of each explored episode that are played on from.
+    def check(self, turns: int, tasks: int) -> None:
+        """Reject settings with which no episode is resumed, or no branch is cut."""
+        self.check_turns(1, turns)
 
-    They are written down before any is, so that a stage which was stopped goes on with the same.
+    def choose(self, inputs: ExploreInputs) -> list[Forks]:
+        """Return turns by chances that grow with the entropy; see `uncertain_turns`."""
+        begun, found = {one.key for one in inputs.begun}, []
+        for one, seen in zip(inputs.explored, inputs.read["entropy"], strict=True):
+            own = uncertain_turns(one, seen, self, inputs.seed, inputs.iteration) if one.key in begun else ()
+            found.append(Forks(*one.key, tuple(own), tuple(seen)))
+        return found
 
-    Args:
-        session: The run.
-        stage: The stage `branch`.
-        begun: Episodes that were explored.
+    def counts(
+        self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Return where episodes were resumed, and how uncertain the policy was there and elsewhere.
 
-    Returns:
-        One entry an episode that did not fail, by task and sample; without turns where it is not played on.
-    """
-    run, recipe = session.run, session.recipe
-    assert recipe.branch is not None
-    file = run.paths.forks(stage.mark)
-    played = sorted((one for one in begun if not failed(one)), key=lambda one: one.key)
-    if file.is_file():
-        found = list(read_records(file, Forks))
-        if [each.key for each in found] == [one.key for one in played]:
-            return found
-    reader = open_policy(run.paths, recipe, policy_of(recipe, stage.iteration - 1))
-    choose = by_entropy if recipe.branch.at == "entropy" else by_prospects
-    write_records(file, choose(played, reader, recipe.branch, recipe.seed, stage.iteration))
-    return list(read_records(file, Forks))
+        Returns:
+            Those of `perturn.data.forks.fork_counts`; `entropy` and `entropy_elsewhere`, means over the chosen turns
+            and over the others that could have been chosen.
+        """
+        begun = {one.key for one in inputs.begun}
+        at = [each.seen[turn] for each in inputs.chosen for turn in each.turns]
+        rest = [
+            seen
+            for each in inputs.chosen
+            if each.key in begun
+            for turn, seen in enumerate(each.seen)
+            if turn not in (0, *each.turns)
+        ]
+        means = {"entropy": at, "entropy_elsewhere": rest}
+        own = {key: round(fsum(each) / len(each), 4) for key, each in means.items() if each}
+        return fork_counts(inputs.chosen) | own
 
-
-def by_entropy(
-    played: Sequence[Trajectory], reader: Reader, settings: Branch, seed: int, iteration: int
-) -> list[Forks]:
-    """Turns by a chance that grows with the entropy of the policy at their prompts; see `uncertain_turns`."""
-    rows = encoded(played, reader.renderer)
-    prepare(reader.model)
-    with frozen(reader.model):
-        entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
-    by_index = dict(zip(rows, entropies, strict=True))
-    found = []
-    for index, one in enumerate(played):
-        seen = by_index.get(index, [])
-        turns = [] if _left_alone(one, settings) else uncertain_turns(one, seen, settings, seed, iteration)
-        found.append(Forks(*one.key, tuple(turns), tuple(seen)))
-    return found
+    def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
+        """Return what to expect if the entropy stays that of the first turn."""
+        return self.expected(explored, min(self.forks, self.chance * (turns - 1)), turns)
 
 
 def uncertain_turns(
-    one: Trajectory, entropies: Sequence[float], settings: Branch, seed: int, iteration: int = 1
+    one: Trajectory, entropies: Sequence[float], settings: EntropyBranches, seed: int, iteration: int = 1
 ) -> list[int]:
     """Turns of an episode by a chance that grows with their entropy, the first so many of them.
 
@@ -126,53 +108,3 @@ def uncertain_turns(
         if len(found) < settings.forks and seed_of(seed, *one.key, iteration, "fork", turn) < chance * 2**32:
             found.append(turn)
     return found
-
-
-def fork_counts(
-    found: Sequence[Forks], settings: Branch, begun: Iterable[Trajectory], branches: Iterable[Trajectory]
-) -> dict[str, float]:
-    """How many turns were played on from, where they are, and how they differ from the others.
-
-    Args:
-        found: From `forks_of`.
-        settings: Of the recipe.
-        begun: Episodes that were explored.
-        branches: Those that were played on from the turns.
-
-    Returns:
-        `forks`, `forked` (episodes with any), `mean_turn` (0 for the first). With entropy `entropy` and
-        `entropy_elsewhere`, means over these turns and over the others that could have been. With mixed
-        `explained_variance`, of successes by the predictor, `predicted`, its mean chance at these turns, and
-        `came_true`, the share of branches that succeeded. Where nothing is to be counted, it is left out.
-    """
-    ends = {one.key: succeeded(one) for one in begun}
-    at = [each.seen[turn] for each in found for turn in each.turns]
-    turns = [turn for each in found for turn in each.turns]
-    counts: dict[str, float | None] = {
-        "forks": len(turns),
-        "forked": sum(bool(each.turns) for each in found),
-        "mean_turn": _mean(turns),
-    }
-    if settings.at == "entropy":
-        open_ = [each for each in found if not (settings.of == "failures" and ends[each.key])]
-        rest = [seen for each in open_ for turn, seen in enumerate(each.seen) if turn not in (0, *each.turns)]
-        counts |= {"entropy": _mean(at), "entropy_elsewhere": _mean(rest)}
-    else:
-        told = [[[seen] for seen in each.seen] for each in found]
-        true = [[[float(ends[each.key])] for _ in each.seen] for each in found]
-        counts |= {"explained_variance": explained_variance(told, true), "predicted": _mean(at)}
-        counts |= {
-            "came_true": _mean(
-                [succeeded(one) for one in branches if not failed(one) and not unfinished(one)]
-            )
-        }
-    return {name: round(count, 4) for name, count in counts.items() if count is not None}
-
-
-def _left_alone(one: Trajectory, settings: Branch) -> bool:
-    """Whether an episode is not played on, whatever it holds."""
-    return settings.of == "failures" and succeeded(one)
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    return fsum(numbers) / len(numbers) if numbers else None

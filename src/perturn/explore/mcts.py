@@ -1,58 +1,82 @@
-"""Search the tree of each explored episode: every next episode is played on from where the last ones say (MCTS)."""
+"""Explorer `mcts`: every next episode of a tree resumes one of its episodes where the last ones say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+from perturn.bounds import Bound
 from perturn.data.pairs import branches_of
-from perturn.data.store import read_trajectories
 from perturn.data.tree import grow, next_node
-from perturn.episodes.play import Job
+from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
-from perturn.run.session import Session
-from perturn.settings.branch import Branch
-from perturn.settings.stages import Stage
-from perturn.types import Trajectory, came_back, came_elsewhere, failed, succeeded
+from perturn.explore.branching import Of, Prover, open_to
+from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
+from perturn.settings.exploring import ExplorerTraits
+from perturn.settings.sections import COUNT, SEVERAL
+from perturn.types import Trajectory, came_back, came_elsewhere
 
 
-def search(session: Session, stage: Stage, explored: Iterable[Trajectory]) -> dict[str, int]:
-    """Let the stage's policy play episodes of each tree, one after another; all trees grow at the same time.
+@dataclass(frozen=True)
+class Mcts(Explorer):
+    """Search the tree of each explored episode (MCTS); the trees of all tasks grow at the same time."""
 
-    Args:
-        session: The run.
-        stage: The stage `branch`.
-        explored: Episodes that were explored.
+    simulations: Annotated[int, COUNT] = 8
+    """Episodes of a tree, one after another, beside the explored one."""
+    width: Annotated[int, SEVERAL] = 3
+    """Actions to draw from a state, before the best of them so far is followed to the next one."""
+    exploration: Annotated[float, Bound(least=0)] = 1.0
+    """Weight of what was tried little beside the mean score, in units of reward (UCT's constant)."""
+    of: Of = "all"
+    """Episodes that trees are grown from: all explored ones, or those that did not solve their task."""
+    policy: Prover | None = None
+    """Who plays the simulations: base, the model that the run begins with, or sft, the policy after SFT. None: the
+    policy that explored."""
 
-    Returns:
-        Counts of what was played; `exhausted`: trees that had nothing left to try, or whose world did not come back.
-    """
-    recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
-    assert recipe.branch is not None
-    assert recipe.branch.search is not None
-    assert recipe.explore is not None
-    how, simulations = recipe.explore, recipe.branch.search.simulations
-    begun = trees_of(explored, recipe.branch)
-    counts: dict[str, int] = {}
-    for number in range(simulations):
-        played = list(read_trajectories(file)) if file.exists() else []
-        jobs = search_jobs(begun, played, recipe.branch, recipe.seed, how.samples, stage.iteration, number)
-        what = f"simulations {number + 1} of {simulations}"
-        counts = session.play(file, jobs, stage.policy, how.sampling, how.concurrency, what)
-        counts["exhausted"] = len(begun) - len(jobs)
-    return counts
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Trees; where an episode begins depends on how earlier ones ended."""
+        imposes = {"some-episodes": self.of == "failures", "prover": self.policy is not None}
+        return ExplorerTraits(
+            frozenset({"tree"}),
+            frozenset(name for name, holds in imposes.items() if holds),
+            policy=self.policy,
+        )
 
+    @property
+    def rounds(self) -> int:
+        """One for each simulation."""
+        return self.simulations
 
-def trees_of(explored: Iterable[Trajectory], settings: Branch) -> list[Trajectory]:
-    """The explored episodes that trees are grown from, in the order of their keys."""
-    kept = [one for one in explored if not failed(one) and not (settings.of == "failures" and succeeded(one))]
-    return sorted(kept, key=lambda one: one.key)
+    def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the explored episodes that trees are grown from."""
+        return open_to(explored, self.of)
+
+    def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
+        """Return the rollouts, and then the next episode of each tree."""
+        if number == 0:
+            return super().jobs(inputs, number)
+        return search_jobs(
+            inputs.begun, inputs.played, self, inputs.seed, self.samples, inputs.iteration, number - 1
+        )
+
+    def counts(
+        self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Return `exhausted`: trees with nothing left to try in the last round, or whose world did not come back."""
+        return {"exhausted": len(inputs.begun) - len(jobs)}
+
+    def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
+        """Return what to expect if no tree is exhausted."""
+        played = explored * self.simulations
+        return Forecast(explored, played // (self.width - 1), played)
 
 
 def search_jobs(
     explored: Sequence[Trajectory],
     played: Iterable[Trajectory],
-    settings: Branch,
+    settings: Mcts,
     seed: int,
     samples: int = 1,
     iteration: int = 1,
@@ -73,7 +97,6 @@ def search_jobs(
     Returns:
         One job a tree in which there is something left to try, and whose world always came back.
     """
-    assert settings.search is not None
     jobs = []
     for one, by_turn in zip(explored, branches_of(explored, played), strict=True):
         sample = one.sample + samples * (1 + number)
@@ -81,7 +104,7 @@ def search_jobs(
         if any(map(came_elsewhere, before)):
             continue
         root = grow(one, filter(came_back, before))
-        node = next_node(root, settings.search.width, settings.search.exploration)
+        node = next_node(root, settings.width, settings.exploration)
         if node is not None and node.example is not None:
             begun = replace(node.example, sample=one.sample)
             drawn = seed_of(seed, one.task.id, sample, iteration)

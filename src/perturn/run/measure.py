@@ -10,6 +10,7 @@ from typing import Any
 from perturn.episodes.replay import replay
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.faults import closing_world
+from perturn.needs import name_of
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
 from perturn.settings.recipe import Recipe
@@ -29,6 +30,12 @@ def check_pathfinder(recipe: Recipe, env: Environment) -> None:
     Raises:
         ConfigError: Saying which can.
     """
+    if recipe.explore and "distance" in map(name_of, recipe.explore.needs) and not hasattr(env, "remaining"):
+        raise ConfigError(
+            f"explore: environment {env.name} does not say how far an episode is from its end "
+            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: "
+            "0), or another explorer."
+        )
     if sense_of(recipe) is not None and not hasattr(env, "remaining"):
         section = "groups" if recipe.groups else "pair"
         raise ConfigError(
@@ -44,14 +51,19 @@ def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[Pref
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
-def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:
+def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: Sense | None = None) -> list[Trajectory]:
     """The episodes, with the remaining path of their turns if the recipe asks for it.
+
+    Args:
+        recipe: Of the run.
+        episodes: In any order.
+        sense: In which sense; None: as the rows ask for it.
 
     Raises:
         DataError: If a world answers otherwise than it did when an episode was recorded.
         EnvironmentFailure: If the world's answer is no path.
     """
-    sense, episodes = sense_of(recipe), list(episodes)
+    sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:
         return episodes
     protocol = make_protocol(recipe.protocol)

@@ -55,7 +55,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
         )  # of branches, each once a side
         mention(f"pairs: {len(pairs)}; {counted}: {outcomes}")
         if not pairs and stage.iteration == session.recipe.iterations == 1:
-            first = "lower pair.threshold" if settings.by != "progress" else "take more branch.samples"
+            first = "lower pair.threshold" if settings.by != "progress" else "take more explore.branches"
             first += ", leave out fewer by pair.signals" if settings.signals else ""
             raise RunError(
                 f"no pair is left of {len(played)} explored trajectories; {first}, explore more tasks, or take a "

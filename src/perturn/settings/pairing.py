@@ -55,6 +55,10 @@ def _check_turns(pair: Pair) -> None:
         f"pair.by is read with pair.within=branch alone, not with {pair.within}; leave it out.",
     )
     require(
+        pair.within not in ("branch", "step", "tree") or pair.file is None,
+        f"pair.file holds pairs, so pair.within={pair.within} makes none; leave one out.",
+    )
+    require(
         pair.by != "progress" or pair.remaining is not None,
         "pair.remaining must be shortest or searching with pair.by=progress, which reads whether a turn brings the "
         "success nearer; set it.",

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
-from perturn.settings.branch import Branch, Search
 from perturn.settings.cluster import Cluster
+from perturn.settings.compatibility import check_compatible
 from perturn.settings.evaluation import Evaluate
-from perturn.settings.exploring import ExploreSettings
+from perturn.settings.exploring import EXPLORER, ExploreSettings
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.pairing import check_pair
 from perturn.settings.parsing import apply_overrides, build_entry, parse, refuse_secrets
@@ -39,13 +39,6 @@ from perturn.settings.shipped import shipped_names, shipped_recipe
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
-_EXPLORER = EntryOf("explorers", "rollouts")
-_BRANCHED = {
-    "branch": Branch(),
-    "step": Branch(every=1, samples=5, of="expert"),
-    "tree": Branch(search=Search()),
-}
-"""`pair.within` that reads branches -> how they are played where the recipe does not say; for step as IPR has it."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +70,8 @@ class Recipe:
     """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
-    explore: Annotated[ExploreSettings | None, _EXPLORER] = None
+    explore: Annotated[ExploreSettings | None, EXPLORER] = None
     """`name` of what gathers the episodes of an iteration, and its settings; None: as `pair` needs it."""
-    branch: Branch | None = None
-    """Explored episodes are played on from some of their turns, for credits and pairs that read it; None: as `pair`
-    needs it."""
     pair: Pair | None = None
     """None: as `align` needs it."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
@@ -132,16 +122,15 @@ class Recipe:
             object.__setattr__(self, "pair", Pair())
         paired = self.pair is not None and self.pair.file is None
         if (paired or self.groups is not None or self.outcomes is not None) and self.explore is None:
-            object.__setattr__(self, "explore", build_entry(_EXPLORER, {}, "explore"))
+            object.__setattr__(self, "explore", build_entry(EXPLORER, {}, "explore"))
         within = paired and self.pair is not None and self.pair.within == "group"
         require(
             self.explore is None or self.explore.samples > 1 or not within,
             "explore.samples must be > 1 where the samples of a task are compared, got 1.",
         )
-        self._check_window()
         if self.pair is not None:
             check_pair(self.pair)
-        self._complete_branch()
+        check_compatible(self)
         self._check_groups()
         self._complete_base()
         if self.environment is None:
@@ -194,111 +183,6 @@ class Recipe:
         if self.outcomes is None or not self.outcomes.way.told or policy != self.outcomes.name:
             return None
         return self.outcomes.success
-
-    def _check_window(self) -> None:
-        """Refuse episodes in windows where nothing goes on with them, or something takes them for over."""
-        if self.explore is None or self.explore.window is None:
-            return
-        require(
-            self.groups is not None and self.iterations > 1,
-            "explore.window cuts episodes that go on in the next iteration, and is read with groups and iterations > 1 "
-            "alone; leave it out.",
-        )
-        assert self.groups is not None
-        require(
-            self.branch is None,
-            "branch plays on episodes that are over, and with explore.window some are not; leave one out.",
-        )
-        choice = self.evaluate and (self.evaluate.best_of or self.evaluate.rerank)
-        require(
-            not choice or choice.by != "value",
-            "by=value learns from explored episodes that are over, and with explore.window the first iteration has the "
-            "short ones alone, or none; choose by something else, or leave the window out.",
-        )
-        require(
-            not self.groups.drop_equal_outcomes,
-            "groups.drop_equal_outcomes compares outcomes, which are not known of episodes that explore.window cuts; "
-            "leave one out.",
-        )
-
-    def _complete_branch(self) -> None:
-        """Add the section where pairs are made of branches, and refuse it where nothing reads it."""
-        within = self.pair.within if self.pair else ""
-        paired, default = within in _BRANCHED, _BRANCHED.get(within)
-        if paired:
-            assert self.pair is not None
-            require(
-                self.pair.file is None,
-                f"pair.file holds pairs, so pair.within={within} makes none; leave one out.",
-            )
-            object.__setattr__(self, "branch", self.branch or default)
-        if self.branch is None:
-            return
-        require(
-            paired or self.groups is not None,
-            "branch is read by credits of groups and with pair.within=branch, step or tree alone; set one, or leave it "
-            "out.",
-        )
-        require(
-            (self.branch.search is not None) == (within == "tree"),
-            "branch.search must be set with pair.within=tree, which compares the steps of a tree, and with nothing "
-            f"else; got {within or 'no pairs'}.",
-        )
-        require(
-            self.branch.search is None
-            or (self.branch.every, self.branch.samples) == (Branch.every, Branch.samples),
-            "branch.every and branch.samples are not read with branch.search; leave them out.",
-        )
-        require(
-            self.groups is None or self.branch.of == "all",
-            "branch.of must be all with groups: a turn is worth no less for how its own episode ended.",
-        )
-        require(
-            self.branch.of == "expert" or within != "step",
-            "branch.of must be expert with pair.within=step, which compares the expert's steps with the policy's, got "
-            f"{self.branch.of}.",
-        )
-        require(
-            self.branch.of != "expert" or within in ("step", "branch"),
-            "branch.of=expert is read with pair.within=step or branch alone, not with "
-            f"{within or 'no pairs'}; leave it out.",
-        )
-        self._check_branch_turns(self.branch, within)
-        of_one_turn = self.pair is not None and self.pair.by == "progress" and self.pair.one_turn
-        require(
-            self.branch.window is None or self.groups is not None or of_one_turn,
-            "branch.window leaves branches unfinished, and pairs are made by how they end; leave it out, or take "
-            "pair.by=progress and pair.length=turn.",
-        )
-        require(
-            self.branch.policy != "sft" or self.sft is not None,
-            "branch.policy is sft, and the recipe has no section sft; add one, or take branch.policy=base.",
-        )
-
-    def _check_branch_turns(self, branch: Branch, within: str) -> None:
-        """Refuse turns to play on from that do not go with what is made of the branches."""
-        by_drop = within == "branch" and self.pair is not None and self.pair.by == "drop"
-        require(
-            not by_drop or (branch.at == "every" and branch.of != "expert"),
-            "pair.by=drop reads what each step of the policy's own episodes was worth; leave branch.at out, and take "
-            "branch.of=all or failures.",
-        )
-        require(
-            not by_drop or branch.every == 1 or self.pair is None or self.pair.length == "episode",
-            f"branch.every must be 1 with pair.by=drop and pair.length=turn, for of a step of {branch.every} turns any "
-            "may be the one that cost; set it, or take pair.length=episode.",
-        )
-        if branch.at != "wrong":
-            return
-        require(
-            within == "branch",
-            "branch.at=wrong is read with pair.within=branch alone; take branch.at=every.",
-        )
-        require(
-            self.pair is not None and self.pair.remaining is not None,
-            "pair.remaining must be shortest or searching with branch.at=wrong, which begins at the first wrong turn; "
-            "set it.",
-        )
 
     def _check_outcomes(self) -> None:
         """Refuse what goes not together with single episodes."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.recipe import Recipe
 
 # Settings that a stage and those before it read, as keys of the recipe; a section stands for all that is in it.
@@ -23,8 +24,8 @@ _SCORE = (
 )
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
-_EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "branch", "reward", "pair", "groups", "outcomes", "credit", "align")
+_EXPLORE = (*_SFT, *_PLAY)
+_LOOP = (*_EXPLORE, "explore", "reward", "pair", "groups", "outcomes", "credit", "align")
 
 
 VALUE = "value"
@@ -160,26 +161,26 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
     """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
-    before = _EXPLORE if number == 1 else ()
+    before = (*_EXPLORE, *_explored(recipe)) if number == 1 else ()
     after = _LOOP if recipe.iterations == 1 else ()
     its: Any = {"iteration": number, "mark": end}
     explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
-        goes_on = recipe.explore.window is not None and number > 1
+        goes_on = recipe.explore.traits.resumes_earlier and number > 1
         needs = (
             *((trained[start],) if start in trained else ()),
             *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
         )
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
         if number == 1 and _explores_first(recipe):
-            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)
+            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), before)
             if recipe.sft:
-                yield _evaluation("sft", ("sft", explore), _EXPLORE)
-    if recipe.branch:
-        reads = before and (*before, "branch")
+                yield _evaluation("sft", ("sft", explore), before)
+    if recipe.explore and recipe.explore.rounds:
+        reads = before and (*before, "explore")
         does = "perturn.run.branch:branch"
-        by = recipe.branch.policy or start
-        begun = (explore, "expert") if recipe.branch.of == "expert" else (explore,)
+        by = recipe.explore.traits.policy or start
+        begun = (explore, "expert") if recipe.explore.traits.expert else (explore,)
         needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
@@ -195,6 +196,13 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
         yield Stage(align, "train", does, needs, policy, "align", origin, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)
+
+
+def _explored(recipe: Recipe) -> tuple[str, ...]:
+    """Settings of the explorer that its rollouts read: those of every explorer, or all."""
+    if recipe.explore is None or recipe.explore.traits.resumes_earlier:
+        return ("explore",)
+    return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 
 
 def _reference(recipe: Recipe, number: int) -> str:
@@ -220,7 +228,7 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
 def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
     """The stage that makes the rows of the alignment: weighted groups, single episodes, or pairs."""
     end = its["mark"]
-    branched = (f"branch{end}",) if recipe.branch else ()
+    branched = (f"branch{end}",) if recipe.explore and recipe.explore.rounds else ()
     if recipe.groups:
         by = judged[-1:]  # the reward model has a reference of its own
         does, needs = "perturn.run.groups:credit", (explore, *branched, *(stage.name for stage in by))
@@ -237,8 +245,8 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
 
 
 def _pairs_with_expert(recipe: Recipe) -> bool:
-    """Whether pairs are made of the expert's episodes, or of those that are played on from his turns."""
-    of_his = recipe.branch is not None and recipe.branch.of == "expert"
+    """Whether pairs are made of the expert's episodes, or of branches of these."""
+    of_his = recipe.explore is not None and recipe.explore.traits.expert
     return of_his or (recipe.pair is not None and recipe.pair.with_expert)
 
 
@@ -250,9 +258,9 @@ def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
     if recipe.reward is not None and recipe.iterations > 1:
         return ()
     if not before or recipe.groups is None:
-        return before and (*before, "branch", "pair", "outcomes")
+        return before and (*before, "explore", "pair", "outcomes")
     own = ("reward", "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
-    return (*before, "branch", *own)
+    return (*before, "explore", *own)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:
