@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perturn.settings.branch import Branch
 
 from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
@@ -32,7 +33,6 @@ from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
-from perturn.settings.branch import Branch
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
@@ -40,8 +40,16 @@ from .online import GROUPS, begin, recipe_of
 from .test_credit import EPISODES, explored_by
 from .test_loop import finish, place  # noqa: F401  a fixture
 
-SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
-PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "branch.policy=sft"]
+SPO = [
+    *GROUPS,
+    "credit.name=spo",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
+PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
 WANDERING = """
 import random
 
@@ -56,9 +64,16 @@ class Wandering(Letters):
 """
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 STEPS = ["pair.within=step", "pair.per_group=1"]
-PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
+PAIRS = [
+    "pair.within=branch",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
 
-GREEDY = ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"]
+GREEDY = ["pair.within=branch", "explore.name=branches", "explore.every=1", "explore.sampling.temperature=0"]
 
 
 def explored(turns, sample=0, success=False, **changes):
@@ -333,7 +348,7 @@ def proved(place):  # noqa: F811
 @pytest.fixture(scope="module")
 def forked(place):  # noqa: F811
     """Two iterations that train on branches too."""
-    finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
+    finish(begin(place, "forked", *SPO, "credit.name=portool", "explore.branches=2"))
     return place / "runs" / "forked"
 
 
@@ -391,7 +406,7 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
 
     With another of trees on the branches' own turns too: 2, 1 and 1 of the explored ones, and 1 of each branch.
     """
-    folder = stored(recipe, *STORED, "branch={every: 1, samples: 2}")
+    folder = stored(recipe, *STORED, "explore.name=branches", "explore.every=1", "explore.branches=2")
 
     (one,) = credit_run(folder, ["credit.name=portool"], against="rloo")["iterations"]
     (other,) = credit_run(folder, ["credit.name=rloo"], against="portool")["iterations"]
@@ -407,7 +422,10 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
     ("words", "said"),
     [
         (["pair={within: tree}"], r"branch\.search .* explore without"),
-        (["pair={within: branch}", "branch={of: failures}"], r"branch\.of is failures.*with branch\.of=all"),
+        (
+            ["pair={within: branch}", "explore.name=branches", "explore.of=failures"],
+            r"branch\.of is failures.*with branch\.of=all",
+        ),
         (["pair={within: step}"], r"branch\.of is expert"),
     ],
 )
@@ -497,7 +515,7 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
 def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
     """Done before is done; another prover is another run."""
     _, notices = finish(begin(place, "proved", *PAV))
-    process = begin(place, "proved", *PAV, "branch.policy=base")
+    process = begin(place, "proved", *PAV, "explore.policy=base")
     _, said = process.communicate(timeout=120)
 
     assert "branch-002: done before" in notices
@@ -572,7 +590,7 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
 
 def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):  # noqa: F811
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
-    finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
+    finish(begin(place, "paired-proved", *PAIRS, "explore.policy=sft"))
 
     folder = place / "runs" / "paired-proved"
     explored, branches = of(folder, "explore-002"), of(folder, "branch-002")
@@ -590,48 +608,62 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*GROUPS, "branch={}"], "credit anchor-rloo reads no branches; leave branch out"),
+        ([*GROUPS, "explore.name=branches"], "credit anchor-rloo reads no branches; leave branch out"),
         ([*GROUPS, "credit.name=spo"], "credit spo reads episodes that are played on"),
-        ([*GROUPS, "credit.name=spo", "branch.of=failures"], "branch.of must be all with groups"),
+        ([*GROUPS, "credit.name=spo", "explore.of=failures"], "branch.of must be all with groups"),
         (
-            [*SPO, "branch.policy=sft"],
+            [*SPO, "explore.policy=sft"],
             "branch.policy is sft, and credit spo reads what the policy that explored",
         ),
         ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
-        (["branch={}"], "branch is read by credits of groups and with pair.within=branch, step or tree"),
+        (
+            ["explore.name=branches"],
+            "branch is read by credits of groups and with pair.within=branch, step or tree",
+        ),
         ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
         (
-            [*STEPS, "branch.samples=2"],
+            [*STEPS, "explore.branches=2"],
             r"branch\.of must be expert with pair\.within=step.* got all",
         ),
         (
-            ["pair.within=group", "branch.of=expert"],
+            ["pair.within=group", "explore.name=expert-branches"],
             "branch is read by credits of groups and with pair.within=branch, step or tree alone",
         ),
-        ([*SPO, "branch.of=expert"], "branch.of must be all with groups"),
+        ([*SPO, "explore.name=expert-branches"], "branch.of must be all with groups"),
         (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),
         ([*STEPS, "explore.sampling.temperature=0"], "at temperature 0 all branches from a turn are alike"),
         (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
-        (["pair.within=branch", "branch.every=0"], "every"),
+        (["pair.within=branch", "explore.name=branches", "explore.every=0"], "every"),
         (
-            ["pair.within=branch", "branch.every=3"],
+            ["pair.within=branch", "explore.name=branches", "explore.every=3"],
             r"branch\.every is 3, and no episode has more than 3 turns",
         ),
-        ([*SPO, "branch.every=1", "protocol.max_turns=1"], r"more than 1 turns.* let them take two or more"),
-        ([*SPO, "branch.every=4"], r"branch\.every is 4, and no episode has more than 3 turns.* less than 3"),
         (
-            ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"],
+            [*SPO, "explore.name=branches", "explore.every=1", "protocol.max_turns=1"],
+            r"more than 1 turns.* let them take two or more",
+        ),
+        (
+            [*SPO, "explore.name=branches", "explore.every=4"],
+            r"branch\.every is 4, and no episode has more than 3 turns.* less than 3",
+        ),
+        (
+            [
+                "pair.within=branch",
+                "explore.name=branches",
+                "explore.every=1",
+                "explore.sampling.temperature=0",
+            ],
             "the same episode again",
         ),
-        ([*GREEDY, "branch.policy=sft", "branch.samples=1", "iterations=1"], "the same episode again"),
+        ([*GREEDY, "explore.policy=sft", "explore.branches=1", "iterations=1"], "the same episode again"),
         (
-            [*GREEDY, "branch.policy=base"],
+            [*GREEDY, "explore.policy=base"],
             r"branch\.samples is 2, and at temperature 0 all branches .* alike",
         ),
-        ([*GREEDY, "branch.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
+        ([*GREEDY, "explore.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
         (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
         (
-            [*SPO, "credit.name=portool", "branch.policy=sft"],
+            [*SPO, "credit.name=portool", "explore.policy=sft"],
             "trains on branches, which must be of the policy that",
         ),
         ([*GROUPS, "credit.name=arpo"], "credit arpo reads episodes that are played on"),
@@ -650,7 +682,7 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
     [
         (["pair.within=tree"], "search"),
         (["pair.within=step"], "of"),
-        (["pair.within=branch", "branch={every: 1, of: failures}"], "of"),
+        (["pair.within=branch", "explore.name=branches", "explore.of=failures", "explore.every=1"], "of"),
     ],
 )
 def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):  # noqa: F811
@@ -661,10 +693,10 @@ def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, nam
         check_prover(recipe, name, CREDITS[name]())
 
 
-@pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])
+@pytest.mark.parametrize("words", [["explore.policy=base"], ["explore.policy=sft", "iterations=2"]])
 def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):  # noqa: F811
     """SFT's policy explores, in the first iteration alone, so that what another one does then is another episode."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
 
-    assert check(recipe_of(place, *GREEDY, "branch.samples=1", *words)) is not None
+    assert check(recipe_of(place, *GREEDY, "explore.branches=1", *words)) is not None

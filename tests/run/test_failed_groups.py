@@ -7,8 +7,8 @@ import pytest
 from perturn.data.groups import read_credits
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
+from perturn.episodes.seeds import make_jobs
 from perturn.run.loop import open_run, run_stages
-from perturn.run.panels import make_jobs
 from perturn.settings.recipe import read_recipe
 from perturn.types import Task
 

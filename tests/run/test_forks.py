@@ -10,26 +10,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from perturn.settings.branch import Branch
 
 from perturn.data.forks import Forks
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
-from perturn.run import forks
+from perturn.explore import entropy_branches as forks
+from perturn.explore.entropy_branches import check_forks, fork_counts, uncertain_turns
 from perturn.run.branch import _play_on
-from perturn.run.forks import check_forks, fork_counts, uncertain_turns
 from perturn.run.loop import check
 from perturn.run.prospects import Prospects, folds_of, mixed_turns, prospects
-from perturn.settings.branch import Branch
 from perturn.types import Task
 
 from .online import GROUPS, begin, recipe_of
 from .test_branch import branched, explored, of
 from .test_loop import finish, place  # noqa: F401  a fixture
 
-TREES = [*GROUPS, "branch.samples=1", "evaluate=null", "iterations=2", "deterministic=true"]
-ARPO = [*TREES, "credit.name=arpo", "branch.at=entropy", "branch.chance=0.7"]
-TRACE = [*TREES, "credit.name=portool", "branch.at=mixed", "iterations=1"]
+TREES = [*GROUPS, "explore.branches=1", "evaluate=null", "iterations=2", "deterministic=true"]
+ARPO = [*TREES, "credit.name=arpo", "explore.name=entropy-branches", "explore.chance=0.7"]
+TRACE = [*TREES, "credit.name=portool", "explore.name=mixed-branches", "iterations=1"]
 SURE = Branch(at="entropy", chance=1.0, gain=0.0, forks=2)
 CERTAIN = [0.5] * 6
 
@@ -256,23 +256,26 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*ARPO, "branch.every=2"], "branch.every is not read with branch.at=entropy"),
-        ([*TREES, "credit.name=spo", "branch.forks=2"], "branch.forks is not read with branch.at=every"),
-        ([*TRACE, "branch.chance=0.1"], "branch.chance is not read with branch.at=mixed"),
-        ([*ARPO, "branch.others=episodes"], "branch.others is not read with branch.at=entropy"),
         (
-            [*TRACE, "branch.others=episodes"],
+            [*ARPO, "explore.name=branches", "explore.every=2"],
+            "branch.every is not read with branch.at=entropy",
+        ),
+        ([*TREES, "credit.name=spo", "explore.forks=2"], "branch.forks is not read with branch.at=every"),
+        ([*TRACE, "explore.chance=0.1"], "branch.chance is not read with branch.at=mixed"),
+        ([*ARPO, "explore.others=episodes"], "branch.others is not read with branch.at=entropy"),
+        (
+            [*TRACE, "explore.others=episodes"],
             "branch.others is episodes, and credit portool trains on branches",
         ),
         (
-            [*TRACE, "credit.name=spo", "branch.policy=sft"],
+            [*TRACE, "credit.name=spo", "explore.policy=sft"],
             "branch.policy must be left out with branch.at=mixed",
         ),
         (
-            ["pair.within=step", "branch={at: mixed, of: expert}"],
+            ["pair.within=step", "explore.name=expert-branches", "explore.every=5", "explore.branches=2"],
             "branch.of must not be expert with branch.at=mixed",
         ),
-        (["pair.within=tree", "branch={at: entropy, search: {}}"], "branch.search chooses the turns"),
+        (["pair.within=tree", "explore.name=mcts"], "branch.search chooses the turns"),
         (
             [*TRACE, "explore.per_iteration=2"],
             "from other tasks of an iteration, of which there must be 3 or more",

@@ -220,7 +220,14 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         Trajectory(Task("t"), (long,), sample=1),
         Trajectory(Task("t"), (short, long), sample=2, origin=0, taken_over=1),
     ]
-    words = [*GROUPS, "credit.name=portool", "branch={every: 1, samples: 1}", "model.max_length=100"]
+    words = [
+        *GROUPS,
+        "credit.name=portool",
+        "explore.name=branches",
+        "explore.every=1",
+        "explore.branches=1",
+        "model.max_length=100",
+    ]
     recipe = recipe_of(place, *words, "name=unfitting")
     with Run(recipe) as run:
         for name, found in (("explore-001", episodes[:2]), ("branch-001", episodes[2:])):

@@ -5,15 +5,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from perturn.settings.branch import Branch, Search
 
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
+from perturn.explore.mcts import search_jobs, trees_of
 from perturn.run.loop import check
-from perturn.run.row_stage import _within_trees
-from perturn.run.search import search_jobs, trees_of
-from perturn.settings.branch import Branch, Search
+from perturn.run.pair import _within_trees
 from perturn.settings.sections import Pair
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -23,7 +23,9 @@ from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [
     "pair={within: tree, threshold: 0.0}",
-    "branch={search: {simulations: 5, width: 2}}",
+    "explore.name=mcts",
+    "explore.simulations=5",
+    "explore.width=2",
     "explore.samples=2",
     "align.shared_prefix=mask",
     "iterations=2",
@@ -191,10 +193,13 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["branch={search: {}}", "pair={within: branch}"], "branch.search must be set with pair.within=tree"),
-        (["branch={every: 3}", "pair={within: tree}"], "branch.search must be set with pair.within=tree"),
-        (["branch={every: 3, search: {}}", "pair={within: tree}"], "are not read with branch.search"),
-        (["branch={search: {width: 1}}", "pair={within: tree}"], "branch.search.width must be >= 2"),
+        (["explore.name=mcts", "pair={within: branch}"], "branch.search must be set with pair.within=tree"),
+        (
+            ["explore.name=branches", "explore.every=3", "pair={within: tree}"],
+            "branch.search must be set with pair.within=tree",
+        ),
+        (["explore.name=mcts", "explore.every=3", "pair={within: tree}"], "are not read with branch.search"),
+        (["explore.name=mcts", "explore.width=1", "pair={within: tree}"], "branch.search.width must be >= 2"),
     ],
 )
 def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
@@ -202,7 +207,7 @@ def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
         recipe_of(place, *words)
 
 
-@pytest.mark.parametrize("words", [[], ["branch.policy=base"]])
+@pytest.mark.parametrize("words", [[], ["explore.policy=base"]])
 def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)

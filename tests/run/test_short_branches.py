@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from perturn.settings.branch import Branch
 
 from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
@@ -11,7 +12,6 @@ from perturn.errors import ConfigError
 from perturn.run.branch import branch_jobs
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.settings.branch import Branch
 from perturn.types import Status, Task
 
 from .online import GROUPS, begin, recipe_of
@@ -23,7 +23,10 @@ SLATE = [
     "iterations=1",
     "evaluate=null",
     "credit.name=slate",
-    "branch={every: 1, samples: 2, window: 1}",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=2",
+    "explore.turns=1",
 ]
 
 
@@ -64,7 +67,7 @@ def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
             ["groups=null", "pair.within=branch", "credit=null", "align.loss={name: dpo}"],
             "branch.window leaves",
         ),
-        (["branch.search={}"], "search reads how episodes end"),
+        (["explore.name=mcts"], "search reads how episodes end"),
     ],
 )
 def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):  # noqa: F811
@@ -78,7 +81,7 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F
     monkeypatch.syspath_prepend(place)
 
     with pytest.raises(ConfigError, match=r"branch\.window is 2, and no branch has more than 2 turns"):
-        check(recipe_of(place, *SLATE, "branch.window=2"))
+        check(recipe_of(place, *SLATE, "explore.turns=2"))
 
 
 def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from perturn.settings.branch import Branch
 
 from perturn.data.iterations import ledger_of
 from perturn.data.store import read_pairs, read_trajectories
@@ -15,7 +16,6 @@ from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.settings.branch import Branch
 from perturn.types import Status
 
 from .test_correct import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
@@ -26,7 +26,9 @@ EXPERT = [
     *(word for word in SHRUNK if not word.startswith(("branch", "explore.", "evaluate"))),
     "explore.tasks={split: train, n: 3, skip: 32}",
     "evaluate=null",
-    "branch={of: expert, every: 1, samples: 2}",
+    "explore.name=expert-branches",
+    "explore.every=1",
+    "explore.branches=2",
     "pair={within: branch, length: turn}",
     "align.shared_prefix=mask",
     "align.loss={name: tlm-dre}",
@@ -164,7 +166,11 @@ def test_failures_are_played_on_from_before_their_first_wrong_turn():
 def test_a_plan_counts_one_turn_of_each_episode(tmp_path):
     """Of 4 explored episodes, 5 times."""
     words = ["explore.tasks={split: train, n: 4, skip: 32}", f"output={tmp_path}"]
-    words += ["branch={at: wrong, samples: 5}", "pair={within: branch, by: progress, remaining: searching}"]
+    words += [
+        "explore.name=wrong-branches",
+        "explore.branches=5",
+        "pair={within: branch, by: progress, remaining: searching}",
+    ]
     plan = make_plan(LAB, [*SHRUNK[:6], *words], None)
     work = {step.name: step.work for step in plan.steps}
 

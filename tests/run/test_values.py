@@ -133,8 +133,13 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         ["credit.name=turn-gae"],
         ["credit={name: rloo, singleton: raw}"],
         ["credit.name=reinforce++"],
-        ["credit.name=portool", "branch.every=1"],
-        ["credit.name=portool", "branch.every=1", "groups.drop_equal_outcomes=true"],
+        ["credit.name=portool", "explore.name=branches", "explore.every=1"],
+        [
+            "credit.name=portool",
+            "explore.name=branches",
+            "explore.every=1",
+            "groups.drop_equal_outcomes=true",
+        ],
     ):
         check(recipe_of(place, *WORDS, "explore.samples=1", *words))
 

@@ -15,6 +15,7 @@ from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EngineFailure
 from perturn.explore.rollouts import Rollouts
 from perturn.report import summarize
@@ -26,14 +27,21 @@ from perturn.report.summary import signal_rows
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.maker import find_maker
-from perturn.run.panels import in_windows, make_jobs
+from perturn.run.panels import in_windows
 from perturn.settings.stages import IMPLICIT, VALUE, stages
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
 
 from .online import GROUPS, begin, recipe_of
 from .test_loop import finish, place  # noqa: F401  a fixture
 
-WORDS = [*GROUPS, "iterations=3", "evaluate=null", "credit.name=turn-gae", "explore.window=1"]
+WORDS = [
+    *GROUPS,
+    "iterations=3",
+    "evaluate=null",
+    "credit.name=turn-gae",
+    "explore.name=window",
+    "explore.turns=1",
+]
 PLAIN = EpisodeProtocol("plain", format="plain", max_turns=6)
 
 
@@ -360,9 +368,12 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
             ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
             "is read with groups",
         ),
-        (["branch.every=1", "credit.name=portool"], "branch plays on episodes that are over"),
+        (
+            ["explore.name=branches", "explore.every=1", "credit.name=portool"],
+            "branch plays on episodes that are over",
+        ),
         (["groups.drop_equal_outcomes=true"], "groups.drop_equal_outcomes compares outcomes"),
-        (["explore.window=0"], "explore.window must be >= 1"),
+        (["explore.name=window", "explore.turns=0"], "explore.window must be >= 1"),
     ],
 )
 def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # noqa: F811
@@ -381,7 +392,10 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # n
             ["credit.name=slate"],
             "credit slate weighs branches of episodes, and with explore.window some are not",
         ),
-        (["explore.window=3"], "explore.window is 3, and no episode has more than 3 turns"),
+        (
+            ["explore.name=window", "explore.turns=3"],
+            "explore.window is 3, and no episode has more than 3 turns",
+        ),
     ],
 )
 def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):  # noqa: F811

@@ -101,7 +101,7 @@ def test_branches_by_a_policy_that_is_never_there():
         (
             {"within": "tree"},
             {"of": "expert", "search": {}},
-            "branch.of=expert is read with pair.within=step or branch alone, not with tree",
+            "explore.of=expert is read with pair.within=step or branch alone, not with tree",
         ),
     ],
 )

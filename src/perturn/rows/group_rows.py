@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from perturn.episodes.triage import check_signals, left_out
 from perturn.needs import Need
-from perturn.settings.making import Made, RowInputs, RowTraits
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.settings.signals import Signals
 from perturn.types import came_back
 
@@ -37,9 +37,7 @@ class GroupRows:
     @property
     def traits(self) -> RowTraits:
         """Outcomes that are compared must be known; all else is for the credit to say."""
-        takes = {"prover", "cut-branches", "same-task"} | (
-            set() if self.drop_equal_outcomes else {"unfinished"}
-        )
+        takes = {*ANY_BRANCHES, "cut-branches", *([] if self.drop_equal_outcomes else ["unfinished"])}
         return RowTraits(
             "groups",
             takes=frozenset(takes),

@@ -14,10 +14,11 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job
 from perturn.episodes.prompts import system_prompt
+from perturn.episodes.seeds import make_jobs
 from perturn.io.writing import write_whole
 from perturn.run.best_of import best_of
 from perturn.run.maker import noted_maker
-from perturn.run.panels import make_jobs, panel_digest
+from perturn.run.panels import panel_digest
 from perturn.run.rerank import candidate_counts, reranking
 from perturn.run.session import Session, evaluation_sampling
 from perturn.run.strategies import Strategy, controlled, extension_counts

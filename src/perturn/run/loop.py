@@ -24,6 +24,7 @@ from perturn.memory import release_memory
 from perturn.policy.names import refuse_misspelt
 from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
+from perturn.run.branch import check_explorer
 from perturn.run.correct import check_corrector
 from perturn.run.following import in_order, planned
 from perturn.run.inputs import note_inputs, refuse_changed
@@ -211,6 +212,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)
     if recipe.environment is None:
+        check_pathfinder(recipe, None)
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
@@ -220,8 +222,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         refuse_seen(recipe, panels)
         if makes(recipe, "groups"):  # what asks torch is loaded where it is needed
             locate("perturn.run.needed:check_needed")(recipe, env, panels)
-        if recipe.branch is not None:
-            locate("perturn.run.branch:check_branch")(recipe, panels.tasks.get("explore", []))
+        if recipe.explore is not None:
+            check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
             try:

@@ -80,9 +80,9 @@ class Maker:
             return (
                 f"{self.folder} explores nothing that values could learn from; add the section explore there."
             )
-        if by == VALUE and self.recipe.explore and self.recipe.explore.window:
+        if by == VALUE and self.recipe.explore and "unfinished" in self.recipe.explore.traits.imposes:
             return (
-                f"{self.folder} explores in windows (explore.window), where first the short episodes are over, or "
+                f"{self.folder} explores in windows, where first the short episodes are over, or "
                 "none; choose by something else, or leave the window out there."
             )
         return None

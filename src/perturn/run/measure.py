@@ -19,36 +19,39 @@ from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remainin
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """The sense in which a recipe has the remaining path measured; None: it is not.
+    """The sense in which rows or their credit read the remaining path of each turn; None: they do not.
 
     Raises:
         ConfigError: If two readers want different ones.
     """
     found = {
-        "rows.distance": sense_in(recipe.rows.needs) if recipe.rows else None,
-        "credit.distance": locate("perturn.run.trainable:distance_read")(recipe) if recipe.align else None,
-        "branch.at=wrong": "shortest" if recipe.branch and recipe.branch.at == "wrong" else None,
+        "rows": sense_in(recipe.rows.needs) if recipe.rows else None,
+        "credit": locate("perturn.run.trainable:distance_read")(recipe) if recipe.align else None,
+        "explore": sense_in(recipe.explore.needs) if recipe.explore else None,
     }
-    senses = {sense for sense in found.values() if sense is not None}
-    if len(senses) > 1:
-        said = ", ".join(f"{key} ({sense})" for key, sense in found.items() if sense)
-        raise ConfigError(
-            f"the remaining path is measured once, and is read in two senses: {said}; set both alike."
-        )
-    return next(iter(senses), None)
+    if len(set(found.values()) - {None}) > 1:
+        said = ", ".join(f"{key}.distance is {sense}" for key, sense in found.items() if sense)
+        raise ConfigError(f"a run measures the remaining path in one sense, and {said}; set both alike.")
+    return found["rows"] or found["credit"]
 
 
-def check_pathfinder(recipe: Recipe, env: Environment) -> None:
+def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     """Refuse to measure in a world that cannot say how far an episode is from its end.
 
     Raises:
         ConfigError: Saying which can.
     """
-    if sense_of(recipe) is not None and not hasattr(env, "remaining"):
+    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
+    if read and not hasattr(env, "remaining"):
+        which = (
+            "the recipe has no environment, which would say"
+            if env is None
+            else f"environment {env.name} does not say"
+        )
         raise ConfigError(
-            f"environment {env.name} does not say how far an episode is from its end, which rows, credit or "
-            "branches read (perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process "
-            "(worlds.processes: 0), or others that do not read it."
+            f"{which} how far an episode is from its end, as rows, credit or explore read it "
+            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: 0), "
+            "or others that do not read it."
         )
 
 
@@ -58,14 +61,19 @@ def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[Pref
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
-def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:
+def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None = None) -> list[Trajectory]:
     """The episodes, with the remaining path of their turns if the recipe asks for it.
+
+    Args:
+        recipe: Of the run.
+        episodes: In any order.
+        sense: In which sense; None: as the rows ask for it.
 
     Raises:
         DataError: If a world answers otherwise than it did when an episode was recorded.
         EnvironmentFailure: If the world's answer is no path.
     """
-    sense, episodes = sense_of(recipe), list(episodes)
+    sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:
         return episodes
     protocol = make_protocol(recipe.protocol)

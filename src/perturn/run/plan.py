@@ -19,8 +19,10 @@ from perturn.data.paths import RunPaths
 from perturn.data.rows import read_rows
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
+from perturn.explore.protocol import Forecast
 from perturn.io.reading import user_path
 from perturn.rules import TurnControl
+from perturn.run.branch import explorer_of
 from perturn.run.collect import AT_ONCE
 from perturn.run.costs import (
     KEPT_BY_ALLOCATOR,
@@ -41,7 +43,6 @@ from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
 )
-from perturn.settings.branch import Branch
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import VALUE, Stage, chosen_by, makes, stages, starts_over
@@ -197,13 +198,14 @@ def _cost(
         + (f", {candidates} actions a turn" if reranks else "")
         + (f", chosen by a head on {learned_from}" if by_value else "")
     )
-    if explores and recipe.explore and recipe.explore.window:
-        work += f", {recipe.explore.window} of them at a time"
     if stage.name == f"branch{stage.mark}":
-        episodes, branches = _branches(recipe, found, found.policy_turns(learned))
-        by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""
-        work = f"{branches} episodes played on{by} from turns of {episodes} (assumed)"
-        episodes = _whole(recipe, branches, found.policy_turns(learned))
+        expected, policy = (
+            _branches(recipe, found, found.policy_turns(learned)),
+            explorer_of(recipe).traits.policy,
+        )
+        by = f" by {policy}" if policy else ""
+        work = f"{expected.played} episodes played on{by} from turns of {expected.begun} (assumed)"
+        episodes = ceil(expected.played * expected.share)
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
@@ -243,7 +245,7 @@ def _members(recipe: Recipe, found: Episodes) -> int:
     credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
     if not makes(recipe, "groups") or not getattr(credit, "trains_branches", False):
         return found.explore
-    return found.explore + _branches(recipe, found, found.policy_turns(True))[1]
+    return found.explore + _branches(recipe, found, found.policy_turns(True)).played
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
@@ -252,32 +254,9 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
-def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
-    """Episodes that are played on, and how many that makes: explored ones of so many turns, or the expert's."""
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    begun = found.explore
-    if recipe.branch.search is not None:
-        return begun, begun * recipe.branch.search.simulations
-    if recipe.branch.at == "wrong":
-        return begun, begun * recipe.branch.samples
-    if recipe.branch.of == "expert":
-        begun, turns = found.explore // recipe.explore.samples, found.turns
-    return begun, round(begun * recipe.branch.samples * _forks(recipe.branch, turns))
-
-
-def _whole(recipe: Recipe, branches: int, turns: float) -> int:
-    """Whole episodes, of so many turns, that branches cost as much as: half of their turns are there, in the mean."""
-    window = recipe.branch.window if recipe.branch else None
-    return ceil(branches * min(0.5, window / turns if window else 0.5))
-
-
-def _forks(settings: Branch, turns: float) -> float:
-    """Turns of an episode of so many that are played on from, in the mean; of those behind a budget, none."""
-    if settings.at == "every":
-        return int((turns - 1) // settings.every)
-    chance = settings.chance if settings.at == "entropy" else 1.0
-    return min(settings.forks, chance * (turns - 1))
+def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
+    """What the explorer is expected to play after its rollouts, which have so many turns."""
+    return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 
 def _training_cost(
@@ -315,10 +294,8 @@ def _cores() -> int:
 def _pairs(recipe: Recipe, found: Episodes) -> int:
     """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
     groups = found.explore
-    if recipe.branch and recipe.branch.of != "expert":
-        _, branches = _branches(recipe, found, found.policy_turns(True))
-        search = recipe.branch.search
-        groups = branches // (search.width - 1 if search else recipe.branch.samples)
+    if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
+        groups = _branches(recipe, found, found.policy_turns(True)).places
     return round(KEPT * groups)
 
 

@@ -24,9 +24,8 @@ Key = tuple[str, int]
 BRANCHES = frozenset({"branches", "wrong-branches", "expert-branches"})
 """Episodes that branch off, by what provides them: all but those of a tree."""
 
-ANY_BRANCHES = frozenset({"some-episodes", "prover", "same-task"})
-"""Properties of branches that pairs do not mind: only some episodes are resumed, another policy plays them, or outcomes
-of the same task have chosen the turns."""
+ANY_BRANCHES = frozenset({"some-episodes", "prover", "dependent-branches"})
+"""Properties of branches that pairs do not mind; see `perturn.settings.compatibility.IMPOSED`."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,16 @@ from perturn.bounds import EntryOf
 from perturn.errors import ConfigError, closest
 from perturn.io.reading import parse_yaml
 from perturn.io.scalars import quoting, text_of, value_of, value_of_key
+from perturn.settings.exploring import EXPLORER
 from perturn.settings.keys import entry_of, keys_of, unknown_key, unknown_name
+from perturn.settings.making import ROWS
 from perturn.table import name_of
 from perturn.tables import table as table_of
 
 T = TypeVar("T")
 
+_ENTRIES = {"explore": EXPLORER, "rows": ROWS}
+"""Sections of a recipe that are parsed into an entry."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
@@ -288,7 +292,17 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
         section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
+    if last == "name" and (mark := _ENTRIES.get(".".join(parents))):
+        _drop_settings(section, mark, str(value))
     section[last] = value
+
+
+def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
+    """Drop the settings of a section that its entry has and another entry, which replaces it, lacks."""
+    table, before = table_of(mark.table), str(section.get("name", mark.default))
+    if before in table and name in table:
+        for key in _settings(table[before]).keys() - _settings(table[name]).keys():
+            section.pop(key, None)
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

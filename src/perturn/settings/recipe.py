@@ -13,10 +13,10 @@ from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.reading import LONGEST_YAML, parse_yaml, read_text, user_path
 from perturn.settings.agreement import check_rows
-from perturn.settings.branch import DEFAULTS, Branch, check_branch
 from perturn.settings.cluster import Cluster
+from perturn.settings.compatibility import check_compatible
 from perturn.settings.evaluation import Evaluate
-from perturn.settings.exploring import ExploreSettings
+from perturn.settings.exploring import EXPLORER, ExploreSettings
 from perturn.settings.making import ROWS, RowMaker
 from perturn.settings.parsing import apply_overrides, build_entry, parse, refuse_secrets
 from perturn.settings.sections import (
@@ -37,7 +37,6 @@ from perturn.settings.shipped import shipped_names, shipped_recipe
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
-_EXPLORER = EntryOf("explorers", "rollouts")
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,8 @@ class Recipe:
     """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
-    explore: Annotated[ExploreSettings | None, _EXPLORER] = None
+    explore: Annotated[ExploreSettings | None, EXPLORER] = None
     """`name` of what gathers the episodes of an iteration, and its settings; None: as `rows` need it."""
-    branch: Branch | None = None
-    """Explored episodes are played on from some of their turns, for credits and rows that read it; None: as `rows` need
-    it."""
     rows: Annotated[RowMaker | None, ROWS] = None
     """`name` of what makes the rows that the alignment learns from, and its settings; None: as `align` needs it."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
@@ -112,14 +108,9 @@ class Recipe:
             object.__setattr__(self, "rows", build_entry(ROWS, {}, "rows"))
         explores = self.rows is not None and self.rows.traits.explored
         if explores and self.explore is None:
-            object.__setattr__(self, "explore", build_entry(_EXPLORER, {}, "explore"))
-        if self.rows is not None and self.branch is None and self.rows.traits.branches:
-            object.__setattr__(self, "branch", DEFAULTS[min(self.rows.traits.branches)])
+            object.__setattr__(self, "explore", build_entry(EXPLORER, {}, "explore"))
         check_rows(self)
-        self._check_window()
-        if self.branch is not None:
-            traits = self.rows.traits if self.rows else None
-            check_branch(self.branch, traits, has_sft=self.sft is not None)
+        check_compatible(self)
         self._complete_base()
         if self.environment is None:
             self._check_unplayed()
@@ -140,32 +131,6 @@ class Recipe:
             require(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
         require(
             self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
-        )
-
-    def _check_window(self) -> None:
-        """Refuse episodes in windows where nothing goes on with them, or something takes them for over."""
-        if self.explore is None or self.explore.window is None:
-            return
-        traits = self.rows.traits if self.rows else None
-        require(
-            traits is not None and traits.makes == "groups" and self.iterations > 1,
-            "explore.window cuts episodes that go on in the next iteration, and is read with groups and iterations > 1 "
-            "alone; leave it out.",
-        )
-        require(
-            self.branch is None,
-            "branch plays on episodes that are over, and with explore.window some are not; leave one out.",
-        )
-        choice = self.evaluate and (self.evaluate.best_of or self.evaluate.rerank)
-        require(
-            not choice or choice.by != "value",
-            "by=value learns from explored episodes that are over, and with explore.window the first iteration has the "
-            "short ones alone, or none; choose by something else, or leave the window out.",
-        )
-        require(
-            traits is not None and "unfinished" in traits.takes,
-            "rows.drop_equal_outcomes compares outcomes, which are not known of episodes that explore.window cuts; "
-            "leave one out.",
         )
 
     def _complete_base(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.making import ROWS, RowTraits
 from perturn.settings.recipe import Recipe
 from perturn.table import name_of
@@ -26,8 +27,8 @@ _SCORE = (
 )
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
-_EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "branch", "reward", "rows", "credit", "align")
+_EXPLORE = (*_SFT, *_PLAY)
+_LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
 
 
 VALUE = "value"
@@ -196,26 +197,26 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
     """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
-    before = _EXPLORE if number == 1 else ()
+    before = (*_EXPLORE, *_explored(recipe)) if number == 1 else ()
     after = _LOOP if recipe.iterations == 1 else ()
     its: Any = {"iteration": number, "mark": end}
     explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
-        goes_on = recipe.explore.window is not None and number > 1
+        goes_on = recipe.explore.traits.resumes_earlier and number > 1
         needs = (
             *((trained[start],) if start in trained else ()),
             *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
         )
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
         if number == 1 and _explores_first(recipe):
-            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)
+            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), before)
             if recipe.sft:
-                yield _evaluation("sft", ("sft", explore), _EXPLORE)
-    if recipe.branch:
-        reads = before and (*before, "branch")
+                yield _evaluation("sft", ("sft", explore), before)
+    if recipe.explore and recipe.explore.rounds:
+        reads = before and (*before, "explore")
         does = "perturn.run.branch:branch"
-        by = recipe.branch.policy or start
-        begun = (explore, "expert") if recipe.branch.of == "expert" else (explore,)
+        by = recipe.explore.traits.policy or start
+        begun = (explore, "expert") if recipe.explore.traits.expert else (explore,)
         needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
@@ -230,6 +231,13 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
         yield Stage(align, "train", does, needs, policy, "align", origin, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)
+
+
+def _explored(recipe: Recipe) -> tuple[str, ...]:
+    """Settings of the explorer that its rollouts read: those of every explorer, or all."""
+    if recipe.explore is None or recipe.explore.traits.resumes_earlier:
+        return ("explore",)
+    return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 
 
 def _reference(recipe: Recipe, number: int) -> str:
@@ -260,10 +268,11 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
     end, grouped = its["mark"], traits.makes == "groups"
     name = {"pairs": "pair", "groups": "credit"}.get(traits.makes, "outcomes")
     by = judged[-1:] if grouped else []  # the reward model has a reference of its own
+    branched = traits.explored and recipe.explore is not None and recipe.explore.rounds
     needs = (
         *((explore,) if traits.explored else ()),
         *(("expert",) if _reads_expert(recipe) else ()),
-        *((f"branch{end}",) if recipe.branch else ()),
+        *((f"branch{end}",) if branched else ()),
         *(stage.name for stage in by),
     )
     command, reference = ("credit", by[0].reference if by else seen) if grouped else ("pair", "")
@@ -272,8 +281,8 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
 
 
 def _reads_expert(recipe: Recipe) -> bool:
-    """Whether rows are made of the expert's episodes, or of those that are played on from his turns."""
-    of_his = recipe.branch is not None and recipe.branch.of == "expert"
+    """Whether rows are made of the expert's episodes, or of branches of these."""
+    of_his = recipe.explore is not None and recipe.explore.traits.expert
     return of_his or (recipe.rows is not None and recipe.rows.traits.expert)
 
 
@@ -285,9 +294,9 @@ def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
     if recipe.reward is not None and recipe.iterations > 1:
         return ()
     if not before or not makes(recipe, "groups"):
-        return before and (*before, "branch", "rows")
+        return before and (*before, "explore", "rows")
     own = ("reward", "rows", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
-    return (*before, "branch", *own)
+    return (*before, "explore", *own)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:

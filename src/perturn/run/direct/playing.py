@@ -17,6 +17,7 @@ from perturn.envs.own import at_border
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.policy.ends import declared_ends
@@ -27,7 +28,7 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.own_rules import rules_for
-from perturn.run.panels import choose_tasks, make_jobs
+from perturn.run.panels import choose_tasks
 from perturn.run.score import scored_panel, turn_tokens
 from perturn.run.session import make_protocol
 from perturn.settings.exploring import ExploreSettings
