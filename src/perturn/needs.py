@@ -18,7 +18,7 @@ class Distance(Need):
     """Actions that the way to a success still takes around each turn, measured into `Turn.remaining`."""
 
     name: ClassVar[str] = "distance"
-    sense: Literal["shortest", "searching"]
+    sense: Literal["shortest", "searching"] = "shortest"
     """shortest, for one who knows all of the world, or searching, for the expert who takes over."""
 
 

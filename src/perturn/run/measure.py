@@ -44,14 +44,13 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
     if read and not hasattr(env, "remaining"):
         which = (
-            "the recipe has no environment, which would say"
-            if env is None
-            else f"environment {env.name} does not say"
+            f"environment {env.name} does not say"
+            if env
+            else "the recipe has no environment, which would say"
         )
         raise ConfigError(
-            f"{which} how far an episode is from its end, as rows, credit or explore read it "
-            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: 0), "
-            "or others that do not read it."
+            f"{which} how far an episode is from its end (perturn.envs.abilities.Pathfinder); take alfworld or "
+            "alfworld-like in this process (worlds.processes: 0), or rows, a credit and an explorer that do not read it."
         )
 
 
