@@ -49,8 +49,8 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
             else "the recipe has no environment, which would say"
         )
         raise ConfigError(
-            f"{which} how far an episode is from its end (perturn.envs.abilities.Pathfinder); take alfworld or "
-            "alfworld-like in this process (worlds.processes: 0), or rows, a credit and an explorer that do not read it."
+            f"{which} how far an episode is from its end (perturn.envs.abilities.Pathfinder); take alfworld "
+            "or alfworld-like in this process (worlds.processes: 0), or rows, credit and explorer that do not read it."
         )
 
 
