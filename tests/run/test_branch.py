@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perturn.settings.branch import Branch
 
 from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
+from perturn.rows.pairing import IN_GROUP
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
@@ -23,12 +23,13 @@ from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
+from perturn.explore.branches import Branches
+from perturn.explore.protocol import ExploreInputs
 from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
-from perturn.rows.pairing import IN_GROUP
-from perturn.run.branch import branch_jobs, branch_values
+from perturn.run.branch import branch_values
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
@@ -81,9 +82,16 @@ def explored(turns, sample=0, success=False, **changes):
     return Trajectory(Task("t"), steps, sample=sample, seed=5, success=success, **changes)
 
 
+def jobs_of(explorer, episodes, seed=0, iteration=1):
+    """The branches that an explorer asks for."""
+    begun = sorted(explorer.begun(episodes, ()), key=lambda one: one.key)
+    inputs = ExploreInputs(seed, iteration, begun=begun)
+    return explorer.jobs(replace(inputs, chosen=explorer.choose(inputs)), 1)
+
+
 def test_every_so_many_turns_are_played_on_from():
     """Of 11 turns with every 5: before turns 5 and 10; of 5 none, for it ended there."""
-    jobs = branch_jobs([explored(5, 1), explored(11)], Branch(every=5, samples=2), seed=0, samples=4)
+    jobs = jobs_of(Branches(every=5, branches=2, samples=4), [explored(5, 1), explored(11)])
 
     assert [(job.kept, job.begun.sample, job.sample) for job in jobs] == [
         (5, 0, 4),
@@ -99,7 +107,9 @@ def test_failed_episodes_are_left_alone_and_successes_if_asked():
     episodes = [explored(3), explored(3, 1, success=True), explored(3, 2, status=Status.FAILED)]
 
     def origins(of):
-        return [job.begun.sample for job in branch_jobs(episodes, Branch(2, 1, of), seed=0, samples=3)]
+        return [
+            job.begun.sample for job in jobs_of(Branches(every=2, branches=1, of=of, samples=3), episodes)
+        ]
 
     assert origins("all") == [0, 1]
     assert origins("failures") == [0]
@@ -114,15 +124,14 @@ def test_no_two_branches_have_one_number_or_one_seed(lengths, every, samples):
     """Nor that of an explored episode; whatever the order in which these were stored."""
     episodes = [explored(turns, sample) for sample, turns in enumerate(lengths)]
 
-    jobs = branch_jobs(episodes, Branch(every, samples), seed=1, samples=len(lengths))
+    explorer = Branches(every=every, branches=samples, samples=len(lengths))
+    jobs = jobs_of(explorer, episodes, 1)
 
     assert len({job.sample for job in jobs}) == len({job.seed for job in jobs}) == len(jobs)
     assert not {job.sample for job in jobs} & set(range(len(lengths)))
     assert len(jobs) == sum(samples * ((turns - 1) // every) for turns in lengths if turns)
-    assert jobs == branch_jobs(episodes[::-1], Branch(every, samples), seed=1, samples=len(lengths))
-    assert not {job.seed for job in jobs} & {
-        job.seed for job in branch_jobs(episodes, Branch(every, samples), 1, len(lengths), 2)
-    }
+    assert jobs == jobs_of(explorer, episodes[::-1], 1)
+    assert not {job.seed for job in jobs} & {job.seed for job in jobs_of(explorer, episodes, 1, 2)}
 
 
 def branched(origin, turn, rewards, sample, **changes):
@@ -215,7 +224,7 @@ def test_values_come_to_the_exact_ones():
         script[1:] + script[:1],
         EngineFailure("no more"),
     )
-    jobs = branch_jobs([first, other], Branch(every=1, samples=2000), seed=0, samples=2)
+    jobs = jobs_of(Branches(every=1, branches=2000, samples=2), [first, other])
 
     found = list(play(jobs, Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=8))
 
@@ -421,12 +430,18 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pair={within: tree}"], r"branch\.search .* explore without"),
+        (
+            ["pair={within: tree}", "explore.name=mcts"],
+            "needs branches, and explore.name=mcts provides tree; expl",
+        ),
         (
             ["pair={within: branch}", "explore.name=branches", "explore.of=failures"],
-            r"branch\.of is failures.*with branch\.of=all",
+            "does not take branches of some episodes alone.*; set explore.of=all",
         ),
-        (["pair={within: step}"], r"branch\.of is expert"),
+        (
+            ["pair={within: step}", "explore.name=expert-branches"],
+            "needs branches, .* provides expert-branches; ",
+        ),
     ],
 )
 def test_branches_that_tell_how_episodes_ended_are_not_weighed_by(recipe, name, words, said):
@@ -506,7 +521,8 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert all(one["against"]["turns"] for one in found["iterations"])
     for name, against in (("spo", None), ("rloo", "spo")):
         with pytest.raises(
-            ConfigError, match=r"branch\.policy is sft, and credit spo reads what the policy that expl"
+            ConfigError,
+            match=r"credit spo does not take branches of another policy .* set explore\.policy=null",
         ):
             credit_run(proved, [f"credit.name={name}"], against=against, name="again")
     assert not list(proved.glob("credits/again*"))
@@ -520,7 +536,7 @@ def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
 
     assert "branch-002: done before" in notices
     assert process.returncode == 2
-    assert "was made by another recipe: branch.policy is 'sft' there and 'base' here" in " ".join(
+    assert "was made by another recipe: explore.policy is 'sft' there and 'base' here" in " ".join(
         said.split()
     )
 
@@ -566,7 +582,9 @@ def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):  # noqa: 
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
-    with pytest.raises(RunError, match=r"branch-001\.jsonl is not there; explore with a section `branch`"):
+    with pytest.raises(
+        RunError, match=r"branch-001\.jsonl is not there; explore with explore\.name=branches or"
+    ):
         credit_run(folder, ["credit.name=spo"])
 
 
@@ -608,65 +626,75 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*GROUPS, "explore.name=branches"], "credit anchor-rloo reads no branches; leave branch out"),
-        ([*GROUPS, "credit.name=spo"], "credit spo reads episodes that are played on"),
-        ([*GROUPS, "credit.name=spo", "explore.of=failures"], "branch.of must be all with groups"),
+        (
+            [*GROUPS, "explore.name=branches"],
+            "credit anchor-rloo does not read branches, .* take explore.name=rollouts",
+        ),
+        (
+            [*GROUPS, "credit.name=spo"],
+            "credit spo needs branches, and explore.name=rollouts provides none; explorers",
+        ),
+        (
+            [*SPO, "explore.of=failures"],
+            "credit spo does not take branches of some episodes .* set explore.of=all",
+        ),
         (
             [*SPO, "explore.policy=sft"],
-            "branch.policy is sft, and credit spo reads what the policy that explored",
+            "credit spo does not take branches of another policy than the one that explored",
         ),
-        ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
+        ([*PAV, "sft=null"], "explore.policy is sft, and the recipe has no section sft"),
         (
             ["explore.name=branches"],
-            "branch is read by credits of groups and with pair.within=branch, step or tree",
+            "explore.name=branches provides branches, regular-branches, which pair.within=group reads not",
         ),
         ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
         (
-            [*STEPS, "explore.branches=2"],
-            r"branch\.of must be expert with pair\.within=step.* got all",
+            [*STEPS, "explore.name=branches"],
+            "pair.within=step needs expert-branches, and explore.name=branches provides .*do: expert-branches",
         ),
         (
             ["pair.within=group", "explore.name=expert-branches"],
-            "branch is read by credits of groups and with pair.within=branch, step or tree alone",
+            "explore.name=expert-branches provides expert-branches, which pair.within=group reads not",
         ),
-        ([*SPO, "explore.name=expert-branches"], "branch.of must be all with groups"),
+        ([*SPO, "explore.name=expert-branches"], "credit spo needs branches, .* provides expert-branches"),
         (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),
-        ([*STEPS, "explore.sampling.temperature=0"], "at temperature 0 all branches from a turn are alike"),
+        (
+            [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
+            "at temperature 0 all branches from a turn are alike",
+        ),
         (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
         (["pair.within=branch", "explore.name=branches", "explore.every=0"], "every"),
         (
             ["pair.within=branch", "explore.name=branches", "explore.every=3"],
-            r"branch\.every is 3, and no episode has more than 3 turns",
+            r"explore\.every is 3, and no episode has more than 3 turns",
         ),
         (
-            [*SPO, "explore.name=branches", "explore.every=1", "protocol.max_turns=1"],
+            [*SPO, "protocol.max_turns=1"],
             r"more than 1 turns.* let them take two or more",
         ),
         (
-            [*SPO, "explore.name=branches", "explore.every=4"],
-            r"branch\.every is 4, and no episode has more than 3 turns.* less than 3",
+            [*SPO, "explore.every=4"],
+            r"explore\.every is 4, and no episode has more than 3 turns.* less than 3",
         ),
         (
-            [
-                "pair.within=branch",
-                "explore.name=branches",
-                "explore.every=1",
-                "explore.sampling.temperature=0",
-            ],
+            GREEDY,
             "the same episode again",
         ),
         ([*GREEDY, "explore.policy=sft", "explore.branches=1", "iterations=1"], "the same episode again"),
         (
             [*GREEDY, "explore.policy=base"],
-            r"branch\.samples is 2, and at temperature 0 all branches .* alike",
+            r"explore\.branches is 2, and at temperature 0 all branches .* alike",
         ),
-        ([*GREEDY, "explore.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
+        ([*GREEDY, "explore.policy=sft", "iterations=2"], "set explore.branches=1, or explore.sampling.temp"),
         (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
         (
             [*SPO, "credit.name=portool", "explore.policy=sft"],
-            "trains on branches, which must be of the policy that",
+            "credit portool does not take branches of another policy than the one that explored",
         ),
-        ([*GROUPS, "credit.name=arpo"], "credit arpo reads episodes that are played on"),
+        (
+            [*GROUPS, "credit.name=arpo"],
+            "credit arpo needs branches, and explore.name=rollouts provides none",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
@@ -678,18 +706,21 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
 
 @pytest.mark.parametrize("name", ["spo", "pav", "portool", "arpo"])
 @pytest.mark.parametrize(
-    ("words", "setting"),
+    ("words", "said"),
     [
-        (["pair.within=tree"], "search"),
-        (["pair.within=step"], "of"),
-        (["pair.within=branch", "explore.name=branches", "explore.of=failures", "explore.every=1"], "of"),
+        (["pair.within=tree", "explore.name=mcts"], "needs branches"),
+        (["pair.within=step", "explore.name=expert-branches"], "needs branches"),
+        (
+            ["pair.within=branch", "explore.name=branches", "explore.of=failures"],
+            "does not take branches of some",
+        ),
     ],
 )
-def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):  # noqa: F811
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):  # noqa: F811
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
     recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
 
-    with pytest.raises(ConfigError, match=rf"branch\.{setting} is .* credit {name} reads branches"):
+    with pytest.raises(ConfigError, match=f"credit {name} {said}"):
         check_prover(recipe, name, CREDITS[name]())
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+import yaml
 from rich.console import Console
 
 from perturn.cli import main
@@ -47,17 +48,18 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
 
 
 @pytest.mark.parametrize(
-    ("branch", "branches"),
+    ("explorer", "branches"),
     [
-        ("{at: entropy, samples: 2, chance: 0.25, gain: 0}", 8),
-        ("{at: entropy, samples: 2}", 16),
-        ("{at: mixed, samples: 1, others: episodes}", 8),
-        ("{at: mixed, samples: 3, forks: 5, others: episodes}", 48),
+        ("{name: entropy-branches, chance: 0.25, gain: 0}", 8),
+        ("{name: entropy-branches}", 16),
+        ("{name: mixed-branches, branches: 1, others: episodes}", 8),
+        ("{name: mixed-branches, branches: 3, forks: 5, others: episodes}", 48),
     ],
 )
-def test_branches_of_a_choice_are_within_its_budget(recipe, branch, branches):
+def test_branches_of_a_choice_are_within_its_budget(recipe, explorer, branches):
     """8 episodes of about 3 turns: at a chance of 1/4 half of them have one, else each has; of 2 turns at most."""
-    words = ["pair.within=branch", "explore.name=branches", "explore.branch=null"]
+    own = (f"explore.{key}={value}" for key, value in yaml.safe_load(explorer).items())
+    words = ["pair.within=branch", *own]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == f"{branches} episodes played on from turns of 8 (assumed)"

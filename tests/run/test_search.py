@@ -5,15 +5,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from perturn.settings.branch import Branch, Search
 
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
 from perturn.data.tree import IN_TREE, grow
 from perturn.errors import ConfigError
-from perturn.explore.mcts import search_jobs, trees_of
+from perturn.explore.mcts import Mcts, search_jobs
 from perturn.run.loop import check
-from perturn.run.pair import _within_trees
+from perturn.run.row_stage import _within_trees
 from perturn.settings.sections import Pair
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -31,7 +30,7 @@ TREES = [
     "iterations=2",
     "evaluate=null",
 ]
-SEARCH = Branch(search=Search(simulations=3, width=2, exploration=1.0))
+SEARCH = Mcts(simulations=3, width=2, exploration=1.0)
 
 
 def explored(did, sample=0, **changes):
@@ -112,8 +111,8 @@ def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_p
 def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
     episodes = [explored("a", 2, success=True), explored("a", 1), explored("a", 0, status=Status.FAILED)]
 
-    assert [one.sample for one in trees_of(episodes, Branch(search=Search()))] == [1, 2]
-    assert [one.sample for one in trees_of(episodes, Branch(of="failures", search=Search()))] == [1]
+    assert [one.sample for one in Mcts().begun(episodes, ())] == [2, 1]
+    assert [one.sample for one in Mcts(of="failures").begun(episodes, ())] == [1]
 
 
 def test_the_loop_with_trees(place):  # noqa: F811
@@ -193,13 +192,23 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["explore.name=mcts", "pair={within: branch}"], "branch.search must be set with pair.within=tree"),
         (
-            ["explore.name=branches", "explore.every=3", "pair={within: tree}"],
-            "branch.search must be set with pair.within=tree",
+            ["explore.name=mcts", "pair={within: branch}"],
+            "pair.within=branch needs branches or expert-branches or",
         ),
-        (["explore.name=mcts", "explore.every=3", "pair={within: tree}"], "are not read with branch.search"),
-        (["explore.name=mcts", "explore.width=1", "pair={within: tree}"], "branch.search.width must be >= 2"),
+        (
+            ["explore.name=branches", "pair={within: tree}"],
+            "pair.within=tree needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
+        ),
+        (
+            ["pair={within: tree}"],
+            "needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
+        ),
+        (
+            ["explore={name: mcts, every: 3}", "pair={within: tree}"],
+            "every is a setting of explore.name=branches or expert-branches. Known: ",
+        ),
+        (["explore.name=mcts", "explore.width=1", "pair={within: tree}"], "explore.width must be >= 2"),
     ],
 )
 def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
@@ -211,9 +220,5 @@ def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
 def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
-    with pytest.raises(ConfigError, match="branch plays episodes on with the sampling of explore"):
+    with pytest.raises(ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))
-
-
-def test_a_tree_is_searched_if_nothing_is_said(place):  # noqa: F811
-    assert recipe_of(place, "pair={within: tree}").branch == Branch(search=Search())

@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from perturn.settings.branch import Branch
 
 from perturn.data.iterations import ledger_of
+from perturn.rows.pairing import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
+from perturn.explore.wrong_branches import WrongBranches
 from perturn.report import write_report
-from perturn.rows.pairing import actions_of
-from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
 from perturn.types import Status
 
+from .test_branch import jobs_of
 from .test_correct import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 from .test_steps import SHRUNK
 
@@ -78,15 +78,14 @@ def test_training_masks_the_turns_in_common(done):
     assert write_report(done.folder).is_file()
 
 
-def run_of(folder, branch, pair):
+def run_of(folder, explorer, pair):
     """A run of three explored episodes: a success, one that strayed at its fourth turn, one that never moved."""
     recipe = make_recipe(
         output=str(folder),
         base=None,
         model={"name": "smollm2-135m"},
-        explore={"tasks": {"n": 3}},
+        explore={"tasks": {"n": 3}, **explorer},
         evaluate=None,
-        branch=branch,
         pair=pair,
     )
     return open_run(recipe), [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
@@ -99,9 +98,9 @@ def branch_of(texts, kept, number, **changes):
     return replace(whole, turns=(*whole.turns[:kept], *own), origin=1, taken_over=kept, **changes)
 
 
-def pairs_of(folder, branch, pair, branches):
+def pairs_of(folder, explorer, pair, branches):
     """(what both sides did) of each pair, and the counts that are not 0."""
-    opened, explored = run_of(folder, branch, pair)
+    opened, explored = run_of(folder, explorer, pair)
     with opened as run:
         explore(run, "explore", explored)
         explore(run, "branch", branches)
@@ -124,7 +123,7 @@ def test_an_own_turn_that_comes_nearer_is_preferred_to_the_first_wrong_one(tmp_p
         branch_of([*RIGHT[:3], "look", "look"], 3, 7),
         branch_of(["look"], 3, 10, **lost),
     ]
-    pairs, counts = pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
+    pairs, counts = pairs_of(tmp_path, {"name": "wrong-branches", "of": "failures"}, OWN, branches)
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"failed": 1, "kept": 2, "alone": 1, "memberships": 4}
@@ -135,9 +134,9 @@ def test_where_no_pair_is_left_nothing_is_named_that_goes_unread(tmp_path):
     branches = [branch_of([*RIGHT[:3], "look", "look"], 3, 7)]
 
     with pytest.raises(
-        RunError, match=r"no pair is left of 3 .*; take more branch\.samples, explore more tasks"
+        RunError, match=r"no pair is left of 3 .*; take more explore\.branches, explore more tasks"
     ):
-        pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
+        pairs_of(tmp_path, {"name": "wrong-branches", "of": "failures"}, OWN, branches)
 
 
 def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
@@ -145,7 +144,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
     branches = [branch_of(RIGHT, kept, 3 * kept + 1) for kept in (1, 2, 3)]
     branches += [branch_of([*STRAYED[:kept], "look"], kept, 3 * kept + 1) for kept in (4, 5)]
     pair = {"within": "branch", "by": "drop", "length": "turn"}
-    pairs, counts = pairs_of(tmp_path, {"of": "failures", "every": 1}, pair, branches)
+    pairs, counts = pairs_of(tmp_path, {"name": "branches", "of": "failures", "every": 1}, pair, branches)
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"no_drop": 4, "kept": 1, "steps": 5}
@@ -155,8 +154,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
 def test_failures_are_played_on_from_before_their_first_wrong_turn():
     """The one that strayed from before its fourth turn, the one that never moved from its start; twice each."""
     episodes = [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
-    settings = Branch(at="wrong", of="failures")
-    jobs = branch_jobs(measured(make_recipe(), episodes), settings, seed=0, samples=3)
+    jobs = jobs_of(WrongBranches(of="failures", samples=3), measured(make_recipe(), episodes))
 
     assert [(job.begun.sample, job.kept) for job in jobs] == [(1, 3), (1, 3), (2, 0), (2, 0)]
     assert all(job.task == TASK for job in jobs)

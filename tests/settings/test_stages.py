@@ -143,10 +143,11 @@ def test_pairs_without_an_experts_episodes_need_no_expert(pair):
 
 def test_pairs_of_steps_play_the_experts_episodes_on():
     """As IPR does where nothing is said: from each turn, five times; pairs need his episodes and the branches."""
-    recipe = parse(Recipe, {**PLAYS, "pair": {"within": "step"}, "align": ALIGN})
+    explore = {"name": "expert-branches"}
+    recipe = parse(Recipe, {**PLAYS, "explore": explore, "pair": {"within": "step"}, "align": ALIGN})
     needs = {one.name: one.needs for one in stages(recipe)}
 
-    assert (recipe.branch.of, recipe.branch.every, recipe.branch.samples) == ("expert", 1, 5)
+    assert (recipe.explore.every, recipe.explore.branches) == (1, 5)
     assert needs["branch"] == ("explore", "expert")
     assert needs["pair"] == ("explore", "expert", "branch")
 
@@ -154,7 +155,8 @@ def test_pairs_of_steps_play_the_experts_episodes_on():
 def test_an_experts_episodes_that_are_played_on_are_shown_first():
     """Pairs within their branches need them too."""
     recipe = parse(
-        Recipe, {**PLAYS, "branch": {"of": "expert"}, "pair": {"within": "branch"}, "align": ALIGN}
+        Recipe,
+        {**PLAYS, "explore": {"name": "expert-branches"}, "pair": {"within": "branch"}, "align": ALIGN},
     )
     needs = {one.name: one.needs for one in stages(recipe)}
 

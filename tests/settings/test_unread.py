@@ -42,72 +42,73 @@ def test_corrections_beside_a_file_of_pairs():
 
 def test_branches_by_a_policy_that_is_never_there():
     """Without SFT there is the model alone, and a policy that is still to be trained is no choice."""
-    sections = {"align": {"loss": {"name": "ppo-clip"}}, "groups": {}, "explore": {"samples": 2}}
+    sections = {"align": {"loss": {"name": "ppo-clip"}}, "groups": {}}
+    by_sft = {"name": "branches", "samples": 2, "policy": "sft"}
 
-    said = refusal(**sections, sft=None, branch={"policy": "sft"})
-    assert "branch.policy is sft, and the recipe has no section sft" in said
-    assert "branch.policy" in refusal(**sections, branch={"policy": "ppo-clip-001"})
-    assert parse(Recipe, RECIPE | sections | {"branch": {"policy": "sft"}}).branch.policy == "sft"
+    said = refusal(**sections, sft=None, explore=by_sft)
+    assert "explore.policy is sft, and the recipe has no section sft" in said
+    assert "explore.policy" in refusal(**sections, explore=by_sft | {"policy": "ppo-clip-001"})
+    assert parse(Recipe, RECIPE | sections | {"explore": by_sft}).explore.policy == "sft"
 
 
 @pytest.mark.parametrize(
-    ("pair", "branch", "said"),
+    ("pair", "explore", "said"),
     [
-        ({"length": "turn"}, None, "pair.length=turn is read with pair.within=branch or correction alone"),
+        ({"length": "turn"}, {}, "pair.length=turn is read with pair.within=branch or correction alone"),
         (
             {"within": "correction", "remaining": "shortest", "length": "turn", "max_extra_turns": 5},
-            None,
+            {},
             "pair.max_extra_turns cuts nothing with pair.length=turn",
         ),
-        ({"by": "drop"}, None, "pair.by is read with pair.within=branch alone, not with expert"),
-        ({"within": "branch", "by": "progress"}, None, "pair.remaining must be shortest or searching"),
+        ({"by": "drop"}, {}, "pair.by is read with pair.within=branch alone, not with expert"),
+        ({"within": "branch", "by": "progress"}, {}, "pair.remaining must be shortest or searching"),
         (
             {"within": "branch", "by": "progress", "remaining": "shortest", "threshold": 0.5},
-            None,
+            {},
             "pair.threshold is a gap between scores, and pair.by=progress reads none",
         ),
         (
             {"within": "branch", "by": "drop", "per_group": 2},
-            None,
+            {},
             "pair.per_group is not read with pair.by=drop",
         ),
-        ({"within": "branch", "by": "drop"}, {"of": "expert"}, "take branch.of=all or failures"),
         (
-            {"within": "branch", "by": "drop", "remaining": "shortest"},
-            {"at": "wrong"},
-            "leave branch.at out",
+            {"within": "branch", "by": "drop"},
+            {"name": "expert-branches"},
+            "pair.within=branch needs branches at regular turns, and explore.name=expert-branches provides "
+            "expert-branches; explorers that do: branches.",
+        ),
+        (
+            {"within": "branch", "by": "drop"},
+            {"name": "wrong-branches"},
+            "provides wrong-branches; explorers that",
         ),
         (
             {"within": "branch", "by": "drop", "length": "turn"},
-            {"every": 2},
-            "branch.every must be 1 with pair.by=drop and pair.length=turn, for of a step of 2 turns",
+            {"name": "branches", "every": 2},
+            "pair.within=branch needs branches at every turn (explore.every=1), and explore.name=branches provides",
+        ),
+        (
+            {"within": "branch", "remaining": "shortest"},
+            {"name": "wrong-branches"},
+            "explore.distance is searching, and the rows read shortest",
         ),
         (
             {"within": "branch"},
-            {"at": "wrong"},
-            "pair.remaining must be shortest or searching with branch.at",
+            {"name": "wrong-branches", "every": 2},
+            "unknown key 'explore.every'. every is a setting of explore.name=branches or expert-branches.",
         ),
-        (
-            {"within": "branch", "remaining": "shortest"},
-            {"at": "wrong", "every": 2},
-            "branch.every is not read with branch.at=wrong",
-        ),
-        (
-            {"within": "branch", "remaining": "shortest"},
-            {"at": "wrong", "of": "expert"},
-            "branch.of must not be expert with branch.at=wrong",
-        ),
-        ({"within": "step"}, {"of": "all"}, "branch.of must be expert with pair.within=step"),
+        ({"within": "step"}, {"name": "branches"}, "pair.within=step needs expert-branches, and"),
         (
             {"within": "tree"},
-            {"of": "expert", "search": {}},
-            "explore.of=expert is read with pair.within=step or branch alone, not with tree",
+            {"name": "expert-branches"},
+            "needs a tree, and explore.name=expert-branches provides",
         ),
     ],
 )
-def test_turns_that_are_not_compared(pair, branch, said):
+def test_turns_that_are_not_compared(pair, explore, said):
     """Neither pairs of turns nor turns to play on from where nothing is made of them."""
-    assert said in refusal(pair=pair, branch=branch, align={"loss": {"name": "dpo"}})
+    assert said in refusal(pair=pair, explore=explore, align={"loss": {"name": "dpo"}})
 
 
 @pytest.mark.parametrize("pair", [{"within": "step"}, {"within": "branch"}, {"file": "pairs.jsonl"}])

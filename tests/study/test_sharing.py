@@ -98,7 +98,7 @@ def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     """What was explored is shared; to name the explorer itself is another setting too."""
     groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
     data = [
-        {**DATA, **groups, "branch": {"every": 1, **policy}}
+        {**DATA, **groups, "explore": {"name": "branches", "samples": 2, "every": 1, **policy}}
         for policy in ({}, {"policy": "base"}, {"policy": "sft"})
     ]
     found = [identities(parse(Recipe, each)) for each in data]
@@ -108,12 +108,14 @@ def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     assert same == {EXPERT, BASE, SFT, SCORED, EXPLORE}
 
 
-@pytest.mark.parametrize("other", [{"every": 2}, {"samples": 3}, {"policy": "sft"}])
+@pytest.mark.parametrize("other", [{"every": 2}, {"branches": 3}, {"policy": "sft"}])
 def test_a_setting_of_branches_parts_them_and_those_after_them(other):
     """SFT's policy explores here, so that its name does not part the branches that it plays."""
     groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
-    branches = ({"every": 1, "samples": 2}, {"every": 1, "samples": 2, **other})
-    one, two = (identities(parse(Recipe, {**DATA, **groups, "branch": each})) for each in branches)
+    plain = {"name": "branches", "samples": 2, "every": 1}
+    one, two = (
+        identities(parse(Recipe, {**DATA, **groups, "explore": each})) for each in (plain, plain | other)
+    )
 
     assert {name for name in one if one[name] != two[name]} == {
         "branch",
@@ -126,7 +128,8 @@ def test_a_setting_of_branches_parts_them_and_those_after_them(other):
 def test_branches_wait_for_who_plays_them():
     """SFT's policy, also where another one explored."""
     data = {**DATA, "iterations": 2, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}}
-    recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "branch": {"policy": "sft"}})
+    explore = {"name": "branches", "samples": 2, "policy": "sft"}
+    recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "explore": explore})
     found = {stage.name: stage for stage in stages(recipe)}
 
     assert found["branch-001"].policy == found["branch-002"].policy == "sft"

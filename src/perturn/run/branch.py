@@ -48,9 +48,6 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
         ConfigError: Saying what to set.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
-    if tasks:
-        longest = max(map(make_protocol(recipe.protocol).limit, tasks))
-        explorer.check(longest, explorer.per_iteration or len(tasks))
     if explorer.traits.reads_policy and not engine_settings(recipe).serves_checkpoints:
         raise ConfigError(
             f"explore.name={name} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
@@ -64,6 +61,9 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
                 f"explore.name={name} resumes episodes with the sampling of explore, which at temperature 0 is the "
                 "same episode again; set explore.sampling.temperature, such as 1.0."
             )
+    if tasks:
+        longest = max(map(make_protocol(recipe.protocol).limit, tasks))
+        explorer.check(longest, explorer.per_iteration or len(tasks))
 
 
 def branch(session: Session, stage: Stage) -> None:
