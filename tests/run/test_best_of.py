@@ -26,7 +26,7 @@ SAMPLED = [
     "evaluate.sampling.temperature=1.0",
     "evaluate.sampling.max_new_tokens=4",
 ]
-SCORED = [*SAMPLED, "evaluate.best_of.samples=3", "sft=null", "pair=null", "explore=null", "align=null"]
+SCORED = [*SAMPLED, "evaluate.best_of.samples=3", "sft=null", "rows=null", "explore=null", "align=null"]
 
 
 def episode(task, sample, reward, *said, logprobs=(-1.0,), **changes):
@@ -238,7 +238,7 @@ def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):
     [
         ([], "sft"),
         (["sft=null"], "base"),
-        (["pair=null", "outcomes={name: coh}", "align.loss={name: sft}"], "base"),
+        (["rows={name: coh}", "align.loss={name: sft}"], "base"),
     ],
 )
 def test_a_policy_learned_from_what_the_loop_began_with(recipe, words, expected):

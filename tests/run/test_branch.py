@@ -64,9 +64,9 @@ class Wandering(Letters):
         return Observation(str(random.random()), seen.reward, seen.terminated, success=seen.success)
 """
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
-STEPS = ["pair.within=step", "pair.per_group=1"]
+STEPS = ["rows.name=step-pairs", "rows.per_group=1"]
 PAIRS = [
-    "pair.within=branch",
+    "rows.name=branch-pairs",
     "explore.name=branches",
     "explore.every=1",
     "explore.branches=3",
@@ -74,7 +74,12 @@ PAIRS = [
     "evaluate=null",
 ]
 
-GREEDY = ["pair.within=branch", "explore.name=branches", "explore.every=1", "explore.sampling.temperature=0"]
+GREEDY = [
+    "rows.name=branch-pairs",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.sampling.temperature=0",
+]
 
 
 def explored(turns, sample=0, success=False, **changes):
@@ -392,7 +397,7 @@ def test_stored_trees_are_weighed_again(forked, online, monkeypatch):
     assert len(other["iterations"]) == 2
 
 
-STORED = ["iterations=2", "pair=null", "groups={}", "credit.name=portool", "align.loss={name: ppo-clip}"]
+STORED = ["iterations=2", "rows={name: groups}", "credit.name=portool", "align.loss={name: ppo-clip}"]
 
 
 def stored(recipe, *words):
@@ -431,15 +436,15 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
     ("words", "said"),
     [
         (
-            ["pair={within: tree}", "explore.name=mcts"],
+            ["rows={name: tree-pairs}", "explore.name=mcts"],
             "needs branches, and explore.name=mcts provides tree; expl",
         ),
         (
-            ["pair={within: branch}", "explore.name=branches", "explore.of=failures"],
+            ["rows={name: branch-pairs}", "explore.name=branches", "explore.of=failures"],
             "does not take branches of some episodes alone.*; set explore.of=all",
         ),
         (
-            ["pair={within: step}", "explore.name=expert-branches"],
+            ["rows={name: step-pairs}", "explore.name=expert-branches"],
             "needs branches, .* provides expert-branches; ",
         ),
     ],
@@ -645,27 +650,27 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ([*PAV, "sft=null"], "explore.policy is sft, and the recipe has no section sft"),
         (
             ["explore.name=branches"],
-            "explore.name=branches provides branches, regular-branches, which pair.within=group reads not",
+            "explore.name=branches provides branches, regular-branches, which rows.name=group-pairs reads not",
         ),
-        ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
+        ([*STEPS, "rows.path=own.jsonl"], "rows.name=step-pairs makes none"),
         (
             [*STEPS, "explore.name=branches"],
-            "pair.within=step needs expert-branches, and explore.name=branches provides .*do: expert-branches",
+            "rows.name=step-pairs needs expert-branches, and explore.name=branches provides .*do: expert-branches",
         ),
         (
-            ["pair.within=group", "explore.name=expert-branches"],
-            "explore.name=expert-branches provides expert-branches, which pair.within=group reads not",
+            ["rows.name=group-pairs", "explore.name=expert-branches"],
+            "explore.name=expert-branches provides expert-branches, which rows.name=group-pairs reads not",
         ),
         ([*SPO, "explore.name=expert-branches"], "credit spo needs branches, .* provides expert-branches"),
-        (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),
+        (["rows.name=step-pairs", "rows.per_group=2"], r"per_group is read with .*not with step"),
         (
             [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
             "at temperature 0 all branches from a turn are alike",
         ),
-        (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
-        (["pair.within=branch", "explore.name=branches", "explore.every=0"], "every"),
+        (["rows.name=branch-pairs", "rows.path=own.jsonl"], "rows.name=branch-pairs makes none"),
+        (["rows.name=branch-pairs", "explore.name=branches", "explore.every=0"], "every"),
         (
-            ["pair.within=branch", "explore.name=branches", "explore.every=3"],
+            ["rows.name=branch-pairs", "explore.name=branches", "explore.every=3"],
             r"explore\.every is 3, and no episode has more than 3 turns",
         ),
         (
@@ -686,7 +691,10 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             r"explore\.branches is 2, and at temperature 0 all branches .* alike",
         ),
         ([*GREEDY, "explore.policy=sft", "iterations=2"], "set explore.branches=1, or explore.sampling.temp"),
-        (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
+        (
+            ["rows.name=branch-pairs", "rows.max_extra_turns=2"],
+            r"max_extra_turns is read with .*not with branch",
+        ),
         (
             [*SPO, "credit.name=portool", "explore.policy=sft"],
             "credit portool does not take branches of another policy than the one that explored",
@@ -708,17 +716,17 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pair.within=tree", "explore.name=mcts"], "needs branches"),
-        (["pair.within=step", "explore.name=expert-branches"], "needs branches"),
+        (["rows.name=tree-pairs", "explore.name=mcts"], "needs branches"),
+        (["rows.name=step-pairs", "explore.name=expert-branches"], "needs branches"),
         (
-            ["pair.within=branch", "explore.name=branches", "explore.of=failures"],
+            ["rows.name=branch-pairs", "explore.name=branches", "explore.of=failures"],
             "does not take branches of some",
         ),
     ],
 )
 def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):  # noqa: F811
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
-    recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
+    recipe = recipe_of(place, "rows={name: expert-pairs, threshold: 0.0}", *words)
 
     with pytest.raises(ConfigError, match=f"credit {name} {said}"):
         check_prover(recipe, name, CREDITS[name]())

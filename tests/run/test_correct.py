@@ -30,7 +30,7 @@ RECIPE = {
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
     "base": {"tasks": {"n": 8}},
-    "pair": {"within": "correction", "remaining": "searching"},
+    "rows": {"name": "corrections", "distance": "searching"},
 }
 TASK = ALFWorldLike().tasks("train")[1]
 """The pillow is on armchair 2 and is to go to sofa 1; the expert looks at the sofa first."""
@@ -175,7 +175,7 @@ def test_a_recipe_that_cannot_know_the_first_wrong_turn_is_refused():
     with pytest.raises(
         ConfigError, match=r"pair\.remaining must be shortest or searching with pair\.within=cor"
     ):
-        make_recipe(pair={"within": "correction"})
+        make_recipe(rows={"name": "corrections"})
 
 
 def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
@@ -183,9 +183,9 @@ def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
 
     with pytest.raises(ConfigError, match=r"pair\.within: environment \S+ has no expert who takes over"):
         check_corrector(recipe, own_environment.GuessNumber())
-    check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
+    check_corrector(make_recipe(rows={"name": "expert-pairs"}), own_environment.GuessNumber())
     for way, refused in (("oec", True), ("rft", False)):
-        recipe = make_recipe(pair=None, outcomes={"name": way}, align={"loss": {"name": "sft"}})
+        recipe = make_recipe(rows={"name": way}, align={"loss": {"name": "sft"}})
         with (
             pytest.raises(ConfigError, match=r"outcomes\.name: .* take another way")
             if refused
@@ -260,8 +260,7 @@ def learning(folder, **sections):
         model={"name": "smollm2-135m"},
         explore={"tasks": {"n": 4}},
         evaluate=None,
-        pair=None,
-        outcomes={"name": "oec"},
+        rows={"name": "oec"},
         align={"loss": {"name": "sft"}},
         **sections,
     )

@@ -279,7 +279,10 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
             [*TRACE, "credit.name=spo", "explore.policy=sft"],
             "policy is a setting of explore.name=branches or ",
         ),
-        (["pair.within=step", "explore.name=mixed-branches"], "pair.within=step needs expert-branches, and"),
+        (
+            ["rows.name=step-pairs", "explore.name=mixed-branches"],
+            "rows.name=step-pairs needs expert-branches, and",
+        ),
         (
             [*TRACE, "explore.per_iteration=2"],
             "from other tasks of an iteration, of which there must be 3 or more",

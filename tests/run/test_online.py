@@ -182,7 +182,7 @@ def test_the_moving_average_is_one(place):  # noqa: F811
 
 def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place):  # noqa: F811
     """No gap is larger than 2; the loop goes on."""
-    finish(begin(place, "idle", "pair.threshold=2", "iterations=2"))
+    finish(begin(place, "idle", "rows.threshold=2", "iterations=2"))
     policies = place / "runs/idle/checkpoints"
 
     assert_close(
@@ -249,7 +249,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pair=null", "groups={}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
+        (["rows={name: groups}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
         (["align.lora={}"], "align.lora: adapters are merged"),

@@ -21,7 +21,7 @@ from .test_branch import WANDERING, of
 from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [
-    "pair={within: tree, threshold: 0.0}",
+    "rows={name: tree-pairs, threshold: 0.0}",
     "explore.name=mcts",
     "explore.simulations=5",
     "explore.width=2",
@@ -97,7 +97,7 @@ def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_p
         store.append(explored("cz", 1, origin=0, total_reward=0.5))
         store.append(explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"))
     session = SimpleNamespace(
-        run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(pair=None, groups=None)
+        run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(rows=None, groups=None)
     )
 
     pairs, counts = _within_trees(
@@ -193,22 +193,22 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
     ("words", "said"),
     [
         (
-            ["explore.name=mcts", "pair={within: branch}"],
-            "pair.within=branch needs branches or expert-branches or",
+            ["explore.name=mcts", "rows={name: branch-pairs}"],
+            "rows.name=branch-pairs needs branches or expert-branches or",
         ),
         (
-            ["explore.name=branches", "pair={within: tree}"],
-            "pair.within=tree needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
+            ["explore.name=branches", "rows={name: tree-pairs}"],
+            "rows.name=tree-pairs needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
         ),
         (
-            ["pair={within: tree}"],
+            ["rows={name: tree-pairs}"],
             "needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
         ),
         (
-            ["explore={name: mcts, every: 3}", "pair={within: tree}"],
+            ["explore={name: mcts, every: 3}", "rows={name: tree-pairs}"],
             "every is a setting of explore.name=branches or expert-branches. Known: ",
         ),
-        (["explore.name=mcts", "explore.width=1", "pair={within: tree}"], "explore.width must be >= 2"),
+        (["explore.name=mcts", "explore.width=1", "rows={name: tree-pairs}"], "explore.width must be >= 2"),
     ],
 )
 def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
@@ -220,5 +220,7 @@ def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
 def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
-    with pytest.raises(ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"):
+    with pytest.raises(
+        ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"
+    ):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))

@@ -67,8 +67,8 @@ def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
     ("words", "says"),
     [
         (
-            ["groups=null", "pair.within=branch", "credit=null", "align.loss={name: dpo}"],
-            "pair.within=branch does not take branches that are not over, .* set explore.turns=null",
+            ["rows.name=branch-pairs", "credit=null", "align.loss={name: dpo}"],
+            "rows.name=branch-pairs does not take branches that are not over, .* set explore.turns=null",
         ),
     ],
 )
@@ -87,8 +87,8 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F
 
 
 def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811
-    pair = "pair={within: branch, by: progress, length: turn, remaining: searching}"
-    recipe = recipe_of(place, *SLATE, "groups=null", "credit=null", "align.loss={name: dpo}", pair)
+    pair = "rows={name: progress-pairs, length: turn, distance: searching}"
+    recipe = recipe_of(place, *SLATE, "rows=null", "credit=null", "align.loss={name: dpo}", pair)
 
     assert recipe.explore.turns == 1
 

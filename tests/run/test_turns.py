@@ -29,7 +29,7 @@ EXPERT = [
     "explore.name=expert-branches",
     "explore.every=1",
     "explore.branches=2",
-    "pair={within: branch, length: turn}",
+    "rows={name: branch-pairs, length: turn}",
     "align.shared_prefix=mask",
     "align.loss={name: tlm-dre}",
 ]
@@ -167,7 +167,7 @@ def test_a_plan_counts_one_turn_of_each_episode(tmp_path):
     words += [
         "explore.name=wrong-branches",
         "explore.branches=5",
-        "pair={within: branch, by: progress, remaining: searching}",
+        "rows={name: progress-pairs, distance: searching}",
     ]
     plan = make_plan(LAB, [*SHRUNK[:6], *words], None)
     work = {step.name: step.work for step in plan.steps}

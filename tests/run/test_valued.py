@@ -30,7 +30,7 @@ SAMPLED = [
 ]
 BEST = [*SAMPLED, "evaluate.best_of={samples: 3, by: value}"]
 TAKEN = [*SAMPLED, "evaluate.rerank={samples: 3, by: value}"]
-UNTAUGHT = ["sft=null", "pair=null", "align=null"]
+UNTAUGHT = ["sft=null", "rows=null", "align=null"]
 WON, LOST = "take lamp", "the door is shut"
 
 

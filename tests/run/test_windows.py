@@ -362,10 +362,10 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
         ),
         (["iterations=1"], "explore.name=window resumes episodes in the next iteration; set iterations > 1"),
         (
-            ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
-            "pair.within=group does not take episodes that are not over",
+            ["rows.name=group-pairs", "credit=null", "align.loss={name: dpo}"],
+            "rows.name=group-pairs does not take episodes that are not over",
         ),
-        (["groups.drop_equal_outcomes=true"], "groups does not take episodes that are not over"),
+        (["rows.drop_equal_outcomes=true"], "groups does not take episodes that are not over"),
         (["explore.turns=0"], "explore.turns must be >= 1"),
     ],
 )

@@ -25,11 +25,11 @@ def refusal(**sections):
 @pytest.mark.parametrize("name", ["rft", "kto"])
 @pytest.mark.parametrize("text", ["success", "failure"])
 def test_texts_of_a_way_that_tells_nothing(name, text):
-    assert f"outcomes {name} tells nothing in its prompts" in refusal(outcomes={"name": name, text: "Well."})
+    assert f"outcomes {name} tells nothing in its prompts" in refusal(rows={"name": name, text: "Well."})
 
 
 def test_texts_of_a_way_that_tells_are_taken():
-    found = parse(Recipe, RECIPE | {"outcomes": {"name": "nat", "success": "Well."}})
+    found = parse(Recipe, RECIPE | {"rows": {"name": "nat", "success": "Well."}})
 
     assert found.outcomes.suffixes[0] == "\nWell."
 
@@ -42,7 +42,7 @@ def test_corrections_beside_a_file_of_pairs():
 
 def test_branches_by_a_policy_that_is_never_there():
     """Without SFT there is the model alone, and a policy that is still to be trained is no choice."""
-    sections = {"align": {"loss": {"name": "ppo-clip"}}, "groups": {}}
+    sections = {"align": {"loss": {"name": "ppo-clip"}}, "rows": {"name": "groups"}}
     by_sft = {"name": "branches", "samples": 2, "policy": "sft"}
 
     said = refusal(**sections, sft=None, explore=by_sft)
@@ -54,28 +54,28 @@ def test_branches_by_a_policy_that_is_never_there():
 @pytest.mark.parametrize(
     ("pair", "explore", "said"),
     [
-        ({"length": "turn"}, {}, "pair.length=turn is read with pair.within=branch or correction alone"),
+        ({"length": "turn"}, {}, "rows.length=turn is read with rows.name=branch-pairs or correction alone"),
         (
             {"within": "correction", "remaining": "shortest", "length": "turn", "max_extra_turns": 5},
             {},
-            "pair.max_extra_turns cuts nothing with pair.length=turn",
+            "rows.max_extra_turns cuts nothing with rows.length=turn",
         ),
-        ({"by": "drop"}, {}, "pair.by is read with pair.within=branch alone, not with expert"),
-        ({"within": "branch", "by": "progress"}, {}, "pair.remaining must be shortest or searching"),
+        ({"by": "drop"}, {}, "pair.by is read with rows.name=branch-pairs alone, not with expert"),
+        ({"within": "branch", "by": "progress"}, {}, "rows.distance must be shortest or searching"),
         (
             {"within": "branch", "by": "progress", "remaining": "shortest", "threshold": 0.5},
             {},
-            "pair.threshold is a gap between scores, and pair.by=progress reads none",
+            "rows.threshold is a gap between scores, and pair.by=progress reads none",
         ),
         (
             {"within": "branch", "by": "drop", "per_group": 2},
             {},
-            "pair.per_group is not read with pair.by=drop",
+            "rows.per_group is not read with pair.by=drop",
         ),
         (
             {"within": "branch", "by": "drop"},
             {"name": "expert-branches"},
-            "pair.within=branch needs branches at regular turns, and explore.name=expert-branches provides "
+            "rows.name=branch-pairs needs branches at regular turns, and explore.name=expert-branches provides "
             "expert-branches; explorers that do: branches.",
         ),
         (
@@ -86,7 +86,7 @@ def test_branches_by_a_policy_that_is_never_there():
         (
             {"within": "branch", "by": "drop", "length": "turn"},
             {"name": "branches", "every": 2},
-            "pair.within=branch needs branches at every turn (explore.every=1), and explore.name=branches provides",
+            "rows.name=branch-pairs needs branches at every turn (explore.every=1), and explore.name=branches provides",
         ),
         (
             {"within": "branch", "remaining": "shortest"},
@@ -98,7 +98,7 @@ def test_branches_by_a_policy_that_is_never_there():
             {"name": "wrong-branches", "every": 2},
             "unknown key 'explore.every'. every is a setting of explore.name=branches or expert-branches.",
         ),
-        ({"within": "step"}, {"name": "branches"}, "pair.within=step needs expert-branches, and"),
+        ({"within": "step"}, {"name": "branches"}, "rows.name=step-pairs needs expert-branches, and"),
         (
             {"within": "tree"},
             {"name": "expert-branches"},
@@ -113,14 +113,18 @@ def test_turns_that_are_not_compared(pair, explore, said):
 
 @pytest.mark.parametrize("pair", [{"within": "step"}, {"within": "branch"}, {"file": "pairs.jsonl"}])
 def test_signals_where_no_explored_episode_is_chosen(pair):
-    said = refusal(pair={**pair, "signals": {"without": ["loop"]}}, align={"loss": {"name": "dpo"}})
+    said = refusal(
+        rows={"name": "expert-pairs", **pair, "signals": {"without": ["loop"]}},
+        align={"loss": {"name": "dpo"}},
+    )
 
-    assert "pair.signals are read with pair.within=expert or group or correction alone" in said
+    assert "rows.signals are read with rows.name=expert-pairs or group or correction alone" in said
 
 
 def test_signals_that_leave_nothing():
     said = refusal(
-        pair={"signals": {"without": ["loop"], "only": ["cut", "loop"]}}, align={"loss": {"name": "dpo"}}
+        rows={"name": "expert-pairs", "signals": {"without": ["loop"], "only": ["cut", "loop"]}},
+        align={"loss": {"name": "dpo"}},
     )
 
     assert "only and without both name loop, so that no episode is left" in said
@@ -128,6 +132,6 @@ def test_signals_that_leave_nothing():
 
 @pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
 def test_pairs_of_a_group_that_is_not_paired(pair):
-    assert "pair.per_group is read with pair.within=group or branch alone, not with expert" in refusal(
+    assert "rows.per_group is read with rows.name=group-pairs or branch alone, not with expert" in refusal(
         pair=pair, align={"loss": {"name": "dpo"}}
     )

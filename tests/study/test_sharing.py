@@ -54,7 +54,7 @@ def changed(key, value):
         ("sft.learning_rate", 1e-3, TAUGHT),
         ("explore.tasks.n", 3, {EXPERT, *AFTER}),
         ("explore.samples", 3, AFTER),
-        ("pair.threshold", 0.1, {PAIR, *ALIGNED}),
+        ("rows.threshold", 0.1, {PAIR, *ALIGNED}),
         ("align.learning_rate", 1e-3, ALIGNED),
         ("align.loss", {"name": "dpo", "beta": 0.2}, ALIGNED),
         ("evaluate.tasks.n", 3, SCORES),
@@ -72,7 +72,7 @@ def test_a_setting_parts_the_stages_that_read_it_and_those_after_them(key, value
 
 def test_no_setting_is_read_by_nobody():
     """But for those that say which stages there are: nobody shares what comes after a first iteration."""
-    recipe = parse(Recipe, {**DATA, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}})
+    recipe = parse(Recipe, {**DATA, "rows": {"name": "groups"}, "align": {"loss": {"name": "ppo-clip"}}})
     read = {key for each in (recipe, parse(Recipe, DATA)) for stage in stages(each) for key in stage.reads}
     unread = [
         key
@@ -85,7 +85,12 @@ def test_no_setting_is_read_by_nobody():
 
 def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
     """The loss may name the credit; a learning rate changes no weight."""
-    data = {**DATA, "groups": {}, "credit": {"name": "rloo"}, "align": {"loss": {"name": "ppo-clip"}}}
+    data = {
+        **DATA,
+        "rows": {"name": "groups"},
+        "credit": {"name": "rloo"},
+        "align": {"loss": {"name": "ppo-clip"}},
+    }
     faster = {**data, "align": {**data["align"], "learning_rate": 1e-3}}
     other = {**data, "align": {"loss": {"name": "ppo-clip", "kl": 0.1}}}
     one, two, three = (identities(parse(Recipe, each)) for each in (data, faster, other))
@@ -96,7 +101,7 @@ def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
 
 def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     """What was explored is shared; to name the explorer itself is another setting too."""
-    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    groups = {"rows": {"name": "groups"}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
     data = [
         {**DATA, **groups, "explore": {"name": "branches", "samples": 2, "every": 1, **policy}}
         for policy in ({}, {"policy": "base"}, {"policy": "sft"})
@@ -111,7 +116,7 @@ def test_who_plays_branches_on_changes_them_and_the_weights_alone():
 @pytest.mark.parametrize("other", [{"every": 2}, {"branches": 3}, {"policy": "sft"}])
 def test_a_setting_of_branches_parts_them_and_those_after_them(other):
     """SFT's policy explores here, so that its name does not part the branches that it plays."""
-    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    groups = {"rows": {"name": "groups"}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
     plain = {"name": "branches", "samples": 2, "every": 1}
     one, two = (
         identities(parse(Recipe, {**DATA, **groups, "explore": each})) for each in (plain, plain | other)
@@ -127,7 +132,7 @@ def test_a_setting_of_branches_parts_them_and_those_after_them(other):
 
 def test_branches_wait_for_who_plays_them():
     """SFT's policy, also where another one explored."""
-    data = {**DATA, "iterations": 2, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}}
+    data = {**DATA, "iterations": 2, "rows": {"name": "groups"}, "align": {"loss": {"name": "ppo-clip"}}}
     explore = {"name": "branches", "samples": 2, "policy": "sft"}
     recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "explore": explore})
     found = {stage.name: stage for stage in stages(recipe)}

@@ -114,6 +114,6 @@ def _is_wrong(one: Trajectory, turn: int) -> bool:
     if remaining is None:
         raise DataError(
             f"task {one.task.id!r:.80}, sample {one.sample}: turns[{turn}].remaining was not measured; measure "
-            "it with `perturn pair`."
+            "it, as `perturn pair` does."
         )
     return remaining.is_wrong
