@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.run.trainable import check_measured
+from perturn.run.measure import sense_of
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Remaining, Task, Trajectory, Turn
@@ -173,7 +173,7 @@ def test_settings_outside_their_range_are_refused(choice, message):
 
 
 def test_what_was_not_measured_is_refused_before_work():
-    """By the recipe, which must set rows.distance; and by the turns themselves."""
+    """A run measures it, in the sense of the credit; turns by themselves are refused."""
     recipe = {
         "name": "x",
         "model": {"name": "smollm2-135m"},
@@ -184,12 +184,8 @@ def test_what_was_not_measured_is_refused_before_work():
     }
     credit = CREDITS["first-error"]()
 
-    with pytest.raises(
-        ConfigError, match=r"FirstError reads the remaining path .* set pair\.remaining to shortest"
-    ):
-        check_measured(parse(Recipe, recipe), credit)
-    check_measured(
-        parse(Recipe, recipe | {"rows": {"name": "expert-pairs", "remaining": "shortest"}}), credit
-    )
+    searching = {"credit": {"name": "first-error", "distance": "searching"}}
+    assert sense_of(parse(Recipe, recipe)) == "shortest"
+    assert sense_of(parse(Recipe, recipe | searching)) == "searching"
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit([Trajectory(Task("t"), (Turn((), Action("go")),))])

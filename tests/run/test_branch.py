@@ -15,7 +15,6 @@ from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
-from perturn.rows.pairing import IN_GROUP
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
@@ -29,6 +28,7 @@ from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
+from perturn.rows.pairing import IN_GROUP
 from perturn.run.branch import branch_values
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check

@@ -9,7 +9,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.run.collect import import_expert
 from perturn.run.loop import open_run, run_stages
-from perturn.run.outcomes import expert_episodes
+from perturn.run.row_stage import expert_episodes
 from perturn.run.session import Session
 from perturn.types import Action, Task, Trajectory, Turn
 

@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,12 +21,14 @@ from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
+from perturn.rows.pairing import parting
 from perturn.run.credit import credit_groups
 from perturn.run.export import export_policy
-from perturn.run.groups import alike_within_limit, read_groups, too_long
+from perturn.run.groups import read_groups
+from perturn.run.length_limit import alike_within_limit, too_long
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.row_stage import _that_part
 from perturn.run.verify import verify
+from perturn.settings.making import Limit, RowInputs
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -294,20 +295,15 @@ def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place
     assert alike_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
 
 
-def test_pairs_that_part_too_late_are_counted_and_not_trained(monkeypatch):
+def test_pairs_that_part_too_late_are_counted_and_not_trained():
     """Of two, one; a pair of branches counts for both of its sides, one of a correction for the failure."""
-    monkeypatch.setattr("perturn.run.groups.alike_within_limit", lambda recipe, pairs: [True, False])
     turn = Turn((), Action("a"))
     played = [Trajectory(Task(name), (turn,) * 3) for name in "ab"]
     pairs = [PreferencePair(one, replace(one, turns=one.turns[:2])) for one in played]
-    session = SimpleNamespace(recipe=None)
+    inputs = RowInputs(played, limit=Limit(alike=lambda pairs: [True, False]))
 
-    of_branches, corrected = Counter(kept=4, too_long=0), Counter(kept=2, cut=2)
-    kept = [
-        _that_part(session, pairs, counts, played, each)
-        for counts, each in ((of_branches, 2), (corrected, 1))
-    ]
+    of_branches = parting((pairs, Counter(kept=4, too_long=0)), inputs, each=2)
+    corrected = parting((pairs, Counter(kept=2, cut=2)), inputs)
 
-    assert kept == [pairs[1:]] * 2
-    assert of_branches == Counter(kept=2, too_long=2)
-    assert corrected == Counter(kept=1, too_long=1, cut=1)
+    assert of_branches == (pairs[1:], Counter(kept=2, too_long=2))
+    assert corrected == (pairs[1:], Counter(kept=1, too_long=1, cut=1))

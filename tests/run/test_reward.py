@@ -187,7 +187,7 @@ def test_pairs_of_a_reward_model_are_measured(forks):
     words = [*WORDS, "environment.name=perturn_measured:Measured", "iterations=1", "evaluate=null"]
     words += [
         "reward={loss: {name: w-dpo}}",
-        "rows={name: groups, remaining: shortest}",
+        "rows={name: groups}",
         "worlds.processes=0",
     ]
 

@@ -2,18 +2,16 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from perturn.data.paths import RunPaths
-from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
-from perturn.data.tree import IN_TREE, grow
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.tree import grow
 from perturn.errors import ConfigError
 from perturn.explore.mcts import Mcts, search_jobs
+from perturn.rows.tree_pairs import IN_TREE, TreePairs
 from perturn.run.loop import check
-from perturn.run.row_stage import _within_trees
-from perturn.settings.sections import Pair
+from perturn.settings.making import RowInputs
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import begin, recipe_of
@@ -89,23 +87,16 @@ def test_a_world_that_was_lost_on_the_way_back_says_nothing_of_the_way():
     assert [turn.action.text for turn in found[0].begun.turns[: found[0].kept]] == ["a"]
 
 
-def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_path, monkeypatch):
+def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back():
     """That of a is worth 1, not 1/2, which would be a tie with c."""
-    monkeypatch.setattr("perturn.run.row_stage._fitting", lambda session, played: (list(played), 0))
-    paths = RunPaths(tmp_path)
-    with TrajectoryStore(paths.trajectories("branch")) as store:
-        store.append(explored("cz", 1, origin=0, total_reward=0.5))
-        store.append(explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"))
-    session = SimpleNamespace(
-        run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(rows=None, groups=None)
-    )
+    branches = [
+        explored("cz", 1, origin=0, total_reward=0.5),
+        explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"),
+    ]
+    found = TreePairs()(RowInputs(begun=[explored("axx", total_reward=1.0)], branches=branches))
 
-    pairs, counts = _within_trees(
-        session, SimpleNamespace(mark=""), Pair(within="tree"), [explored("axx", total_reward=1.0)]
-    )
-
-    assert [(one.chosen.total_reward, one.rejected.total_reward) for one in pairs] == [(1.0, 0.5)]
-    assert counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
+    assert [(one.chosen.total_reward, one.rejected.total_reward) for one in found.rows] == [(1.0, 0.5)]
+    assert found.counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
 
 
 def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():

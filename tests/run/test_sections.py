@@ -89,8 +89,8 @@ def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_
     more = [{"role": "user", "content": "And now?"}]
     rows = [{"prompt": SAY, "chosen": answer("go") + more + answer("take"), "rejected": answer("wait")}]
     align = {"loss": {"name": "tlm-dre"}}
-    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
-    run = start({"align": align, "pair": pair, "credit": {"name": "discount"}})
+    pair = {"name": "file", "path": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": align, "rows": pair, "credit": {"name": "discount"}})
 
     run_stages(run)
     (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
@@ -105,8 +105,8 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
     bad, empty = [answer("drop it")[0] | {"weight": 0}], answer("")
     chosen = bad + more + answer("take") + more + empty + more + answer("leave")
     rows = [{"prompt": SAY, "chosen": chosen, "rejected": answer("wait"), "plan": "x"}]
-    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
-    run = start({"align": {"loss": {"name": "dmpo"}}, "pair": pair})
+    pair = {"name": "file", "path": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": {"loss": {"name": "dmpo"}}, "rows": pair})
 
     run_stages(run)
     (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
@@ -124,7 +124,7 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
 @pytest.mark.parametrize(
     ("sections", "row", "says"),
     [
-        ("pair", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
+        ("rows", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
         (
             "expert",
             {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")},
@@ -133,8 +133,9 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
     ],
 )
 def test_rows_of_the_wrong_kind_are_refused_by_their_number(start, tmp_path, sections, row, says):
-    file = {sections: {"file": lines(tmp_path / "rows.jsonl", row)}}
-    stage = {"align": {"loss": {"name": "dpo"}}} if sections == "pair" else {"sft": {"loss": {"name": "sft"}}}
+    source = lines(tmp_path / "rows.jsonl", row)
+    file = {sections: {"name": "file", "path": source} if sections == "rows" else {"file": source}}
+    stage = {"align": {"loss": {"name": "dpo"}}} if sections == "rows" else {"sft": {"loss": {"name": "sft"}}}
 
     with pytest.raises(DataError, match=says):
         start({**stage, **file})

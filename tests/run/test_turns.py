@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.rows.pairing import actions_of
+from perturn.data.origins import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.explore.wrong_branches import WrongBranches
@@ -78,7 +78,7 @@ def test_training_masks_the_turns_in_common(done):
     assert write_report(done.folder).is_file()
 
 
-def run_of(folder, explorer, pair):
+def run_of(folder, explorer, rows):
     """A run of three explored episodes: a success, one that strayed at its fourth turn, one that never moved."""
     recipe = make_recipe(
         output=str(folder),
@@ -86,7 +86,7 @@ def run_of(folder, explorer, pair):
         model={"name": "smollm2-135m"},
         explore={"tasks": {"n": 3}, **explorer},
         evaluate=None,
-        pair=pair,
+        rows=rows,
     )
     return open_run(recipe), [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
 
@@ -98,9 +98,9 @@ def branch_of(texts, kept, number, **changes):
     return replace(whole, turns=(*whole.turns[:kept], *own), origin=1, taken_over=kept, **changes)
 
 
-def pairs_of(folder, explorer, pair, branches):
+def pairs_of(folder, explorer, rows, branches):
     """(what both sides did) of each pair, and the counts that are not 0."""
-    opened, explored = run_of(folder, explorer, pair)
+    opened, explored = run_of(folder, explorer, rows)
     with opened as run:
         explore(run, "explore", explored)
         explore(run, "branch", branches)
@@ -112,7 +112,7 @@ def pairs_of(folder, explorer, pair, branches):
     }
 
 
-OWN = {"within": "branch", "by": "progress", "length": "turn", "remaining": "searching"}
+OWN = {"name": "progress-pairs", "length": "turn", "distance": "searching"}
 
 
 def test_an_own_turn_that_comes_nearer_is_preferred_to_the_first_wrong_one(tmp_path):

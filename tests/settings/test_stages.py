@@ -89,7 +89,10 @@ def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({**MODEL, "align": ALIGN}, "environment is missing, which pair plays in; set it or name a file"),
+        (
+            {**MODEL, "align": ALIGN},
+            "environment is missing, which rows plays in; set it or take rows.name=file",
+        ),
         ({**MODEL, "explore": {}}, "environment is missing, which explore plays in"),
         (MODEL, "environment is missing; set it"),
     ],
@@ -131,11 +134,13 @@ def test_groups_are_credited_where_pairs_would_be_made():
         assert [stage.reference for stage in stages(recipe) if stage.command == "train"] == expected
 
 
-@pytest.mark.parametrize("pair", [{"within": "group"}, {"within": "correction", "remaining": "searching"}])
-def test_pairs_without_an_experts_episodes_need_no_expert(pair):
+@pytest.mark.parametrize("name", ["group-pairs", "corrections"])
+def test_pairs_without_an_experts_episodes_need_no_expert(name):
     """The policy's best is chosen, or what it began; so nobody shows anything before."""
     align = {"loss": {"name": "tlm-dre"}}
-    found = stages(parse(Recipe, {**PLAYS, "explore": {"samples": 4}, "pair": pair, "align": align}))
+    found = stages(
+        parse(Recipe, {**PLAYS, "explore": {"samples": 4}, "rows": {"name": name}, "align": align})
+    )
 
     assert [one.name for one in found] == ["evaluate-base", "explore", "pair", "align", "evaluate-tlm-dre"]
     assert {one.name: one.needs for one in found}["pair"] == ("explore",)
@@ -167,11 +172,7 @@ def test_an_experts_episodes_that_are_played_on_are_shown_first():
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (
-            {"rows": {"name": "groups"}, "rows": {"name": "expert-pairs"}, "align": ALIGN},
-            "groups and pair are both set",
-        ),
-        ({"rows": {"name": "groups"}}, "groups need an alignment"),
+        ({"rows": {"name": "groups"}}, "rows.name=groups makes rows for an alignment"),
         ({"rows": {"name": "group-pairs"}, "align": ALIGN}, "explore.samples must be > 1"),
     ],
 )
