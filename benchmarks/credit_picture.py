@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
 from perturn.run.quantities import compute_needed
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of
+from perturn.settings.stages import makes, policy_of
 from perturn.types import Trajectory, succeeded
 
 LEFT_OUT = {"answer", "answers", "matches"}
@@ -50,7 +48,7 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
         episodes: Those of the iteration.
         chosen: The episode.
     """
-    paths, recipe = begun(folder), _measuring(resolve_recipe(folder))
+    paths, recipe = begun(folder), resolve_recipe(folder)
     found = {}
     last = {"checkpoint": policy_of(recipe, recipe.iterations)}
     for name, kind in CREDITS.items():
@@ -58,19 +56,14 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
             continue
         credit = kind(**SETTINGS.get(name, {}), **(last if "progress" in kind.needs else {}))
         members = members_of(credit, episodes, paths, recipe, MARK)
-        members = counted(measured(recipe, members) if getattr(credit, "needs_remaining", False) else members)
+        reads = getattr(credit, "needs_remaining", False)
+        members = counted(measured(recipe, members, "searching") if reads else members)
         needed = compute_needed(
             credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
         )
         rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])
     return found
-
-
-def _measuring(recipe: Recipe) -> Recipe:
-    """A recipe that asks how far its episodes are from their ends."""
-    assert recipe.groups is not None, "the run learns from no groups; name an online run"
-    return replace(recipe, groups=replace(recipe.groups, remaining="searching"))
 
 
 def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path) -> None:
@@ -126,8 +119,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--figure", type=Path, default=Path("docs/figures/credits.svg"))
     given = parser.parse_args()
-    known = _measuring(resolve_recipe(given.run))
-    episodes = measured(known, read_trajectories(begun(given.run).trajectories(f"explore{MARK}")))
+    recipe, paths = resolve_recipe(given.run), begun(given.run)
+    assert makes(recipe, "groups"), "the run learns from no groups; name an online run"
+    episodes = measured(recipe, read_trajectories(paths.trajectories(f"explore{MARK}")), "searching")
     if given.task is None:
         print("\n".join(candidates(episodes)))
         return

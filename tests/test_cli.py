@@ -311,7 +311,7 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
         ),
         ("engines", ["local", "api", "vllm"]),
         ("credits", ["uniform", "confidence", "discount"]),
-        ("outcomes", ["rft", "kto", "nat", "coh", "oec"]),
+        ("rows", ["expert-pairs", "groups", "rft", "kto", "nat", "coh", "oec", "file"]),
     ],
 )
 def test_list_names_every_entry_with_a_sentence(perturn, what, names):

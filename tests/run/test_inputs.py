@@ -118,7 +118,7 @@ def test_the_manifest_has_the_digest_of_each_input(beside):
     folder = made(recipe_of(), "pair", "align")
 
     manifest = read_manifest(folder)
-    pairs = manifest["inputs"]["pair.file"]["files"]["pairs.jsonl"]
+    pairs = manifest["inputs"]["rows.path"]["files"]["pairs.jsonl"]
     assert pairs["sha256"] == file_digest(beside / "pairs.jsonl")
     assert noted(folder)["model.name"] == sorted(set(os.listdir("base")) - {"README.md"})
     assert manifest["sha256"] == own_digest(manifest)
@@ -127,7 +127,7 @@ def test_the_manifest_has_the_digest_of_each_input(beside):
 @pytest.mark.parametrize(
     ("file", "setting"),
     [
-        ("pairs.jsonl", "pair.file"),
+        ("pairs.jsonl", "rows.path"),
         ("base/model.safetensors", "model.name"),
         ("base/tokenizer.json", "model.name"),
     ],
@@ -156,7 +156,7 @@ def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):
     os.utime("pairs.jsonl", ns=(1, 1))
     open_run(folder).close()
 
-    assert read_manifest(folder)["inputs"]["pair.file"]["files"]["pairs.jsonl"]["modified_ns"] == 1
+    assert read_manifest(folder)["inputs"]["rows.path"]["files"]["pairs.jsonl"]["modified_ns"] == 1
     monkeypatch.setattr(inputs, "content_digest", lambda *_: pytest.fail("a file was read"))
     open_run(folder).close()
 
@@ -430,7 +430,7 @@ def test_report_and_verify_name_a_changed_input(beside, capsys, monkeypatch):
     os.utime("pairs.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
 
     assert (
-        verify(folder).changed_inputs[0].startswith("pair.file: pairs.jsonl changed since this run was made")
+        verify(folder).changed_inputs[0].startswith("rows.path: pairs.jsonl changed since this run was made")
     )
     assert verify(folder).damaged == []
     os.utime("pairs.jsonl")

@@ -159,10 +159,11 @@ def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(sta
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("section", "stage", "loss"), [("pair", "align", "dpo"), ("expert", "sft", "sft")])
+@pytest.mark.parametrize(("section", "stage", "loss"), [("rows", "align", "dpo"), ("expert", "sft", "sft")])
 def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, stage, loss):
     """Else the stage is done with nothing, and rows that come later are never read."""
-    file = {section: {"file": lines(tmp_path / "rows.jsonl")}}
+    source = lines(tmp_path / "rows.jsonl")
+    file = {section: {"name": "file", "path": source} if section == "rows" else {"file": source}}
 
     with pytest.raises(DataError, match=r"rows.jsonl holds no row; give rows with"):
         start({stage: {"loss": {"name": loss}}, **file})
@@ -170,7 +171,7 @@ def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, st
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl cannot be read: there is no such file"):
+    with pytest.raises(ConfigError, match=r"rows.path: .*none.jsonl cannot be read: there is no such file"):
         start(
             {
                 "align": {"loss": {"name": "dpo"}},

@@ -16,6 +16,7 @@ from perturn.losses import LOSSES
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.stages import makes
 from small import refusal, small
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -318,7 +319,7 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
     environment = environment_name(recipe.environment)
     protocol = make_protocol(recipe.protocol)
 
-    needed = {"sft": False, "align": recipe.groups is None}
+    needed = {"sft": False, "align": not makes(recipe, "groups")}
     trained = [name for name in needed if getattr(recipe, name) is not None]
     assert [loss.needs_rejected for loss in losses] == [needed[name] for name in trained]
     assert bool(trained) == engine.serves_checkpoints

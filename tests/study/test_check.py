@@ -117,7 +117,7 @@ def test_nothing_is_learned_on_the_tuning_panel(study):
 
 
 @pytest.mark.parametrize(
-    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("pair.file", "test")]
+    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("rows.path", "test")]
 )
 def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, recipe, tmp_path, key, panel):
     """SFT is taught every episode of such a file, whatever its own panel."""
@@ -129,7 +129,8 @@ def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, r
     rows = episodes if key == "expert.file" else [PreferencePair(one, one) for one in episodes]
     write_records(file, rows)
 
-    said = refusal(study, f"methods.own={{{key}: {file}}}")
+    own = f"rows: {{name: file, path: {file}}}" if key == "rows.path" else f"{key}: {file}"
+    said = refusal(study, f"methods.own={{{own}}}")
 
     assert f"{panel}.tasks shares {len(tasks)} tasks with {key}, such as" in said
     assert "take its rows out" in said

@@ -54,9 +54,11 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
         )
 
 
-def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+def measured_pairs(
+    recipe: Recipe, pairs: Sequence[PreferencePair], sense: str | None = None
+) -> list[PreferencePair]:
     """The pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
-    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
+    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)], sense)
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 

@@ -19,9 +19,11 @@ from perturn.policy.config import TurnConfig
 from perturn.policy.credits import check_credit, make_credit
 from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
-from perturn.rows.pairing import pair_with_expert
+from perturn.rows import ROWS
 from perturn.run.direct.playing import tokenizer_of
 from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
+from perturn.settings.making import RowInputs, RowMaker
+from perturn.settings.parsing import build
 from perturn.settings.sections import Section
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 from perturn.types import failed as is_failed
@@ -42,7 +44,9 @@ def make_pairs(
         threshold: Gap of total reward that a pair must exceed (tau, tlm-DRE Appendix B).
         max_extra_turns: Cut the rejected side to the expert's turns plus this many; None: never.
     """
-    return pair_with_expert(experts, explored, threshold, max_extra_turns=max_extra_turns)[0]
+    settings = {"name": "expert-pairs", "threshold": threshold, "max_extra_turns": max_extra_turns}
+    maker: RowMaker = build(ROWS, settings, "make_pairs")
+    return list(maker(RowInputs(list(explored), list(experts))).rows)
 
 
 def assign_credit(
