@@ -220,5 +220,7 @@ def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
 def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
-    with pytest.raises(ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"):
+    with pytest.raises(
+        ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"
+    ):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))
