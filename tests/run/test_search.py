@@ -198,7 +198,7 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
         ),
         (
             ["explore.name=branches", "pair={within: tree}"],
-            "pair.within=tree needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
+            "pair.within=tree needs a tree, and explore.name=branches provides branches, regular-branches; exp",
         ),
         (
             ["pair={within: tree}"],
