@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from perturn.bounds import EFFORT, Bound
+from perturn.traits import EngineTraits, EnvironmentTraits
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 
 
@@ -16,7 +17,7 @@ from perturn.types import Action, EpisodeProtocol, Observation, Task
 class Settings:
     """Says the expert's action to the base policy's prompts; serves what was trained by the local engine."""
 
-    serves_checkpoints: ClassVar[bool] = True
+    traits: ClassVar[EngineTraits] = EngineTraits(serves_checkpoints=True)
 
     word: str = "right"
     """What the base policy says."""
@@ -54,9 +55,9 @@ class Parrot:
 class Corridor:
     """A door some steps to the left or to the right."""
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "guest-rules"
-    distributions: ClassVar[tuple[str, ...]] = ("pyyaml",)
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True, protocol="guest-rules", distributions=("pyyaml",)
+    )
     name = "guest-corridor-1.0"
 
     def tasks(self, split):

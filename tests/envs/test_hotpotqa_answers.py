@@ -23,6 +23,7 @@ from perturn.run.answers import answer_form
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.readings import answers_of, open_reader, own_answers_of, read_acted
 from perturn.settings.recipe import read_recipe
+from perturn.traits import EnvironmentTraits
 
 RECIPE = """
 name: asked
@@ -181,7 +182,9 @@ def test_an_environment_without_answers_is_refused_before_work(file, own_environ
     ):
         check(recipe)
 
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+    monkeypatch.setattr(
+        own_environment.GuessNumber, "traits", EnvironmentTraits(answer_action="{answer}"), raising=False
+    )
     with pytest.raises(
         DataError, match=r"task 'guess/\d' has no gold answer: expected a text in data\['answer'\]"
     ):
@@ -291,7 +294,9 @@ def test_before_work_it_is_asked_how_answers_are_given(file, own_environment, mo
     with pytest.raises(ConfigError, match="does not say how an answer is given"):
         check(read_recipe(file, [*words, "credit={name: siop}"]))
 
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+    monkeypatch.setattr(
+        own_environment.GuessNumber, "traits", EnvironmentTraits(answer_action="{answer}"), raising=False
+    )
     check(read_recipe(file, [*words, "credit={name: siop}"]))
     with pytest.raises(DataError, match="has no gold answer"):
         check(read_recipe(file, [*words, "credit={name: siop, reference: gold}"]))

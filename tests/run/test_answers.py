@@ -9,13 +9,19 @@ from perturn.data.groups import counted, groups_of, read_credits
 from perturn.errors import DataError
 from perturn.run.credit import credit_run
 from perturn.run.readings import answers_of, open_reader
+from perturn.traits import EnvironmentTraits
 
 from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
 
 
 def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
     """In the words of the environment and the format, and of stored episodes; what FAILED is left out and not asked."""
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
+    monkeypatch.setattr(
+        own_environment.GuessNumber,
+        "traits",
+        EnvironmentTraits(answer_action="number {answer}"),
+        raising=False,
+    )
     asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
     answers = answers_of(asked, "Action: number {answer}", open_reader(str(tiny_folder)))
     folder = explored_by(recipe, asked)
@@ -34,7 +40,9 @@ def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_fo
 
 
 def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+    monkeypatch.setattr(
+        own_environment.GuessNumber, "traits", EnvironmentTraits(answer_action="{answer}"), raising=False
+    )
 
     with pytest.raises(DataError, match="has no gold answer: expected a text in data"):
         credit_run(explored, ["credit.name=igpo"], reference="base")

@@ -181,7 +181,10 @@ def test_a_recipe_that_cannot_know_the_first_wrong_turn_is_refused():
 def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
-    with pytest.raises(ConfigError, match=r"pair\.within: environment \S+ has no expert who takes over"):
+    with pytest.raises(
+        ConfigError,
+        match=r"pair\.within needs an expert who takes over from another: environment \S+ has no method correct\(\)",
+    ):
         check_corrector(recipe, own_environment.GuessNumber())
     check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
     for way, refused in (("oec", True), ("rft", False)):

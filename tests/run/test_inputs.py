@@ -321,12 +321,17 @@ def test_a_world_says_itself_what_it_reads(beside):
     """Then names in its code are not looked at."""
     Path("more").mkdir()
     Path("more/one.json").write_text("[1]")
-    reads = '    @staticmethod\n    def reads(settings):\n        return ["more", settings["games"]]\n'
-    Path("own.py").write_text(_WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n{reads}'))
+    Path("own.py").write_text(_world_that_reads('lambda settings: ["more", settings["games"]]'))
     folder = made(played(name="own.py:World", games="games.json"))
 
     assert noted(folder)["environment"] == ["games.json", "more/one.json"]
     assert "environment.name (files that its code names)" not in noted(folder)
+
+
+def _world_that_reads(paths):
+    """The world's module, whose class declares what it reads."""
+    traits = f'    name = "world-1"\n    traits = EnvironmentTraits(reads={paths})\n'
+    return "from perturn.traits import EnvironmentTraits\n" + _WORLD.replace('    name = "world-1"\n', traits)
 
 
 @pytest.mark.parametrize(
@@ -335,15 +340,16 @@ def test_a_world_says_itself_what_it_reads(beside):
         ('"games.json"', ["games.json"]),
         ('Path("games.json")', ["games.json"]),
         ('("games.json", Path("rules.txt"))', ["games.json", "rules.txt"]),
-        ("lambda self, settings: []", "reads of own.py:World gives no paths: TypeError.*a static method"),
+        (
+            "lambda settings, more: []",
+            "reads of own.py:World gives no paths: TypeError.*or a function from the settings",
+        ),
         ("[3]", "reads of own.py:World gives no paths: TypeError"),
     ],
 )
 def test_one_path_is_a_declaration_too(beside, reads, found):
     """What is none is said as a mistake of the class."""
-    Path("own.py").write_text(
-        _WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n    reads = {reads}\n')
-    )
+    Path("own.py").write_text(_world_that_reads(reads))
     sys.modules.pop("own", None)
     recipe = played(name="own.py:World")
 

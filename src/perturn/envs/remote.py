@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from perturn.envs.abilities import ability, signatures
 from perturn.envs.declared import Declared, declared_rules
 from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain
+from perturn.traits import Ability, EnvironmentTraits, Form
 from perturn.types import Observation, Task
 
 RAISED: dict[str, type[PerturnError]] = {
@@ -27,8 +29,13 @@ RAISED: dict[str, type[PerturnError]] = {
     "world": EnvironmentFailure,
 }
 """Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
-_SHOWS = ("expert", "demonstration")
-"""Methods that a world may have or not."""
+_RETURNS = {
+    "task": "a Task",
+    "actions": "texts",
+    "turns": "(thought, action) texts",
+    "plain": "numbers, texts, lists or dicts with text keys",
+}
+"""Form -> what a method must return, in words."""
 
 
 class Link(Protocol):
@@ -47,7 +54,7 @@ class Link(Protocol):
 
 
 class RemoteWorld:
-    """Our side of a world elsewhere, as an `Environment`; it has `expert` and `demonstration` if the world has.
+    """Our side of a world elsewhere, as an `Environment`; it has the abilities that the world has there.
 
     Where the world is lost, that call raises `WorldLost`, and the next `reset` begins in another one. Not to be called
     from two threads at once.
@@ -56,10 +63,14 @@ class RemoteWorld:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.name: str = link.facts["name"]
+        said: dict[str, dict[str, Any]] = link.facts["abilities"]
+        self.traits = EnvironmentTraits(
+            abilities={name: Ability(**each | {"takes": tuple(each["takes"])}) for name, each in said.items()}
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SHOWS and self._link.facts[name]:
-            return partial(self._show, name)
+        if name != "traits" and not name.startswith("_") and name in self.traits.abilities:
+            return partial(self._ability, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -83,13 +94,16 @@ class RemoteWorld:
         """End the world. It may be used again."""
         self._link.close()
 
-    def _show(self, name: str, task: Task) -> Sequence[Any]:
-        said: list[Any] = self._link.call(name, plain_task(task))
-        return said if name == "expert" else [(thought, action) for thought, action in said]
+    def _ability(self, name: str, *arguments: Any) -> Any:
+        signature = self.traits.abilities[name]
+        forms = zip(signature.takes, arguments, strict=True)
+        return _unpacked(
+            signature.gives, self._link.call("ability", name, [_packed(*each) for each in forms])
+        )
 
 
 class PlainWorld:
-    """The other side: the calls of an `Environment` and an `Expert`, with plain data in and out."""
+    """The other side: the calls of an `Environment` and of its abilities, with plain data in and out."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -97,7 +111,11 @@ class PlainWorld:
 
     def facts(self) -> dict[str, Any]:
         """Name and abilities of the world."""
-        return {"name": self._env.name} | {each: hasattr(self._env, each) for each in _SHOWS}
+        crossing = {name: each for name, each in signatures(self._env).items() if each.crosses}
+        return {
+            "name": self._env.name,
+            "abilities": {name: dataclasses.asdict(each) for name, each in crossing.items()},
+        }
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """All tasks of a split."""
@@ -117,27 +135,34 @@ class PlainWorld:
             raise EnvironmentFailure("no episode is running: call reset before step.")
         return _fields(Observation, sound(self._env.step(action), "step"))
 
-    def expert(self, task: dict[str, Any]) -> list[str]:
-        """Actions that solve a task."""
-        actions = list(self._env.expert(Task(**task)))
-        if not all(isinstance(action, str) for action in actions):
-            raise EnvironmentFailure(f"expert must return texts, got {actions!r:.200}.")
-        return actions
+    def ability(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Call an optional method.
 
-    def demonstration(self, task: dict[str, Any]) -> list[tuple[str, str]]:
-        """Thoughts and actions that solve a task."""
-        said = [tuple(turn) for turn in self._env.demonstration(Task(**task))]
-        if not all(len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in said):
-            raise EnvironmentFailure(f"demonstration must return (thought, action) texts, got {said!r:.200}.")
-        return said
+        Raises:
+            EnvironmentFailure: If its result is not of the form that its signature says.
+        """
+        signature = signatures(self._env)[name]
+        found = ability(self._env, name)(*map(_unpacked, signature.takes, arguments))
+        try:
+            packed = _packed(signature.gives, found)
+        except (TypeError, ValueError):
+            packed = None
+        if packed is None and not (found is None and (signature.or_none or signature.gives == "plain")):
+            raise EnvironmentFailure(f"{name} must return {_RETURNS[signature.gives]}, got {found!r:.200}.")
+        return packed
 
     def declared(self) -> dict[str, list[Any]]:
         """The rules that the world declares."""
-        return {key: list(each) for key, each in declared_rules(self._env).items()}
+        return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
         """Release what the world holds."""
         self._env.close()
+
+
+def rules_of(environment: Any) -> Declared:
+    """Return the rules that an environment declares, here or elsewhere, as `declared_rules` returns them."""
+    return environment.declared() if isinstance(environment, RemoteWorld) else declared_rules(environment)
 
 
 def told(error: BaseException) -> dict[str, str]:
@@ -190,3 +215,40 @@ def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[s
 def _observation(fields: dict[str, Any]) -> Observation:
     """An observation from plain data; JSON has no tuples."""
     return Observation(**fields | {key: tuple(fields[key]) for key in ("admissible", "tools", "results")})
+
+
+def _packed(form: Form, value: Any) -> Any:
+    """A value as plain data.
+
+    Raises:
+        TypeError: If it is not of the form; ValueError likewise.
+    """
+    if value is None:
+        return None
+    if form == "task":
+        return plain_task(value)
+    if form in ("actions", "turns") and isinstance(value, str):
+        raise TypeError("a text is no list of texts")
+    if form == "actions":
+        return [_text(each) for each in value]
+    if form == "turns":
+        return [[_text(thought), _text(action)] for thought, action in value]
+    listed = list(value) if isinstance(value, tuple) else value
+    if not survives_json(listed):
+        raise TypeError(f"{value!r:.200} does not survive JSON")
+    return listed
+
+
+def _unpacked(form: Form, value: Any) -> Any:
+    """A value from plain data."""
+    if form == "task":
+        return Task(**value)
+    return (
+        [(thought, action) for thought, action in value] if form == "turns" and value is not None else value
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.200} is no text")
+    return value

@@ -11,6 +11,7 @@ from perturn.errors import ConfigError
 from perturn.policy.branches import MARK, gold_answer
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
+from perturn.traits import traits_of
 from perturn.types import Task, Trajectory, failed
 
 THOUGHT = "I know the answer."
@@ -27,12 +28,12 @@ def answer_form(recipe: Recipe) -> str:
     """
     name = str((recipe.environment or {}).get("name"))
     entry = load_object(name) if ":" in name else ENVIRONMENTS.get(name)
-    action = getattr(entry, "answer_action", None)
-    if not isinstance(action, str) or action.count(MARK) != 1:
+    action = traits_of(entry).answer_action
+    if action is None or action.count(MARK) != 1:
         raise ConfigError(
             f"environment {name!r} does not say how an answer is given, and the credit reads how likely one is; "
-            f"give its class answer_action, a text with {MARK} such as 'finish[{MARK}]', or take a credit without, "
-            "such as rloo."
+            f"give its class traits = EnvironmentTraits(answer_action=...), a text with {MARK} such as "
+            f"'finish[{MARK}]', or take a credit without, such as rloo."
         )
     rules = make_protocol(recipe.protocol)
     written = FORMATS[rules.format]

@@ -53,13 +53,13 @@ def check_choice(
         raise ConfigError(
             f"unknown {where}.by {by!r}.{did_you_mean(by, known)} Known: {', '.join(known)}, or module:function."
         )
-    if by in read_logprobs and not engine_settings(recipe).serves_checkpoints:
+    if by in read_logprobs and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"{where}.by={by} reads the log-probabilities of what was sampled, which engine "
             f"{recipe.engine['name']!r} does not give; take {_other(known, {*read_logprobs, IMPLICIT, VALUE})}."
         )
     others = _other(known, {IMPLICIT, VALUE})
-    if by == VALUE and not engine_settings(recipe).serves_checkpoints:
+    if by == VALUE and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"{where}.by={VALUE} reads the hidden states of the policy, which engine {recipe.engine['name']!r} does "
             f"not have here; take {others}."

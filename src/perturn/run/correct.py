@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.pairs import to_correct
+from perturn.envs.abilities import lacks
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script, replay
@@ -34,12 +35,8 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
         key, other = "pair.within", "pair within expert, step, group, branch or tree"
     else:
         return
-    if not hasattr(env, "correct"):
-        raise ConfigError(
-            f"{key}: environment {env.name} has no expert who takes over from another "
-            "(perturn.envs.abilities.Corrector); take alfworld or alfworld-like in this process (worlds.processes: 0), "
-            f"or {other}."
-        )
+    if problem := lacks(env, "correct"):
+        raise ConfigError(f"{key} needs an expert who takes over from another: {problem}, or {other}.")
 
 
 def corrections(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:

@@ -44,7 +44,7 @@ def check_forks(recipe: Recipe, tasks: int) -> None:
     assert recipe.branch is not None
     assert recipe.explore is not None
     at = recipe.branch.at
-    if recipe.branch.reads_policy and not engine_settings(recipe).serves_checkpoints:
+    if recipe.branch.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"branch.at={at} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
             "cannot be read here; take engine.name=local, or branch.at=every."

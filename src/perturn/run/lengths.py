@@ -12,6 +12,7 @@ from typing import Any
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import run_folder
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import abilities_of
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script
@@ -101,7 +102,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
     with closing_world(world_maker(recipe)()) as env:
         known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
-        if not shown and known and hasattr(env, "expert"):
+        if not shown and known and "expert" in abilities_of(env):
             shown, seconds, first = _play(env, known, protocol)
             starting = max(0.0, first - began - seconds * len(shown[0].turns))
             source, played = "expert episodes played now", shown

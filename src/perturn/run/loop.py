@@ -116,7 +116,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
-    if not engine_settings(recipe).serves_checkpoints:
+    if not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
@@ -198,7 +198,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         except ConfigError as error:
             raise ConfigError(f"then: {error}") from error
     engine = engine_settings(recipe)
-    if engine.serves_checkpoints and recipe.base is None:
+    if engine.traits.serves_checkpoints and recipe.base is None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
@@ -208,7 +208,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_signals(recipe)
     engine.check(lambda: locate("perturn.run.buildable:empty_base")(recipe), to_yaml(recipe))
     renderer = None
-    if engine.serves_checkpoints:
+    if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
         locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from perturn.envs.abilities import lacks
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
 from perturn.faults import closing_world
@@ -28,10 +29,10 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
         ConfigError: If there is no expert.
         DataError: If he calls no tool.
     """
-    if not hasattr(env, "expert"):
+    if problem := lacks(env, "expert"):
         raise ConfigError(
-            f"credit {name} compares tool calls with those of the environment's expert, and {env.name} has none "
-            "(perturn.envs.abilities.Expert); take bfcl, or a credit without, such as rloo."
+            f"credit {name} compares tool calls with those of the environment's expert: {problem}, or a credit without "
+            "an expert."
         )
     for task in tasks[:1]:
         gold_calls(env, task)

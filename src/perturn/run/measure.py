@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from perturn.envs.abilities import lacks
 from perturn.episodes.replay import replay
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.faults import closing_world
@@ -29,12 +30,11 @@ def check_pathfinder(recipe: Recipe, env: Environment) -> None:
     Raises:
         ConfigError: Saying which can.
     """
-    if sense_of(recipe) is not None and not hasattr(env, "remaining"):
+    if sense_of(recipe) is not None and (problem := lacks(env, "remaining")):
         section = "groups" if recipe.groups else "pair"
         raise ConfigError(
-            f"{section}.remaining: environment {env.name} does not say how far an episode is from its end "
-            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: "
-            f"0), or leave {section}.remaining out."
+            f"{section}.remaining needs to know how far an episode is from its end: {problem}, or leave "
+            f"{section}.remaining out."
         )
 
 

@@ -83,7 +83,7 @@ def check_outcomes(recipe: Recipe) -> None:
             "outcomes coh puts two episodes into one conversation, of which a policy must see all; set "
             "protocol.history=full."
         )
-    if settings.takeover == "confidence" and not engine_settings(recipe).serves_checkpoints:
+    if settings.takeover == "confidence" and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             "outcomes.takeover=confidence reads the log-probabilities of what was sampled, which engine "
             f"{recipe.engine['name']!r} does not give; take random, or engine.name=local."

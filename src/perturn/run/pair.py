@@ -45,7 +45,7 @@ def make_pairs(session: Session, stage: Stage) -> None:
         pairs, reasons = _PAIRED[settings.within](session, stage, settings, chosen)
         if settings.signals:
             reasons["filtered"] = len(filtered)
-        if settings.within in _SHARE_TURNS and engine_settings(session.recipe).serves_checkpoints:
+        if settings.within in _SHARE_TURNS and engine_settings(session.recipe).traits.serves_checkpoints:
             each = 1 if settings.by == "drop" else _SHARE_TURNS[settings.within]
             pairs = _that_part(session, pairs, reasons, played, each=each)
         counts |= reasons

@@ -113,14 +113,15 @@ def make_plan(
     panels = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, machine = engine_settings(recipe), None
-    found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
-    if engine.serves_checkpoints:
+    found = look_at_episodes(
+        recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
+    )
+    if engine.traits.serves_checkpoints:
         model = locate("perturn.run.buildable:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:
-        bound = getattr(engine, "bound", "unknown")
-        how = [f"Time is the server's and is not estimated. What it may spend: {bound}."]
+        how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     done = manifest.get("stages", {})
     steps = []
     for stage in stages(recipe):
@@ -213,7 +214,7 @@ def _cost(
     if not (recipe.base or recipe.sft or recipe.align):
         # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
         most = ceil(sqrt(most * min(most, found.said)))
-    cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
+    cache = engine_settings(recipe).traits.cache_gigabytes or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from perturn.bounds import texts
+from perturn.envs.abilities import abilities_of
 from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
@@ -117,7 +118,7 @@ def _chosen(
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
         protocol = _protocol(env, "action" if small else "react")
-        has_expert = hasattr(env, "expert")
+        has_expert = "expert" in abilities_of(env)
     most = 128 if protocol.get("format") in ("react", "tools") else 32
     training: dict[str, Any] = {"batch_size": 4}
     if small:
