@@ -187,6 +187,6 @@ def test_an_environment_whose_expert_does_not_err_is_refused(tmp_path, own_envir
     recipe = recipe_in(tmp_path, environment={"name": "own_environment:GuessNumber"}, evaluate=None)
 
     with pytest.raises(
-        ConfigError, match="base needs an expert who also errs: .* take alfworld or alfworld-like, or leave"
+        ConfigError, match=r"base needs an expert who also errs: .* take alfworld or alfworld-like, or leave"
     ):
         check(recipe)

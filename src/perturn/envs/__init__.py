@@ -1,7 +1,7 @@
 """Environments: a package for each benchmark, an adapter for each interface of others.
 
-An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. What it says of itself is in its class attribute
-`traits`, a `perturn.traits.EnvironmentTraits`. Its optional methods are in the table `perturn.envs.abilities.ABILITIES`.
+An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. Its class attribute `traits`, a
+`perturn.traits.EnvironmentTraits`, says more of it. Its optional methods are in `ABILITIES` of `abilities.py`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
 """Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
 _ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
 """Attributes that a class may have beside its name."""
+_INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
+"""All that is looked for in a user's object, which may have it or not, besides traits and abilities."""
 _LISTED = "listed"
 """Key in the data of a task under which a value stands that `tasks` listed."""
 _LONGEST_ID = 80
@@ -134,6 +136,7 @@ class OwnWorld:
 
 def attribute(world: Any, name: str, default: Any = None) -> Any:
     """Return an attribute of a user's object, which need not have it."""
+    assert name in _INSPECTED, name
     return getattr(world, name, default)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,13 +29,13 @@ RAISED: dict[str, type[PerturnError]] = {
     "world": EnvironmentFailure,
 }
 """Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
-_RETURNS = {
+_WORDS = {
     "task": "a Task",
     "actions": "texts",
     "turns": "(thought, action) texts",
     "plain": "numbers, texts, lists or dicts with text keys",
 }
-"""Form -> what a method must return, in words."""
+"""Form -> what a value of it is, in words."""
 
 
 class Link(Protocol):
@@ -96,10 +96,9 @@ class RemoteWorld:
 
     def _ability(self, name: str, *arguments: Any) -> Any:
         signature = self.traits.abilities[name]
-        forms = zip(signature.takes, arguments, strict=True)
-        return _unpacked(
-            signature.gives, self._link.call("ability", name, [_packed(*each) for each in forms])
-        )
+        forms = enumerate(zip(signature.takes, arguments, strict=True))
+        given = [_packed(form, value, f"argument {n} of {name} must be") for n, (form, value) in forms]
+        return _unpacked(signature.gives, self._link.call("ability", name, given))
 
 
 class PlainWorld:
@@ -143,13 +142,9 @@ class PlainWorld:
         """
         signature = signatures(self._env)[name]
         found = ability(self._env, name)(*map(_unpacked, signature.takes, arguments))
-        try:
-            packed = _packed(signature.gives, found)
-        except (TypeError, ValueError):
-            packed = None
-        if packed is None and not (found is None and (signature.or_none or signature.gives == "plain")):
-            raise EnvironmentFailure(f"{name} must return {_RETURNS[signature.gives]}, got {found!r:.200}.")
-        return packed
+        if found is None and signature.or_none:
+            return None
+        return _packed(signature.gives, found, f"{name} must return")
 
     def declared(self) -> dict[str, list[Any]]:
         """The rules that the world declares."""
@@ -217,38 +212,40 @@ def _observation(fields: dict[str, Any]) -> Observation:
     return Observation(**fields | {key: tuple(fields[key]) for key in ("admissible", "tools", "results")})
 
 
-def _packed(form: Form, value: Any) -> Any:
+def _packed(form: Form, value: Any, what: str) -> Any:
     """A value as plain data.
 
+    Args:
+        form: Of the value.
+        value: As it was given or returned.
+        what: Such as `expert must return`, for the message.
+
     Raises:
-        TypeError: If it is not of the form; ValueError likewise.
+        EnvironmentFailure: If the value is not of the form.
     """
-    if value is None:
-        return None
-    if form == "task":
+    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
+    if form == "task" and isinstance(value, Task):
         return plain_task(value)
-    if form in ("actions", "turns") and isinstance(value, str):
-        raise TypeError("a text is no list of texts")
+    if _fits(form, listed):
+        return listed
+    raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
+
+
+def _fits(form: Form, value: Any) -> bool:
+    """Whether a value is of a form; no `Task` is looked at."""
+    if form == "plain":
+        return survives_json(value)
     if form == "actions":
-        return [_text(each) for each in value]
-    if form == "turns":
-        return [[_text(thought), _text(action)] for thought, action in value]
-    listed = list(value) if isinstance(value, tuple) else value
-    if not survives_json(listed):
-        raise TypeError(f"{value!r:.200} does not survive JSON")
-    return listed
+        return _are_texts(value)
+    return form == "turns" and isinstance(value, list) and all(_are_texts(t) and len(t) == 2 for t in value)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(each, str) for each in values)
 
 
 def _unpacked(form: Form, value: Any) -> Any:
     """A value from plain data."""
-    if form == "task":
-        return Task(**value)
-    return (
-        [(thought, action) for thought, action in value] if form == "turns" and value is not None else value
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.200} is no text")
-    return value
+    if value is None or form in ("actions", "plain"):
+        return value
+    return Task(**value) if form == "task" else [(thought, action) for thought, action in value]
