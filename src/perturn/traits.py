@@ -1,4 +1,4 @@
-"""What entries of `ENVIRONMENTS` and `ENGINES` say of themselves, and the form of an environment's abilities.
+"""Traits of environments and engines, and the signature of an environment's ability.
 
 Standard library alone.
 """
@@ -34,7 +34,7 @@ class Ability:
 
 @dataclass(frozen=True)
 class EnvironmentTraits:
-    """What an environment says of itself: the class attribute `traits`."""
+    """Traits of an environment, in its class attribute `traits`."""
 
     in_process: bool = False
     """Whether a process around a world only costs. Its simulator then runs in a process of its own anyway, or it is
@@ -57,7 +57,7 @@ class EnvironmentTraits:
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """What an engine says of itself: the attribute `traits` of its settings, a property where it depends on them."""
+    """Traits of an engine, in the attribute `traits` of its settings; a property if they depend on the settings."""
 
     serves_checkpoints: bool
     """Whether it can serve policies that we trained."""
@@ -66,7 +66,7 @@ class EngineTraits:
     cache_gigabytes: float | None = None
     """Its memory for keys and values, for `--dry-run`; None: not known."""
     spending: str = "unknown"
-    """What it may spend at most, in words, for `--dry-run`."""
+    """Most that it may spend, in words, for `--dry-run`."""
 
 
 def traits_of(environment: Any) -> EnvironmentTraits:

@@ -69,7 +69,7 @@ class EngineSettings(Protocol):
 
     @property
     def traits(self) -> EngineTraits:
-        """What the engine can do, for those who do not open it; where no setting matters, a class attribute."""
+        """Traits of the engine; a class attribute if they do not depend on the settings."""
         ...
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:

@@ -185,7 +185,7 @@ def lacking(world: Any, label: str) -> list[str]:
 
 
 def _misspelt(world: Any) -> list[str]:
-    """What is wrong with the names of an object's class: such as `experts`, which nobody reads."""
+    """A sentence on an attribute of an object's class that nobody reads, such as `experts`."""
     kind = type(world.played if isinstance(world, AwaitedWorld) else world)
     try:
         check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
