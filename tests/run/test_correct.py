@@ -190,7 +190,7 @@ def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     for way, refused in (("oec", True), ("rft", False)):
         recipe = make_recipe(pair=None, outcomes={"name": way}, align={"loss": {"name": "sft"}})
         with (
-            pytest.raises(ConfigError, match=r"outcomes\.name: .* take another way")
+            pytest.raises(ConfigError, match=r"outcomes\.name needs .* take another way")
             if refused
             else nullcontext()
         ):
